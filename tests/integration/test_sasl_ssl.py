@@ -1,4 +1,5 @@
-"""TLS on both sides of the proxy, clients' logins through it, and its own, at a real Kafka that asks for them."""
+"""TLS to clients and to Kafka, client logins through the proxy, and the proxy's login, with a real Kafka that requires
+them."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture(scope="module")
 def through(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """In front of `SECURED`, with TLS on its own listeners; leave it running."""
+    """A proxy of `SECURED` with TLS on its listeners. Tests must leave it running."""
     upstream = secured.kafka.bootstrap_of("SECURED")
     config = secured.proxy_config() + GUARDS
     with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=config) as proxy:
@@ -88,7 +89,7 @@ def expecting(offset: int, *values: bytes) -> bytes:
     return batch(*values, expected=offset)
 
 
-# --- clients' logins --------------------------------------------------------------------------------------------------
+# --- client logins ----------------------------------------------------------------------------------------------------
 
 
 def by_kafka_python(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
@@ -175,7 +176,7 @@ def test_old_clients_log_in_through_the_proxy(
     topic = created(secured, unique_topic("required"))
     reported = {"bootstrap": through.bootstrap, "topic": topic, "ca_file": str(secured.authority.file)}
     reported |= {"user": ADMIN, "password": password(ADMIN), "token": token(ADMIN)}
-    # SCRAM of librdkafka before 2.6.1 repeats its nonce, which today's Kafka refuses without a proxy too.
+    # SCRAM in librdkafka before 2.6.1 repeats its nonce, which current Kafka refuses, with or without a proxy.
     mechanisms = [each for each in MECHANISMS if release != "confluent-kafka-2.0.2" or not each.startswith("SCRAM")]
 
     assert run_old_client(release, {**reported, "mechanisms": mechanisms}) == [*range(len(mechanisms))]
@@ -206,25 +207,25 @@ def test_bare_tokens_are_answered_as_by_kafka(secured: Secured, through: ProxyPr
         assert "guessed" not in through.log
 
 
-# --- who has not logged in --------------------------------------------------------------------------------------------
+# --- clients without a login ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["plain", "required", "checked"])
 def test_append_without_login_is_not_appended(
     secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], prefix: str
 ) -> None:
-    # Given: a topic, and a client of it that Kafka has let in.
+    # A topic, and a client with a login.
     topic = created(secured, unique_topic(prefix))
     with SecuredConnection(through.bootstrap, secured.trusting()) as friend:
         assert friend.log_in(ADMIN) == 0
         until(lambda: friend.append(topic, expecting(0, b"friend")).error_code == 0, "the first append")
 
-        # When: another one appends without a login, as often as it likes.
+        # Another client appends repeatedly without a login.
         for _ in range(3):
             with SecuredConnection(through.bootstrap, secured.trusting()) as stranger, pytest.raises(Closed):
                 stranger.append(topic, expecting(1, b"stranger"))
 
-        # Then: nothing of it is there; neither did the proxy, who may everything, do it in its place.
+        # None of it is appended, although the proxy has all permissions, and the sequencer is not blocked.
         def appended() -> bool:
             return friend.append(topic, expecting(1, b"friend again")).error_code == 0
 
@@ -246,12 +247,12 @@ def test_append_without_write_permission_is_not_appended(
     assert Log(secured.kafka.bootstrap).end(topic) == 0
 
 
-# --- logging in anew --------------------------------------------------------------------------------------------------
+# --- reauthentication -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def short(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """In front of the listener where logins end after some seconds: the proxy's own, too."""
+    """A proxy of the listener where logins expire after some seconds, including the proxy's."""
     upstream = secured.kafka.bootstrap_of("SHORT")
     config = secured.proxy_config("SCRAM-SHA-512") + GUARDS
     with ProxyProcess(upstream, tmp_path_factory.mktemp("short"), config=config) as proxy:
@@ -261,7 +262,7 @@ def short(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_java_reauthenticates_under_load(
     secured: Secured, short: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    """With appends under way: Java's producer does so without waiting for them."""
+    """Java's producer reauthenticates without waiting for appends in flight."""
     topic = created(secured, unique_topic("required"))
     began = time.monotonic()
     count = 0
@@ -283,7 +284,8 @@ def test_java_reauthenticates_under_load(
 def test_nothing_of_ours_comes_into_a_login(
     secured: Secured, short: ProxyProcess, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
-    """An append whose stamp another process was faster with is sent once more: not while its client logs in anew."""
+    """The proxy retries an append whose sequence another process took. It must not do so while the client
+    authenticates."""
     topic = created(secured, unique_topic("checked"))
     config = secured.proxy_config() + GUARDS
     rounds = 5
@@ -294,16 +296,16 @@ def test_nothing_of_ours_comes_into_a_login(
                 SecuredConnection(other.bootstrap, secured.trusting()) as rival,
             ):
                 assert client.log_in(ADMIN) == rival.log_in(ADMIN) == 0
-                # Given: both processes know the end of the log, and then one of them is behind.
+                # Both processes know the log end, then one process has an outdated one.
                 until(lambda: client.append(topic, batch(b"known")).error_code == 0, "the first append")
                 until(lambda: rival.append(topic, batch(b"r", b"r")).error_code == 0, "the rival's append")
 
-                # When: that one gets an append, and a login right behind it, in one piece.
+                # The outdated process receives an append and a login in one write.
                 _, append = client.frame(produce_request({topic: {0: batch(b"late")}}), 9)
                 _, login = client.frame(SaslHandshakeRequest(mechanism="PLAIN"), 1)
                 client.socket.sendall(append + login)
 
-                # Then: both are answered in their order, the login is taken, and what comes behind it.
+                # Both are answered in order. The login and a later append succeed.
                 assert client.receive_produce()[1][topic, 0].error_code == 0
                 assert client.receive(SaslHandshakeRequest, 1)[1].error_code == 0
                 assert client.query(SaslAuthenticateRequest(auth_bytes=plain(ADMIN)), 1).error_code == 0
@@ -314,7 +316,7 @@ def test_nothing_of_ours_comes_into_a_login(
 
 
 def test_proxy_reauthenticates_its_own_connections(secured: Secured, short: ProxyProcess) -> None:
-    """Its connections outlive its logins: Kafka would close them at the first request after that."""
+    """Kafka closes a connection at its first request after the login has expired."""
     access = Access(lambda: upstream_context(secured.upstream_tls), secured.control_sasl("SCRAM-SHA-256"))
     logins = []
     access = replace(access, on_login=logins.append)
@@ -342,7 +344,7 @@ def test_proxy_reauthenticates_its_own_connections(secured: Secured, short: Prox
     assert logins == [True] * 3
 
 
-# --- the proxy's own login, and why it fails --------------------------------------------------------------------------
+# --- the proxy's login, and its failures ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -352,7 +354,7 @@ def test_the_proxy_logs_in_by_each_mechanism(secured: Secured, mechanism: str) -
 
 
 def opened(secured: Secured, listener: str, access: Access) -> str | None:
-    """Why a connection of the proxy's own does not come to anything; None: it does."""
+    """The error of a broker connection of the proxy, or None if it succeeds."""
 
     async def query() -> str | None:
         address = secured.kafka.address(1, listener)
@@ -411,7 +413,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
 
 
 def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_path: Path) -> None:
-    # Given: a proxy that trusts another authority than Kafka's, and whose password is not Kafka's.
+    # A proxy with the wrong authority and the wrong password.
     status = free_port()
     (file := tmp_path / "changing").write_text("wrong\n")
     (trusted := tmp_path / "trusted").write_bytes(Authority(tmp_path / "strangers").file.read_bytes())
@@ -422,17 +424,17 @@ def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(ProxyProcess, upstream, tmp_path, config=config)
 
-        # Then: it says why it is not ready.
+        # The readiness check reports the certificate.
         until(lambda: page(status, "readyz"), "the reason", accept=lambda text: "is not trusted" in (text or ""))
 
-        # When: the one file is put right, the other one is what is left, and nothing is said of the password.
+        # With the right authority, it reports only the password.
         trusted.write_bytes(secured.authority.file.read_bytes())
         stated = until(
             lambda: page(status, "readyz"), "the reason", accept=lambda text: "Invalid username" in (text or "")
         )
         assert "SASL PLAIN as control: Authentication failed: Invalid username or password" in stated
 
-        # When: that file is put right, it starts by itself.
+        # With the right password, the proxy starts without a restart.
         file.write_text(password(CONTROL) + "\n")
         with starting.result(WAIT_SECONDS) as proxy:
             assert page(status, "readyz").strip() == "ready"
@@ -463,7 +465,7 @@ def test_plaintext_client_on_tls_listener_is_logged(secured: Secured, through: P
 
 
 def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
-    # Given: a proxy that lets in whose certificate it trusts, and Kafka asks for a password beside.
+    # The proxy requires a trusted client certificate, and Kafka requires a password as well.
     friend = secured.authority.sign("friend")
     stranger = Authority(tmp_path / "strangers").sign("stranger")
     listen = f'client_certificates = "required"\nclient_ca_file = "{secured.authority.file}"'
@@ -508,7 +510,7 @@ def test_start_with_missing_certificate_fails(tmp_path: Path, workers: str) -> N
 
 
 def test_replaced_certificates_are_reloaded(secured: Secured, tmp_path: Path) -> None:
-    # Given: a proxy, a connection to it, and another authority's certificate, for the same host.
+    # A proxy with an open connection, and a certificate of another authority for the same host.
     other = Authority(tmp_path / "other")
     certificate, key = tmp_path / "listener.pem", tmp_path / "listener.key"
     certificate.write_bytes(secured.server.certificate.read_bytes())
@@ -531,19 +533,19 @@ def test_replaced_certificates_are_reloaded(secured: Secured, tmp_path: Path) ->
         assert old.log_in(ADMIN) == 0
         assert not shown(other)
 
-        # When: half of the files is there.
+        # Only the certificate file is replaced.
         new = other.sign("new")
         certificate.write_bytes(new.certificate.read_bytes())
         proxy.signal_reload()
 
-        # Then: the old one stays in force, and it is said why.
+        # The old certificate stays in use, and the log states the reason.
         until(lambda: "certificate reload failed" in proxy.log, "the error in the log")
         assert shown(secured.authority)
 
-        # When: the other half is there too, and nobody says so.
+        # The key file is replaced too, without a signal.
         key.write_bytes(new.key.read_bytes())
 
-        # Then: new connections are shown the new one, and the old connection goes on.
+        # New connections get the new certificate, and the old connection stays open.
         until(lambda: shown(other), "the new certificate")
         assert not shown(secured.authority)
         assert old.query(MetadataRequest(topics=[]), 9) is not None
@@ -564,11 +566,11 @@ def test_tls_connection_migrates_to_primary_worker(
         for client in clients:
             assert client.log_in(ADMIN) == 0
         until(lambda: clients[0].append(topic, expecting(0, b"first")).error_code == 0, "the first append")
-        # Each of them, most at another worker, appends in its turn; and large ones pass both ways.
+        # Each client appends, most of them through another worker. Large records pass in both directions.
         for number, client in enumerate(clients, 1):
             assert client.append(topic, expecting(number, large)).base_offset == number
             assert client.append(other, batch(large)).error_code == 0
-        # And when all of it ends, each connection does so in order, whoever has which end of it.
+        # A drain closes all connections in order, whichever worker has them.
         host, _, port = proxy.bootstrap.rpartition(":")
         with socket.create_connection((host, int(port))) as never_secured:
             never_secured.sendall(b"\x16\x03\x01\x02\x00\x01")
@@ -582,20 +584,20 @@ def test_tls_connection_migrates_to_primary_worker(
     assert proxy.log.count("ERROR") == 0
 
 
-# --- beside a broker --------------------------------------------------------------------------------------------------
+# --- sidecar ----------------------------------------------------------------------------------------------------------
 
 
 def test_sidecar_terminates_tls_for_a_loopback_listener(
     secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
-    """And speaks TLS to the others: the listener between brokers is not on the loopback."""
+    """Connections to other brokers use TLS, since the listener between brokers is not on the loopback."""
     topic = created(secured, unique_topic("required"))
     arguments = ("--mode", "sidecar", "--broker", str(secured.kafka.address(1, "LOOPBACK")))
     config = secured.proxy_config(more='advertised_host = "127.0.0.1"\nbroker_tls = false') + GUARDS
     with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=arguments) as sidecar:
-        # Its own question gets in there: the answer is that clients are not sent to this sidecar.
+        # The sidecar's request reaches the loopback listener. The response shows that this sidecar is not advertised.
         until(lambda: "does not advertise this sidecar" in sidecar.log, "its broker to be asked")
-        # So does a client's login, from TLS.
+        # A client's login over TLS reaches it too.
         with Connection(sidecar.bootstrap, enter=secured.entering(ADMIN)) as client:
             until(lambda: client.append(topic, expecting(0, b"first")).error_code == 0, "the first append")
             assert client.append(topic, expecting(0, b"second")).error_code == 44
@@ -612,7 +614,7 @@ def test_unfinished_tls_handshakes_are_closed_and_block_none(secured: Secured, t
         slow = [socket.create_connection((host, int(port))) for _ in range(100)]
         for each in slow:
             each.sendall(b"\x16\x03\x01\x02\x00\x01")
-        # Meanwhile others are served.
+        # Other clients are served meanwhile.
         with SecuredConnection(proxy.bootstrap, secured.trusting()) as client:
             assert client.log_in(ADMIN) == 0
         for each in slow:

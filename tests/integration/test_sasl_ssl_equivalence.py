@@ -1,7 +1,7 @@
-"""The same scripts as in `test_equivalence`, with TLS and a login: at Kafka itself, and through the proxy.
+"""The scripts of `test_equivalence` with TLS and a login, at Kafka and through the proxy.
 
-Each client logs in by another mechanism, and plays what sends and waits most. All by all, at three brokers, is
-`python -m tests.sasl_ssl_proof`, which the long run does.
+Each client uses another mechanism and runs the scripts with the most sends and waits. The long run covers all scripts
+with all mechanisms on three brokers (`python -m tests.sasl_ssl_proof`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MECHANISMS = {
     "aiokafka": "SCRAM-SHA-256",
     "confluent-kafka": "SCRAM-SHA-512",
 }
-#: What else there is differs from these in words, not in the ways that bytes take.
+#: The other scripts differ in their requests, not in how bytes are relayed.
 SHORT = [each for each in SCRIPTS if re.search("produce|transactions|group", each)]
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    # Without an authorizer: its rules are the cluster's, and both sides play at once.
+    # No authorizer: its rules apply to the whole cluster, and both runs are concurrent.
     with sasl_ssl_kafka(tmp_path_factory.mktemp("kafka"), more={"authorizer.class.name": ""}) as secured:
         yield secured
 
@@ -52,7 +52,7 @@ def proxy(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_client_sees_same_responses_with_tls_and_login(
     secured: Secured, proxy: ProxyProcess, scripts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Kafka may not answer the end of a connection that comes on the heels of an append which nobody confirms.
+    # Kafka may not answer a TLS shutdown right after an append with acks=0.
     monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 1.0)
     for script in scripts:
         skip_what_kafka_lacks(script)

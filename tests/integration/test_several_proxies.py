@@ -1,7 +1,8 @@
-"""Proxies beside each other, restarted, killed, paused with requests in their hands and continued.
+"""Several proxies side by side: restarted, killed, and paused with requests in flight.
 
-On `required` topics nothing of that can accept an append at the wrong offset: Kafka compares, whichever process asks.
-On `true` topics it can happen beside producers that keep their own ids, and then it is told: never a success.
+On `required` topics, Kafka's sequence check refuses every append at a wrong offset, from any process. On `true` topics,
+producers with their producer ids can cause misplaced appends. The proxy reports these as violations, never as
+successes.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def unconditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
 
 @contextmanager
 def load(stage: Stage3, topic: str, writers: Sequence[Writer]) -> Iterator[Ledger]:
-    """Gives back a ledger that is filled when all is over."""
+    """Run the writers during the block. The ledger is complete when the block ends."""
     ledger = Ledger()
     with writing(*writers):
         await_more(stage, topic, writers, 20)
@@ -80,10 +81,11 @@ def load(stage: Stage3, topic: str, writers: Sequence[Writer]) -> Iterator[Ledge
 
 
 def detected(ledger: Ledger, stage: Stage3, topic: str) -> int:
-    """What `true` promises: accepted is where it expected to be; what is elsewhere was reported, or never called 0."""
+    """The guarantee of `true`: accepted appends are at their expected offset. Misplaced ones were reported or have an
+    unknown outcome."""
     misplaced = set(ledger.misplaced(stage.log, topic))
     wrong = {value: at for value, at in ledger.accepted.items() if expected_of(value) not in (None, at)}
-    assert not wrong, f"called a success elsewhere than expected: {wrong}"
+    assert not wrong, f"accepted at a wrong offset: {wrong}"
     assert misplaced <= ledger.violated.keys() | ledger.unknown
     return len(misplaced)
 
@@ -101,7 +103,7 @@ def test_a_rolling_restart_of_two_proxies(kill: bool, rounds: int, stage3: Stage
             roll(stage3, topic, writers, kill=kill)
     say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
     ledger.check(stage3.log, topic)
-    assert ledger.lost, "no connection was ever lost: this was no restart"
+    assert ledger.lost, "no connection was lost: the restart had no effect"
 
 
 def roll(stage: Stage3, topic: str, writers: Sequence[Writer], *, kill: bool) -> None:
@@ -135,7 +137,7 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
     say(f"`true`: {detected(ledger, stage3, topic)} misplaced and told so; {ledger}")
 
 
-# --- zombies ----------------------------------------------------------------------------------------------------------
+# --- paused proxies ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
@@ -161,14 +163,15 @@ def test_paused_proxy_misplaces_no_append_unreported(prefix: str, rounds: int, s
 @pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
 @pytest.mark.parametrize("where", ["unread by it", "sent on by it"])
 def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3: Stage3, say: Say) -> None:
-    """It is sure of the log end, stands still, another proxy's writer takes that offset; then it goes on."""
+    """A proxy with a confirmed fence pauses. A writer of another proxy takes the offset, then the first proxy
+    resumes."""
     zombie, other = stage3.proxies if fenced else stage3.naive
     topic = stage3.create(required_topic())
     ledger = Ledger()
     runs = 6
     codes: list[int] = []
     for run in range(runs):
-        # Their connections are there before the acknowledgement that makes the gate sure, and before all stands still.
+        # The connections are older than the acknowledgement that confirms the fence, and than the pause.
         with (
             Connection(leaders_listener(zombie, topic)) as client,
             Connection(leaders_listener(other, topic)) as rival,
@@ -213,15 +216,15 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
         assert OK not in codes
         ledger.check(stage3.log, topic)
     else:
-        assert misplaced, "without the stamp nothing went wrong: these runs show nothing"
+        assert misplaced, "no append was misplaced without a fence: these runs prove nothing"
 
 
-# --- a producer with an id of its own, beside a conditional append, through another proxy -----------------------------
+# --- an idempotent append and a conditional append through different proxies ------------------------------------------
 
 
 def test_queued_append_of_dead_proxy_is_reported_violation(stage3: Stage3, say: Say) -> None:
-    """X (its own producer id, no expectation) is on its way from proxy 1, which dies. Proxy 2 reads the log end and
-    sends C. X lands first, and C one further than it expected: its stamp's sequence was the next one all the same."""
+    """1: Proxy 1 sends X, an unconditional append of an idempotent producer, and dies. 2: Proxy 2 reads the log end and
+    sends C. 3: X is appended. 4: C is appended one offset too high, since its fence sequence was still the next one."""
     dying, living = stage3.proxies
     topic = stage3.create(unique_topic("checked"))
     ledger = Ledger()
@@ -264,7 +267,7 @@ def test_queued_append_of_dead_proxy_is_reported_violation(stage3: Stage3, say: 
 
 
 def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
-    """X is refused there. As a conditional append it may be on its way; then C is refused, or X is."""
+    """The proxy refuses an unconditional X. If X is conditional and in flight, either X or C is refused."""
     dying, living = stage3.proxies
     topic = stage3.create(required_topic())
     ledger = Ledger()
@@ -300,18 +303,19 @@ def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
     ledger.check(stage3.log, topic)
 
 
-# --- retries that come to another proxy -------------------------------------------------------------------------------
+# --- retries through another proxy ------------------------------------------------------------------------------------
 
 
 def _that_counts(answer: Answer) -> Answer | None:
-    """6: the log could not be read in time; ask again."""
+    """Not 6, with which the proxy reports that it could not read the log in time."""
     return None if answer.error_code == NOT_LEADER else answer
 
 
 @pytest.mark.parametrize("how", ["the wire was cut", "the proxy was killed"])
 @pytest.mark.parametrize("kind", ["named", "idempotent", "bare"])
 def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> None:
-    """Its first try is in the log and was never acknowledged; others have appended behind it. A name proves it."""
+    """The first attempt was appended without a response, and other appends follow it. Only a write id identifies the
+    retry."""
     first, second = stage3.proxies
     topic = stage3.create(required_topic())
     ledger = Ledger()
@@ -348,7 +352,7 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
 
 
 def test_proxy_starting_with_partial_kafka_serves_once_healed(stage3: Stage3, tmp_path: Path) -> None:
-    """Two of three brokers are away: nothing can be stored, and soon nobody leads."""
+    """Two of three brokers are down, so no record can be stored, and soon no leader is available."""
     status = free_port()
     arguments = ("--status", f"127.0.0.1:{status}")
     for node_id in (2, 3):
@@ -378,7 +382,7 @@ def _probed_at(port: int, path: str) -> tuple[int, str]:
 
 
 def test_restarted_proxy_still_checks_switched_on_topics(stage3: Stage3) -> None:
-    """Switched on by an admin, not by a configuration file; and not one append passes as if it were not."""
+    """An admin switched the check on, not a configuration file. No unchecked append may succeed."""
     topic = stage3.create("by-hand-" + required_topic(), configs={"fencepost.check.expected.offsets": "required"})
     proxy = stage3.proxies[0]
     for _ in range(2):

@@ -1,4 +1,5 @@
-"""Real Spark, real Kafka, the proxy between: the connector, and the jobs of spark_jobs/ with what should break them."""
+"""Real Spark and real Kafka with the proxy in between: Spark's connector, and the jobs of spark_jobs/ under injected
+faults."""
 
 from __future__ import annotations
 
@@ -42,17 +43,17 @@ pytestmark = [
     pytest.mark.no_cover,
     pytest.mark.spark,
     pytest.mark.timeout(TEST_SECONDS),
-    # PySpark's own: sockets that it leaves to the garbage collector, and what it thinks of this pandas.
+    # PySpark leaves sockets to the garbage collector and warns about this pandas version.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
 JOBS = Path(__file__).parents[2] / "spark_jobs"
 PARTITIONS = 2
-#: Topics that begin with this are guarded from birth by the proxy's configuration.
+#: Topics with this prefix are checked by the proxy's configuration.
 GUARDED = "guarded"
-#: Here an expectation is checked, and a record without one is appended as well.
+#: Topics that check expected offsets and accept records without one.
 CHECKED = "checked"
-#: These grow in order.
+#: Topics with ordered partition expansion.
 ORDERED = "ordered"
 CONFIG = f"""
 [topics."{GUARDED}-*"]
@@ -72,11 +73,11 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    # A task has two tries: Spark's own producer, at Kafka itself, was seen to hold ten records back until their 120 s
-    # were over.
+    # Two attempts per task: Spark's producer sometimes holds ten records back until their 120 s expire, also directly
+    # at Kafka.
     settings = {"spark.jars": ",".join(map(str, fetch("spark-kafka"))), "spark.master": "local[2,2]"}
     with running_spark(settings) as session:
-        # Workers find the job's functions by their module's name, since it is not the main one here.
+        # Workers find the job's functions by the name of their module, which is not the main module here.
         session.sparkContext.addPyFile(str(JOBS / "verify.py"))
         yield session
 
@@ -192,25 +193,25 @@ def test_sinks_and_source_work_with_tls_and_login(spark: Any, tmp_path: Path, un
             secured.kafka.bootstrap_of("SECURED"), tmp_path, config=secured.proxy_config("SCRAM-SHA-256") + CONFIG
         ) as proxy,
     ):
-        # Given: a guarded topic, and settings as Spark's own connector has them.
+        # A checked topic, and the connection settings of Spark's connector.
         create(secured.kafka, topic, partitions=1)
         login = {f"kafka.{name}": value for name, value in secured.java(ADMIN, "SCRAM-SHA-512").items()}
         login["kafka.bootstrap.servers"] = proxy.bootstrap
         rows = spark.range(0, 200, 1, 2).selectExpr("CAST(id AS STRING) AS value")
 
-        # When: Spark's own sink writes three rows where they are expected, and ours a load, twice.
+        # Spark's sink writes three rows at their expected offset, then the Fencepost sink writes a load twice.
         expecting(spark, ["a", "b", "c"], 0).write.format("kafka").options(**login, topic=topic).save()
         for _ in range(2):
             load = rows.write.format("fencepost").mode("append").options(**login, topic=topic)
             load.option("sink.id", "load").save()
 
-        # Then: Spark's own source reads each of them once.
+        # Spark's source reads each row once.
         read = spark.read.format("kafka").options(**login, subscribe=topic).load().select("value").collect()
         assert Counter(bytes(row.value) for row in read) == Counter(
             [b"a", b"b", b"c", *(b"%d" % n for n in range(200))]
         )
 
-        # And: who has another password is told so.
+        # A wrong password is reported without disclosing it.
         wrong = login | {"kafka.sasl.jaas.config": login["kafka.sasl.jaas.config"].replace("secret", "guess")}
         with pytest.raises(Exception, match="SASL authentication with") as refused:
             rows.write.format("fencepost").mode("append").options(**wrong, topic=topic).option("sink.id", "w").save()
@@ -238,28 +239,27 @@ def test_stream_with_sink_id_survives_lost_commit(
         args = stream.arguments().parse_args([*command.split(), "SELECT key, value, partition FROM source"])
         assert stream.start(spark, args).awaitTermination(QUERY_SECONDS)
 
-    # given a stream that has written its first micro-batch
+    # The stream writes its first micro-batch.
     mirror()
     once = contents(kafka, target)
     assert {p: [r.value for r in found] for p, found in once.items()} == {
         p: [r.value for r in found] for p, found in contents(kafka, source).items()
     }
 
-    # when it is killed between the sink's last write and Spark's commit, and the micro-batch is written again
+    # The commit is lost, as after a kill between the sink's last write and Spark's commit. The stream runs again.
     for lost in (checkpoint / "commits").glob("*0*"):
         lost.unlink()
     mirror()
-    # then nothing was
     assert contents(kafka, target) == once
 
-    # when the checkpoint is lost, then the same rows are not written as another query's
+    # The checkpoint is lost. The stream refuses to write the rows again.
     shutil.rmtree(checkpoint)
     with pytest.raises(StreamingQueryException) as refused:
         mirror()
     assert "checkpoint" in (stated(refused.value) or "")
     assert contents(kafka, target) == once
 
-    # nor anything where nobody would check
+    # The stream refuses a topic without checks.
     with pytest.raises(StreamingQueryException) as refused:
         mirror(unguarded)
     assert "fencepost.check.expected.offsets" in (stated(refused.value) or "")
@@ -267,7 +267,7 @@ def test_stream_with_sink_id_survives_lost_commit(
 
 
 def test_source_partition_becomes_task_of_same_number(spark: Any) -> None:
-    """However Spark's source numbers its tasks: here, the other way round."""
+    """Spark's source may number its tasks in any order: here, in reverse."""
     rows = spark.range(0, 4000, 1, 4).selectExpr("id", "CAST(3 - FLOOR(id / 1000) AS INT) AS partition")
 
     found = job("stream").one_task_each(rows, 4).selectExpr("spark_partition_id()", "partition", "id").collect()
@@ -282,7 +282,7 @@ def test_source_partition_becomes_task_of_same_number(spark: Any) -> None:
 def test_half_written_batch_resumes_despite_renumbered_tasks(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """The most natural query: Kafka, a mapping, the sink. No shuffle gives a row the same task again."""
+    """Kafka, a mapping and the sink. Without a shuffle, a row may get to another task after a restart."""
     source, target = _listed_backwards(unique_topic), unique_topic(GUARDED)
     create(kafka, source, target)
     each = 3000
@@ -298,8 +298,8 @@ def test_half_written_batch_resumes_despite_renumbered_tasks(
         query = mapped.writeStream.format("fencepost").options(**options).trigger(availableNow=True)
         assert query.option("checkpointLocation", str(checkpoint)).start().awaitTermination(QUERY_SECONDS)
 
-    # given a micro-batch that ended in the middle: with these a long row fails when others are on their way. Or, on a
-    # busy machine, before they are: then once more, from the beginning
+    # The micro-batch fails half-way at a long row. On a busy machine it may fail before the first append; then try
+    # again.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "250")
     try:
         for number in range(10):
@@ -307,14 +307,14 @@ def test_half_written_batch_resumes_despite_renumbered_tasks(
             with pytest.raises(StreamingQueryException) as failed:
                 run(checkpoint, **{"kafka.max.request.size": "2000", "batch.bytes": "4000"})
             assert "raise that option" in (stated(failed.value) or "")
-            time.sleep(1)  # what is still on its way
+            time.sleep(1)  # lets appends in flight finish
             if first := _tasks(kafka, target):
                 break
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert first, "in ten tries no row of the micro-batch came before its end"
+    assert first, "in ten tries no row was appended before the failure"
 
-    # when it is started again from its checkpoint, then each row is there once, and in order
+    # The restarted query appends each row once and in order.
     run(checkpoint)
     found = contents(kafka, target)
     values = Counter((record.value or b"").strip() for records in found.values() for record in records)
@@ -323,8 +323,8 @@ def test_half_written_batch_resumes_despite_renumbered_tasks(
         for key in {record.key for record in records}:
             order = [int((r.value or b"").split(b":")[1]) for r in records if r.key == key]
             assert order == sorted(order)
-    # and this was about something: a partition of the source was another task
-    assert _tasks(kafka, target) - first, "the tasks were the same: the name does not tell how Spark numbers them"
+    # A partition of the source must have changed its task.
+    assert _tasks(kafka, target) - first, "the tasks were the same: the topic name does not predict Spark's numbering"
 
 
 @pytest.mark.soak
@@ -351,7 +351,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
     partitions: int,
     backwards: bool,
 ) -> None:
-    """Whatever the topics are called. In the batch before one partition alone had rows."""
+    """For any topic names. Only one partition has rows in the previous batch."""
     sources = [_listed_backwards(unique_topic) if backwards else unique_topic("source") for _ in range(topics)]
     target = unique_topic(GUARDED)
     create(kafka, *sources, partitions=partitions)
@@ -381,7 +381,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
         finally:
             end(stream)
 
-    # given a micro-batch, and a driver that is killed in the middle of the next one
+    # A complete micro-batch, and a driver that is killed in the middle of the next one.
     logs = Log(kafka.bootstrap)
     _produce(kafka, topic_partitions[:1], 10)
     through()
@@ -396,7 +396,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
     assert count // 10 < there() < count, output.read_text()[-3000:]
     first = _tasks(kafka, target)
 
-    # when it is started again, then it goes on, and each row is there once
+    # The restarted query continues, and each row is there once.
     through()
     found = Counter(record.value for records in contents(kafka, target).values() for record in records)
     assert found.total() == count
@@ -407,7 +407,8 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
 def _produce(
     kafka: KafkaCluster, topic_partitions: list[tuple[str, int]], each: int, start: int = 0, long: int | None = None
 ) -> None:
-    """Rows of 100 bytes, `each` per partition: a number for the place, and one for the row. `long` – a row of 3000."""
+    """Rows of 100 bytes, `each` per partition: a number of the partition, and one of the row. `long` – a row of 3000
+    bytes."""
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
     for number, (topic, partition) in enumerate(topic_partitions):
         for row in range(start, start + each):
@@ -419,8 +420,8 @@ def _produce(
 
 
 def _listed_backwards(unique_topic: Callable[..., str]) -> str:
-    """A topic whose partition 1 comes before partition 0 where Java keeps them by their hash, as Kafka's client does
-    when it is asked for offsets; Spark's offset log has them in order."""
+    """A topic whose partition 1 precedes partition 0 in Java's hash order. Kafka's client uses this order for offsets;
+    Spark's offset log is sorted."""
 
     def spark_partition(topic: str, partition: int, buckets: int) -> int:
         name = 0
@@ -436,7 +437,7 @@ def _listed_backwards(unique_topic: Callable[..., str]) -> str:
 
 
 def _tasks(kafka: KafkaCluster, topic: str) -> set[tuple[int, int]]:
-    """Tasks, and the partition of the source that each has read."""
+    """Tasks, with the source partition that each has read."""
     found = set()
     for records in contents(kafka, topic).values():
         for record in records:
@@ -449,8 +450,7 @@ def _tasks(kafka: KafkaCluster, topic: str) -> set[tuple[int, int]]:
 def test_stream_reads_an_expanded_topic_in_order(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """Each row of the target has the source's partition in its value; the target has one partition, so its order is
-    that in which the query read."""
+    """The target has one partition, and its values name the source partitions. Its order is the order of reading."""
     source, target = unique_topic(ORDERED), unique_topic("target")
     create(proxy, source)
     create(kafka, target, partitions=1)
@@ -481,7 +481,7 @@ def test_stream_reads_an_expanded_topic_in_order(
         for prior_partition, threshold in prior_partitions.items():
             assert seen.index(f"{prior_partition}/{threshold - 1}") < first[new], (new, prior_partition)
 
-    # Once more: what it read is read, and a partition that was opened stays open.
+    # The next run reads only new records and keeps reading all partitions.
     fill(8)
     stream.run(spark, args)
     assert len(contents(kafka, target)[0]) == 5 * (2 + 4 + 8 + 8)
@@ -499,7 +499,7 @@ def test_running_stream_reads_partitions_of_an_expansion(
     append(proxy.bootstrap, source, 0, b"before")
 
     def follow() -> None:
-        with contextlib.suppress(AssertionError):  # how it is told to end
+        with contextlib.suppress(AssertionError):  # the query is stopped this way
             stream.run(spark, args)
 
     runner = threading.Thread(target=follow)
@@ -510,7 +510,7 @@ def test_running_stream_reads_partitions_of_an_expansion(
         append(proxy.bootstrap, source, 3, b"after")
         until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", seconds=QUERY_SECONDS)
     finally:
-        stream.history = lambda *_: None  # so that it starts no other
+        stream.history = lambda *_: None  # keeps the job from starting another query
         for query in spark.streams.active:
             query.stop()
         runner.join(QUERY_SECONDS)
@@ -521,7 +521,7 @@ def test_running_stream_reads_partitions_of_an_expansion(
 
 
 def write_csv(file: Path, count: int) -> list[dict[str, str]]:
-    """Rows, some of them equal to each other, with names that repeat."""
+    """Rows with duplicates and repeated names."""
     choice = random.Random(7)
     rows = [
         {"id": str(n // 2), "name": f"n{choice.randrange(200)}", "text": "x" * choice.randrange(40)}
@@ -535,7 +535,7 @@ def write_csv(file: Path, count: int) -> list[dict[str, str]]:
 
 
 def fields(records: list[Read]) -> list[tuple[str, ...]]:
-    """The rows in records that are rows; an empty CSV field is null in JSON."""
+    """Fields of the records that are rows. An empty CSV field is null in JSON."""
     return [
         tuple(value or "" for value in json.loads(r.value).values()) for r in records if r.value and r.value[:1] == b"{"
     ]
@@ -571,7 +571,7 @@ def test_repeated_bulk_load_adds_nothing(
     assert [(o.found, o.first, o.end) for o in first] == [(0, 0, o.appended) for o in first]
     assert_each_row_once(kafka, topic, rows)
 
-    # Spark splits the file otherwise, the batches are others: each row's place is the same.
+    # Spark splits the file differently into other batches. Each row keeps its partition and order.
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
     spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
     try:
@@ -580,7 +580,7 @@ def test_repeated_bulk_load_adds_nothing(
         spark.conf.set("spark.sql.files.maxPartitionBytes", before)
     assert [(o.found, o.appended) for o in again] == [(o.appended, 0) for o in first]
 
-    # Another input under the same name.
+    # Another input with the same name.
     text = (tmp_path / "rows.csv").read_text().replace("n1", "m1")
     (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(SinkError, match=r"another sink\.id"):
@@ -607,7 +607,7 @@ def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtu
     topic = unique_topic(GUARDED)
     create(kafka, topic)
     (file := tmp_path / f"rows.{kind}").mkdir()
-    # Spark reads the larger file first; the order asked for is that of the names.
+    # Spark reads the larger file first. The requested order is the order of the names.
     rows = write_csv(tmp_path / "a.csv", 100) + write_csv(tmp_path / "b.csv", 600)
     for name, part in (("a", rows[:100]), ("b", rows[100:])):
         if kind == "csv":
@@ -632,7 +632,7 @@ def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtu
 def test_bulk_load_continues_after_appends_of_another_writer(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    # given a topic on which another writer appends what it likes, and one that does so from when the load has begun
+    # Another writer appends to the topic once the load has begun.
     topic = unique_topic(CHECKED)
     create(kafka, topic)
     file = tmp_path / "rows.csv"
@@ -649,20 +649,19 @@ def test_bulk_load_continues_after_appends_of_another_writer(
 
     thread = threading.Thread(target=interfere)
     thread.start()
-    # when rows are loaded in small batches
     outcomes = bulk_load(spark, proxy, topic, file, "--batch-bytes", "2000")
     thread.join(QUERY_SECONDS)
-    # then the load is complete, the other's records lie between its own
+    # The load is complete, with the other writer's records in between.
     assert sum(o.appended for o in outcomes) == len(rows)
-    assert before[0] < outcomes[0].end - 5, "the other writer came too late: nothing was tested"
+    assert before[0] < outcomes[0].end - 5, "the other writer came too late: this run proves nothing"
     assert_each_row_once(kafka, topic, rows, others=5)
-    # and another run finds it complete
+    # Another run finds the load complete.
     again = bulk_load(spark, proxy, topic, file)
     assert [(o.found, o.appended) for o in again] == [(o.appended, 0) for o in outcomes]
 
 
 def session_of(leader: int) -> dict[int, tuple[int, str]]:
-    """Parent and name of each living process of a session."""
+    """Parent and command line of each live process of a session."""
     found = {}
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -686,7 +685,7 @@ def test_bulk_load_survives_killed_driver_worker_and_proxy(
     conf = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
 
     with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG, port=free_ports_in_a_row(4)) as proxy:
-        # Two tasks at once, each tried up to four times.
+        # Two concurrent tasks, each with up to four attempts.
         command = [str(home / "bin/spark-submit"), "--master", "local[2,4]", *conf, str(JOBS / "bulk_load.py")]
         command += ["--input", str(tmp_path / "rows.csv"), "--bootstrap", proxy.bootstrap, "--topic", topic]
         command += ["--batch-bytes", "6000", "--patience", "180"]
@@ -710,7 +709,7 @@ def test_bulk_load_survives_killed_driver_worker_and_proxy(
             until(appended, f"{count} rows", seconds=QUERY_SECONDS, pause_seconds=0.02)
 
         def kill_a_worker() -> bool:
-            """One that has a task: it was forked by the daemon of Spark's workers."""
+            """Kill a worker with a task: a process forked by the daemon of Spark's workers."""
             members = session_of(load.pid)
             for pid, (parent, name) in members.items():
                 above = members.get(parent, (0, ""))[1]
@@ -718,17 +717,17 @@ def test_bulk_load_survives_killed_driver_worker_and_proxy(
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                         return True
-            assert load.poll() is None, f"it ended before:\n{output.read_text()[-3000:]}"
+            assert load.poll() is None, f"the load ended early:\n{output.read_text()[-3000:]}"
             return False
 
         load = start()
         try:
-            # The JVM, which is driver and executor, dies; its Python workers find out when they next want rows.
+            # Kill the JVM, which is driver and executor. Its Python workers notice when they next request rows.
             wait_for(20_000)
             load.kill()
             load.wait()
 
-            # Started again at once. This time a worker dies in its task, and later the proxy.
+            # Start again at once. Now a worker is killed during its task, and later the proxy.
             load = start()
             wait_for(50_000)
             until(kill_a_worker, "a worker with a task")
@@ -770,13 +769,13 @@ def test_verify_detects_missing_duplicate_and_unknown_records(  # noqa: PLR0917 
         capsys.readouterr()
         return verify.verify(spark, verify.arguments().parse_args(command)), capsys.readouterr().out
 
-    # given just what was loaded
+    # Exactly the loaded rows.
     code, report = verified()
     assert code == 0, report
     assert "600 rows expected: 600 found once, 0 missing, 0 duplicates; 0 unknown" in report
     assert "order within each Kafka partition: 0 rows" in report
 
-    # given one row twice, a record that is no row, and a row of the input that the topic lacks
+    # A duplicate row, a record that is no row, and a row of the input that the topic lacks.
     twice = there[0][0]
     append(kafka.bootstrap, topic, 0, twice.value, key=twice.key)
     append(kafka.bootstrap, topic, 1, b"other")

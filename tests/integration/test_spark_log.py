@@ -1,4 +1,4 @@
-"""The sink's way to Kafka's log, on real Kafka behind a proxy: what an append came to, and what lies there."""
+"""The sink's access to Kafka's log, with real Kafka and a proxy: results of appends, and contents of the log."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.kafka
 OK, POLICY_VIOLATION = 0, 44
 ANSWER_SECONDS = 60.0
 MARK = b'{"sink":"s"}'
-#: No log ends there: what is expected at it is refused, and writes nothing.
+#: No log ends at this offset, so an append that expects it is refused.
 _NOWHERE = 1 << 40
-#: For a proxy that is killed and comes again.
+#: For a proxy that is killed and restarted.
 SOON_BACK = """
 config_lease_seconds = 1
 [topics."checked-*"]
@@ -63,7 +63,7 @@ def topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> str
 
 
 def created(client: Connection, log: Log, name: str, *, partitions: int = 1, **configs: str) -> str:
-    """A topic that the proxy checks, and takes appends to: the first ones may have to be tried again."""
+    """A checked topic whose partitions accept appends."""
     assert client.create_topic(name, partitions=partitions, configs=configs) == (OK, None)
     until(
         lambda: log.offsets(name, range(partitions)) == dict.fromkeys(range(partitions), (0, 0)), "the topic's leaders"
@@ -161,11 +161,11 @@ def test_append_to_missing_topic_is_not_sent(
         with pytest.raises(LogRefused, match=f"topic {name} does not exist"):
             impatient.partition_count(name)
 
-    # Kafka creates what it is asked for, unless it is told not to.
+    # Kafka creates requested topics, unless the request forbids it.
     assert name not in {each.name for each in client.metadata().topics}
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def test_foreign_batches_lie_between_ours(log: Log, topic: str, client: Connection) -> None:
@@ -253,7 +253,7 @@ def delete_below(kafka: KafkaCluster, topic: str, offset: int) -> None:
 
 @pytest.fixture
 def busy_cleaner(kafka: KafkaCluster) -> Iterator[None]:
-    """One that does not rest for 15 seconds between two looks."""
+    """Reduce the log cleaner's pause between two passes, which is 15 seconds."""
 
     def rest(milliseconds: str | None) -> None:
         resource = IncrementalAlterConfigsRequest.AlterConfigsResource
@@ -274,7 +274,7 @@ _REST = "log.cleaner.backoff.ms"
 
 @pytest.mark.usefixtures("busy_cleaner")
 def test_what_was_compacted_leaves_gaps(log: Log, client: Connection, unique_topic: Callable[..., str]) -> None:
-    # Given a compacted topic of which all but the newest segment is gone, one key's rows apart.
+    # A compacted topic. Compaction leaves only one key's rows in the older segments.
     compaction = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
     compaction |= {"max.compaction.lag.ms": "1", "delete.retention.ms": "0"}
     name = created(client, log, unique_topic("checked"), **compaction)
@@ -297,10 +297,9 @@ def test_what_was_compacted_leaves_gaps(log: Log, client: Connection, unique_top
     def first() -> module.Logged:
         return next(log.read(name, 0, 0, end))
 
-    # When the cleaner has been there.
     until(compacted, "the cleaner", seconds=90, pause_seconds=0.2)
 
-    # Then what is left is read, and the mark went with the record that had it.
+    # The other rows are read. The commit tag disappeared with its record.
     assert (first().base_offset, first().next_offset, first().commit_tag) == (0, 3, None)
     assert first().bodies == [b"\x02o\x02" + b"2\x00"]
     newest = log.last_batch(name, 0, end)
@@ -366,7 +365,7 @@ def _grown(name: str, count: int) -> dict[str, object]:
     return {"topics": topics, "timeout_ms": 10_000, "validate_only": False}
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 
 def test_append_is_unknown_when_its_proxy_dies(
@@ -379,20 +378,19 @@ def test_append_is_unknown_when_its_proxy_dies(
         with Connection(mortal.bootstrap) as client:
             name = created(client, log, unique_topic("checked"))
         until(lambda: answer(log.append(name, 0, chunk(0, "a"))).code == OK, "the log end to be known")
-        # Given an append that waits for its answer.
+        # Two appends wait for their response while the proxy is killed.
         mortal.pause()
         waiting = [log.append(name, 0, chunk(1, "b")), log.append(name, 0, chunk(2, "c"))]
         with pytest.raises(TimeoutError):
             waiting[0].result(0.2)
 
-        # When the proxy dies.
         mortal.kill()
 
-        # Then nothing is known of it,
+        # The outcome of both is unknown.
         for future in waiting:
             with pytest.raises(Unknown, match="no response from broker"):
                 answer(future)
-        # and the next question is asked until the proxy is there again.
+        # The next query is retried until the proxy is back.
         queried: Future[dict[int, tuple[int, int]]] = Future()
         querying = threading.Thread(target=lambda: queried.set_result(log.offsets(name, [0])))
         querying.start()
@@ -430,12 +428,12 @@ def test_read_in_flight_at_close_is_unknown(kafka: KafkaCluster, topic: str) -> 
         log.partition_count(topic)
 
 
-# --- where it has to be let in ----------------------------------------------------------------------------------------
+# --- TLS and logins ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A broker's, signed by itself; `key.pem` beside it is for the broker."""
+    """A self-signed broker certificate. `key.pem` in the same directory is the broker's key."""
     directory = tmp_path_factory.mktemp("tls")
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -447,7 +445,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def secured(certificate: Path) -> Iterator[dict[str, str]]:
-    """What one needs to be let in by a Kafka that speaks TLS and asks for a password."""
+    """Client settings for a Kafka with TLS and SASL."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_loader="right";'
     properties = {
         "sasl.enabled.mechanisms": "PLAIN",

@@ -1,4 +1,4 @@
-"""The format `fencepost` on real Spark and real Kafka, the proxy between."""
+"""The format `fencepost` with real Spark, real Kafka and a proxy in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.no_cover,
     pytest.mark.spark,
     pytest.mark.timeout(TEST_SECONDS),
-    # PySpark's own: sockets that it leaves to the garbage collector, and what it thinks of this pandas.
+    # PySpark leaves sockets to the garbage collector and warns about this pandas version.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
@@ -90,7 +90,7 @@ def save(df: Any, proxy: ProxyProcess, topic: str, sink: str = "load", **more: s
 def refusal(spark_call: Callable[[], Any]) -> str:
     import fencepost.spark  # noqa: PLC0415
 
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark's, whose text is looked at
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark's exception, whose text is checked
         spark_call()
     stated = fencepost.spark.stated(raised.value)
     assert stated is not None, raised.value
@@ -126,7 +126,7 @@ def test_repeated_load_appends_each_row_once(
 def test_thread_can_write_after_registering_the_format(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
-    """Without, Spark says DATA_SOURCE_NOT_FOUND there: a new thread has no active session."""
+    """Otherwise Spark reports DATA_SOURCE_NOT_FOUND, since a new thread has no active session."""
     import fencepost.spark  # noqa: PLC0415
 
     name, df = topic(), rows(spark, 100)
@@ -141,21 +141,21 @@ def test_thread_can_write_after_registering_the_format(
     assert values(kafka, name) == numbers(100)
 
 
-# --- a load that is interrupted ---------------------------------------------------------------------------------------
+# --- interrupted loads ------------------------------------------------------------------------------------------------
 
 
-#: With these a row of `with_long_row` does not go through, when those before it are on their way.
+#: With these options, the long row of `with_long_row` fails while the rows before it are in flight.
 FAILS = {"kafka.max.request.size": "2000", "batch.bytes": "4000"}
 
 
 def with_long_row(spark: Any, count: int, tasks: int = 2) -> Any:
-    """The row before the last hundred is long."""
+    """Rows of which the one before the last hundred is long."""
     df = rows(spark, count, tasks=tasks)
     return df.selectExpr("key", f"rpad(value, IF(CAST(value AS INT) = {count - 100}, 3000, 6), ' ') AS value")
 
 
 def fail_in_the_middle(load: Callable[[], Any], kafka: KafkaCluster, name: str) -> None:
-    """On a busy machine a task may come to the long row before its first append is on its way."""
+    """On a busy machine a task may reach the long row before it sends its first append. Then try again."""
     for _ in range(10):
         assert "raise that option" in refusal(load)
         if values(kafka, name):
@@ -171,7 +171,7 @@ def test_failed_load_resumes_where_it_stopped(
     fail_in_the_middle(lambda: save(with_long_row(spark, 4000), proxy, name, **FAILS), kafka, name)
     assert values(kafka, name).total() < 4000
 
-    # Another split: what is there was written by other tasks, or it is other data.
+    # With other tasks, a different split looks like different data.
     stated = refusal(lambda: save(with_long_row(spark, 4000, tasks=5), proxy, name))
     assert "its rows are in other tasks" in stated
     assert "unmatched.rows=compare" in stated
@@ -190,7 +190,7 @@ def test_arranged_rows_resume_in_order_with_any_split(
 
     name, report = topic(partitions=4), tmp_path / "report.json"
 
-    # Half of it, by tasks that are no more.
+    # Half of the rows, written by tasks of an earlier run.
     fail_in_the_middle(lambda: save(with_long_row(spark, 3000, tasks=3), proxy, name, **FAILS), kafka, name)
     there = values(kafka, name).total()
     assert there
@@ -205,7 +205,7 @@ def test_arranged_rows_resume_in_order_with_any_split(
     assert sum(each["found"] for each in done) >= there
     assert sum(each["found"] + each["appended"] for each in done) == 3000
 
-    # What is in order from the beginning is in order for good.
+    # Rows that are in order initially stay in order.
     ordered = topic(partitions=4)
     df = rows(spark, 3000, tasks=5).selectExpr("*", "CAST(value AS INT) AS at")
     arranged = fencepost.spark.arrange(df, 4, order_by=["at"])
@@ -223,15 +223,15 @@ def test_different_data_under_same_sink_id_is_refused(
     name = topic()
     save(rows(spark, 300), proxy, name)
     stated = refusal(lambda: save(rows(spark, 300, start=1), proxy, name))
-    # Which row is met first decides how it is told: one that the data lacks, or one that another task wrote.
+    # The error depends on the first mismatch: a row that the data lacks, or a row of another task.
     assert "that the data does not have now" in stated or "split into tasks differently" in stated
     assert "sink.id" in stated
     assert values(kafka, name) == numbers(300)
 
-    save(rows(spark, 300), proxy, name, sink="again")  # another name: behind it
+    save(rows(spark, 300), proxy, name, sink="again")  # another sink id: appended after the others
     assert set(values(kafka, name).values()) == {2}
     append(proxy.bootstrap, name, 0, b"foreign")
-    save(rows(spark, 300), proxy, name)  # the first one's mark lies behind others' records
+    save(rows(spark, 300), proxy, name)  # the first load's commit tag lies before others' records
     assert values(kafka, name).total() == 601
 
 
@@ -269,7 +269,7 @@ def test_columns_are_what_sparks_own_sink_has(
 
 
 class Stream:
-    """A query over the files of a directory: one file, one batch."""
+    """A query over the files of a directory. Each file is one batch."""
 
     def __init__(self, spark: Any, proxy: ProxyProcess, topic: str, home: Path) -> None:
         self.spark, self.proxy, self.topic, self.home = spark, proxy, topic, home
@@ -283,7 +283,7 @@ class Stream:
         half.rename(self.home / "in" / name)
 
     def run(self, sink: str = "stream", *, tasks: int = 2, arranged: bool = False, **more: str) -> None:
-        """All there is, then ends."""
+        """Process all available files, then stop."""
         import fencepost.spark  # noqa: PLC0415
 
         df = self.spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(self.home / "in"))
@@ -298,7 +298,7 @@ class Stream:
         assert query.awaitTermination(QUERY_SECONDS)
 
     def forget_commit(self, batch: int) -> None:
-        """As if the driver had died before it wrote down that the batch was through."""
+        """Remove a commit, as if the driver had died before it stored it."""
         for name in (f"{batch}", f".{batch}.crc"):
             (self.checkpoint / "commits" / name).unlink()
 
@@ -315,12 +315,12 @@ def test_stream_appends_each_row_once_despite_old_checkpoint(
     stream.run()
     assert values(kafka, name) == numbers(400)
 
-    # Batch 1 comes again: all of it is there.
+    # Batch 1 is repeated, and all its rows are there.
     stream.forget_commit(1)
     stream.run()
     assert values(kafka, name) == numbers(400)
 
-    # So do batches whose checkpoint is a backup: batch 1 is recognised, then it goes on.
+    # With a restored checkpoint, batch 1 is recognized and the stream continues.
     stream.file("c", 400)
     stream.run()
     shutil.rmtree(stream.checkpoint)
@@ -328,7 +328,7 @@ def test_stream_appends_each_row_once_despite_old_checkpoint(
     stream.run()
     assert values(kafka, name) == numbers(600)
 
-    # But not if the source gives other rows for them.
+    # Different rows for a known batch are refused.
     shutil.rmtree(stream.checkpoint)
     shutil.copytree(tmp_path / "backup", stream.checkpoint)
     (tmp_path / "in" / "b").unlink()
@@ -361,11 +361,11 @@ def test_batch_deleted_by_retention_is_not_appended_again(
     for number in range(2):
         stream.file(f"{number}", 200 * number)
         stream.run()
-    # given the commit of batch 1 is lost, and all of its rows are deleted
+    # The commit of batch 1 is lost, and all its rows are deleted.
     stream.forget_commit(1)
     with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
         admin.delete_records({TopicPartition(name, each): -1 for each in range(PARTITIONS)})
-    # when the same session tries it again, then it is refused
+    # The same session tries the batch again and is refused.
     assert "lost its records below offset" in refusal(stream.run)
     assert not values(kafka, name)
 
@@ -418,7 +418,7 @@ def test_stream_resumes_after_expansion_within_a_batch(
         assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % 6 for r in later} <= {partition}
 
 
-# --- what is refused at once ------------------------------------------------------------------------------------------
+# --- immediate refusals -----------------------------------------------------------------------------------------------
 
 
 def test_invalid_options_are_refused_before_the_first_row(

@@ -1,4 +1,4 @@
-"""The state topic on real Kafka: shared by several processes, kept for ever, and closed when it cannot be relied on."""
+"""The state topic on real Kafka: shared by several processes, kept indefinitely, and closed when it is not reliable."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TOPIC_ID = UUID(int=7)
 
 
 class Process:
-    """What one proxy process has of the state topic: a control client, the topic, and what it was told."""
+    """One proxy process's access to the state topic: a control client, the topic, and the changes reported to it."""
 
     def __init__(self, control: ControlClient, name: str) -> None:
         self.control = control
@@ -64,7 +64,7 @@ class Process:
 
 @asynccontextmanager
 async def process(kafka: KafkaCluster, name: str) -> AsyncIterator[Process]:
-    """Not started yet: `await p.state.start()`."""
+    """A process that has not started: `await p.state.start()`."""
     control = ControlClient(kafka.addresses, LIMITS)
     await control.start(timeout_seconds=30)
     one = Process(control, name)
@@ -81,7 +81,7 @@ def name() -> str:
 
 
 async def confirmed(kafka: KafkaCluster, call: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> None:
-    """An admin's call, carried out."""
+    """Wait for the result of an admin call."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for future in call(admin).values():
         await asyncio.to_thread(future.result, 60)
@@ -144,7 +144,7 @@ def test_read_to_end_returns_everything_stored_before(kafka: KafkaCluster, name:
                 assert f"topic-{number}" in two.state.view.topic_configs
             queries = 0
             await asyncio.gather(*(two.state.read_to_end(timeout_seconds=30) for _ in range(50)))
-            assert 1 <= queries <= 2, "who asks at the same time shares the question"
+            assert 1 <= queries <= 2, "concurrent calls must share a query"
 
             kafka.pause(1)
             try:
@@ -163,7 +163,7 @@ def test_all_processes_agree_on_one_producer_id(
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two, process(kafka, name) as three:
             await asyncio.gather(one.state.start(), two.state.start(), three.state.start())
-            # Nobody proposes before all know of none.
+            # No process proposes an id before all of them know that none is stored.
             queried, all_asked = set[Process](), asyncio.Event()
 
             def together(each: Process, query: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,7 +182,7 @@ def test_all_processes_agree_on_one_producer_id(
             agreed = await asyncio.gather(*(p.state.acquire_producer_id() for p in (one, two, three, one)))
             assert len(set(agreed)) == 1
             proposals = [record for record in one.changes if record.key.startswith(b"producer-id/")]
-            assert len(proposals) > 1, "nobody raced: this test shows nothing"
+            assert len(proposals) > 1, "only one process proposed an id: this test proves nothing"
 
         async with process(kafka, name) as four:
             await four.state.start()
@@ -197,13 +197,13 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
             await one.state.start()
             await one.state.append([config("before")])
             await asyncio.sleep(LEASE_SECONDS * 1.5)
-            await until_async(lambda: one.state.fresh, "a fresh state")  # following it must keep it fresh
+            await until_async(lambda: one.state.fresh, "a fresh state")  # following the topic must keep the view fresh
 
             kafka.pause(1)
             try:
                 paused_at = time.monotonic()
                 await until_async(lambda: not one.state.fresh, "a stale state")
-                # A question that was sent before the pause counts from when it was sent.
+                # A query sent before the pause counts from the time it was sent.
                 assert one.state.fresh_until <= paused_at + LEASE_SECONDS
                 with pytest.raises(OutcomeUnknown):
                     await one.state.append([config("in-doubt")], timeout_seconds=0.2)
@@ -213,7 +213,7 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
                 kafka.resume(1)
 
             await until_async(lambda: one.state.fresh, "a fresh state")
-            # It had reached the broker's queue. In doubt means just that.
+            # The append had reached the broker's queue, and its outcome was unknown.
             await until_async(lambda: "in-doubt" in one.state.view.topic_configs, "the in-doubt config")
             assert one.state.failure is None
 
@@ -221,7 +221,7 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
 
 
 def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given metadata without brokers, as while all of them come back from a pause
+    # Metadata without brokers, as while all of them resume from a pause.
     named, queried = ControlClient.brokers, []
 
     def brokers(self: ControlClient) -> object:
@@ -231,7 +231,7 @@ def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeyp
     async def story() -> None:
         async with process(kafka, name) as one:
             monkeypatch.setattr(ControlClient, "brokers", property(brokers))
-            # Then the topic is created when they are back, on as many as there are
+            # The topic is created once the brokers are back, with all available replicas.
             await one.state.start()
             assert len(queried) > 2
             await until_async(lambda: one.state.fresh, "a fresh state")
@@ -243,7 +243,7 @@ def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeyp
 def test_what_it_has_just_created_is_waited_for(
     whose: str, kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given brokers that do not show the topic for a while, as where one of them is busy with thousands of others
+    # The brokers do not show the new topic for a while, as when one of them is busy.
     shown, queried = ControlClient.log_start, []
 
     async def log_start(self: ControlClient, tp: TopicPartition, **how: Any) -> object:
@@ -259,12 +259,12 @@ def test_what_it_has_just_created_is_waited_for(
         async with process(kafka, name) as one:
             monkeypatch.setattr(ControlClient, "log_start", log_start)
             if whose == "its own":
-                # When it has created it, it waits: it knows that it is there
+                # A process that has created the topic waits for it.
                 await one.state.start()
                 assert queried
                 await until_async(lambda: one.state.fresh, "a fresh state")
             else:
-                # Where somebody else says that it exists, this process may not see it: it says so
+                # If another process reports that it created the topic, this process may lack permission, and fails.
                 monkeypatch.setattr(ControlClient, "create_topic", created_by_another)
                 with pytest.raises(UpstreamUnavailable, match="there is none"):
                     await one.state.start()
@@ -276,8 +276,8 @@ def test_freshness_counts_from_the_request_time(kafka: KafkaCluster, name: str) 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            # A start's own question was answered at once. Idle, the broker holds each of those behind it for 250 ms: an
-            # append elsewhere may come in between.
+            # The first fetch is answered at once. An idle broker delays later ones by 250 ms, and another process may
+            # append meanwhile.
             started_with = one.state.fresh_until
             await until_async(lambda: one.state.fresh_until > started_with, "a renewed lease")
             left = []
@@ -295,7 +295,7 @@ def test_long_topic_is_loaded_only_at_its_end(kafka: KafkaCluster, name: str) ->
         async with process(kafka, name) as one:
             await one.state.start()
             filler = StateRecord(b"from-a-newer-version/x", b"x" * 600_000)
-            for _ in range(5):  # more than one Fetch holds
+            for _ in range(5):  # more than one Fetch response can contain
                 await one.state.append([filler])
             await one.state.append([config("last")])
 
@@ -322,7 +322,7 @@ def test_an_append_returns_once_it_was_read_back(
                 await fetch(leader)
 
             monkeypatch.setattr(one.state, "_fetch", late)
-            await asyncio.sleep(0.3)  # the question under way was asked without delay
+            await asyncio.sleep(0.3)  # the fetch in progress was sent without delay
             assert await one.state.append([config("a")]) == [0]
             assert "a" in one.state.view.topic_configs
             may_ask.clear()
@@ -356,8 +356,8 @@ def test_it_follows_a_leader_that_moves(kafka3: KafkaCluster, name: str) -> None
 
 
 def test_replica_restarts_leave_no_gap_in_freshness(kafka3: KafkaCluster, name: str) -> None:
-    """Each in its turn, the leader too, as when brokers are restarted one by one."""
-    lease_seconds = 60.0  # many questions fit into it, also where all of this takes long
+    """All brokers restart one by one, including the leader."""
+    lease_seconds = 60.0  # covers many fetches, even on a busy machine
 
     async def story() -> None:
         async with process(kafka3, name) as one:
@@ -368,14 +368,14 @@ def test_replica_restarts_leave_no_gap_in_freshness(kafka3: KafkaCluster, name: 
                 await asyncio.to_thread(kafka3.shut_down, node_id)
                 try:
                     stopped_at = time.monotonic()
-                    # What makes it fresher was asked while that broker was away.
+                    # This renewal was requested while the broker was down.
                     await until_async(
                         lambda stopped_at=stopped_at: one.state.fresh_until > stopped_at + lease_seconds,
                         "a renewed lease",
                     )
                 finally:
                     await asyncio.to_thread(kafka3.restart, node_id)
-            assert not gaps.done(), "the view has been too old meanwhile"
+            assert not gaps.done(), "the view expired in between"
             gaps.cancel()
 
     asyncio.run(story())
@@ -411,7 +411,7 @@ def test_lost_records_are_not_overlooked(kafka: KafkaCluster, name: str) -> None
             await one.state.start()
             await one.state.append([config("a")])
             await one.state.append([config("b")])
-            # Kafka refuses DeleteRecords on a topic that is only compacted; an operator can find a way.
+            # Kafka refuses DeleteRecords on a topic that is only compacted, but an operator can change the policy.
             await alter(kafka, name, "delete")
             await confirmed(kafka, lambda admin: admin.delete_records([ConfluentPartition(name, 0, 1)]))
             await until_async(lambda: one.state.failure is not None, "a failure")
@@ -483,7 +483,7 @@ def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
             tp = TopicPartition(name, 0)
             await one.control.log_end(tp)
             await one.state.start()
-            # The broker compresses it, and what it unpacks to has no bound.
+            # The broker compresses it, and the decompressed size has no bound.
             batch = encode_uncompressed_batch([(b"topic-config/a", b"{}")], int(time.time() * 1000))
             assert (await one.control.produce(tp, batch, timeout_ms=5_000)).error_code == 0
             await until_async(lambda: one.state.failure is not None, "a failure")
@@ -499,7 +499,7 @@ def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await one.state.start()
-            assert not one.state.alone(time.monotonic())  # nobody could know of it yet
+            assert not one.state.alone(time.monotonic())  # no other process can know of this one yet
             assert await one.state.enter() is False
             await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
             await two.state.start()
@@ -528,7 +528,7 @@ def test_process_without_heartbeats_is_dead_after_a_time(
                 await two.state.enter()
                 await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
                 await asyncio.sleep(11)
-                assert not one.state.alone(time.monotonic())  # it gives signs
+                assert not one.state.alone(time.monotonic())  # it sends heartbeats
             await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
@@ -575,7 +575,7 @@ def test_process_that_cannot_send_heartbeats_stops_serving(
 def test_unacknowledged_process_serves_only_after_reading_its_record(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
-    """Given a first record of which is not known whether it was stored: an expansion would not wait for its writer."""
+    """The outcome of a process's first record is unknown. An expansion would not wait for this process."""
     monkeypatch.setattr(state_topic, "_UNACKNOWLEDGED_SECONDS", 0.2)
     lost = PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
@@ -599,7 +599,7 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
 
             monkeypatch.setattr(one.control, "produce", produces)
             await one.state.enter()
-            # However fresh its view is: an expansion that begins now is in it only by and by, and ends without it.
+            # Even with a fresh view: an expansion that begins now could end before this process learns of it.
             await until_async(lambda: one.state._fresh_until > time.monotonic(), "a lease")
             assert not one.state.fresh
             assert one.state.unacknowledged
@@ -618,7 +618,7 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
 def test_abandoned_process_name_is_not_waited_for(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given a new name that was not stored, then the next sign of life tells of it, and that the old one is no more."""
+    """A new name was not stored. The next heartbeat contains it and removes the old one."""
     monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.3)
 
     async def story() -> None:
@@ -634,7 +634,7 @@ def test_abandoned_process_name_is_not_waited_for(
 
             monkeypatch.setattr(one.control, "produce", lost)
             await one.state.enter()
-            assert not one.state.unacknowledged  # under its old name the others know it
+            assert not one.state.unacknowledged  # the others know its old name
             await until_async(
                 lambda: two.state.may_append(time.monotonic()) == {one.state.process},
                 "the other process to be known",
@@ -644,7 +644,8 @@ def test_abandoned_process_name_is_not_waited_for(
 
 
 def test_kafka_requiring_sequence_0_is_refused(kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is none yet. A producer id that the partition knows stands in for it: its next sequence would be 78."""
+    """No such Kafka exists yet. A producer id that the partition knows has the same effect, since its next sequence is
+    not 0."""
 
     async def story() -> None:
         async with process(kafka, name) as one:
@@ -674,9 +675,9 @@ def test_exhausted_instance_id_is_renewed(kafka: KafkaCluster, name: str) -> Non
             assert (one.state.instance_id, one.state.instance_id_expires) == (202, False)
             await until_async(
                 lambda: one.state.alone(time.monotonic()), "no other live process"
-            )  # not beside its former self
+            )  # its former identity does not count
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
-            assert one.state.instance_id == 0  # the next one would have it
+            assert one.state.instance_id == 0  # the next process would have the same id
 
     asyncio.run(story())
 
@@ -684,7 +685,7 @@ def test_exhausted_instance_id_is_renewed(kafka: KafkaCluster, name: str) -> Non
 def test_appends_of_silent_process_count_as_queued(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given another process that says nothing any more, then it is alive for so long, and its appends for longer."""
+    """A process without heartbeats is live for a while, and its appends count as queued for longer."""
     monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 75.0)
     ghost = uuid4()
 
@@ -698,7 +699,7 @@ def test_appends_of_silent_process_count_as_queued(
             assert one.state.live(now + 91) == frozenset()
             assert one.state.may_append(now + 91) == {ghost}
             assert one.state.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
-            # It ended well after all: with nothing under way.
+            # It ended in order after all, with no request in progress.
             await one.state.append([encode_heartbeat_tombstone(ghost)])
             assert one.state.may_append(now) == frozenset()
 
@@ -709,7 +710,7 @@ def test_killed_local_process_is_dead_at_once(kafka: KafkaCluster, name: str) ->
     ghost = uuid4()
     place = own_identity()
     assert place is not None
-    of_another = f"{place}0"  # the same number, begun at another time
+    of_another = f"{place}0"  # the same process id with another start time
 
     async def story() -> None:
         async with process(kafka, name) as one:
@@ -719,7 +720,7 @@ def test_killed_local_process_is_dead_at_once(kafka: KafkaCluster, name: str) ->
             await one.state.append([encode_process(ghost, now_ms, of_another), encode_heartbeat(ghost, now_ms)])
             now = time.monotonic()
             assert one.state.live(now) == frozenset()
-            assert one.state.may_append(now) == {ghost}  # what it had sent
+            assert one.state.may_append(now) == {ghost}  # its queued appends
             assert one.state.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
 
     asyncio.run(story())

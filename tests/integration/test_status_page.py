@@ -1,4 +1,4 @@
-"""The status page of a real proxy: whoever is connected, whatever was refused, whichever worker knows of it."""
+"""The status page of a real proxy: connected clients, refused appends, and data from every worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 90.0
 
 
 class Shown(ProxyProcess):
-    """With a status page."""
+    """A proxy with a status page."""
 
     def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
         self.status = f"127.0.0.1:{free_ports_in_a_row(1)}"
@@ -53,7 +53,7 @@ def page(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def appended(client: Connection, topic: str, expected: int) -> int:
-    """Its error code; a topic that is still being made is asked again."""
+    """The error code, after retries while the topic is created."""
     code: int = until(
         lambda: client.append(topic, batch(b"secret", expected=expected), timeout_ms=60_000).error_code,
         "an answer",
@@ -67,7 +67,7 @@ def appended(client: Connection, topic: str, expected: int) -> int:
 def test_log_ends_and_refusals_shown_for_all_workers(
     check: str, page: Shown, kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Given a guarded topic, one append to it, and clients on both workers that expected something else.
+    # A checked topic with one append, and clients on both workers whose appends were refused.
     topic = unique_topic(check)
     with ExitStack() as stack:
         clients = [stack.enter_context(Connection(page.bootstrap)) for _ in range(4)]
@@ -79,14 +79,14 @@ def test_log_ends_and_refusals_shown_for_all_workers(
         for client in clients:
             assert appended(client, topic, 9) == 44
 
-        # Then the page has each of them once, with the software that it named, wherever it is served by now
+        # The page shows each client once, with its software, whichever worker serves it.
         found = until(
             lambda: _all(4, page.rows("clients", search=f"{topic}-writer")), "all clients", seconds=_PATIENCE_SECONDS
         )
         assert [(each["client_id"], each["software"], each["version"]) for each in found] == [
             (f"{topic}-writer-{number}", "raw", "1") for number in range(4)
         ]
-        # and the topic, with its end and its refusals.
+        # The page shows the topic, with its log end and its refusals.
         (row,) = page.rows("topics", topic=topic)
         assert row["check"] == {"required": "required", "checked": "true"}[check]
         assert (row["log_end_offsets"], row["ends_known"], row["refusals"] >= 4) == (1, 1, True)
@@ -97,18 +97,18 @@ def test_log_ends_and_refusals_shown_for_all_workers(
         assert last["client_id"] in {client.client_id for client in clients}
         assert page.rows("refusals", search=topic) == [last]
 
-        # So do the pages for people, and the commands.
+        # The HTML pages and the commands agree.
         assert f"{topic}-0" in page.text(f"/partitions?topic={topic}")
         assert topic in page.text(f"/topics?search={topic.upper()}")
         assert main(["topics", topic, "--status", page.status]) == 0
         assert "offset_mismatch" in capsys.readouterr().out
-        assert main(["status", "--status", page.status]) in (0, 1)  # other tests use this Kafka, and break it
+        assert main(["status", "--status", page.status]) in (0, 1)  # other tests at this Kafka may cause warnings
         assert page.bootstrap in capsys.readouterr().out
-        # What was appended stands nowhere.
+        # No record content appears on any page.
         for path in ("/", "/status.json", "/topics", f"/partitions?topic={topic}", "/clients", "/refusals", "/metrics"):
             assert "secret" not in page.text(path), path
 
-    # And clients that have left are gone.
+    # Disconnected clients are removed.
     until(lambda: not page.rows("clients", search=f"{topic}-writer"), "nobody left", seconds=_PATIENCE_SECONDS)
 
 
@@ -145,7 +145,7 @@ def test_unreachable_broker_is_named_with_suggested_action(tmp_path: Path) -> No
 
         def problems() -> list[str]:
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=10) as client:
-                client.recv(1)  # until it is closed
+                client.recv(1)  # until the proxy closes it
             return [each["what"] for each in json.loads(proxy.text("/status.json"))["problems"]]
 
         until(

@@ -1,8 +1,8 @@
-"""Transactions that are open, and one that hangs, on real Kafka: what the proxy shows, and how it is ended.
+"""Open and hanging transactions on real Kafka: how the proxy shows them, and how an operator ends them.
 
-A transaction is made to hang as it happens in the field: a batch of a producer that does not know of transactions v2 is
-appended after its coordinator has ended the transaction. Since Kafka 3.6 leaders ask the coordinator before they take
-such a batch, unless told not to. What takes minutes to go wrong is in the long form (marker soak).
+A transaction hangs when a late batch of a producer without transactions v2 is appended after its coordinator has ended
+the transaction. Since Kafka 3.6, leaders check such a batch with the coordinator, unless this is switched off. Cases
+that take minutes are in the long form (marker soak).
 """
 
 from __future__ import annotations
@@ -47,14 +47,12 @@ HANGING, NOT_LISTED, OVERDUE, MARKERS_MISSING = map(
 
 @pytest.fixture(scope="module")
 def trusting_kafka() -> Iterator[KafkaCluster]:
-    """Its leaders do not ask the coordinator about a batch."""
+    """Its leaders do not check batches with the coordinator."""
     with running_kafka(1, properties={"transaction.partition.verification.enable": "false"}) as cluster:
         yield cluster
 
 
 class Page:
-    """The status page of a proxy."""
-
     def __init__(self) -> None:
         self.address = f"127.0.0.1:{free_port()}"
 
@@ -67,7 +65,7 @@ class Page:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def metric(self, name: str, requested: float) -> dict[str, float]:
-        """All of them, once this one has that value."""
+        """All metrics, once this one has the requested value."""
 
         def there() -> dict[str, float] | None:
             found = self.metrics()
@@ -80,7 +78,7 @@ def create(kafka: KafkaCluster, topic: str) -> None:
     with Connection(kafka.bootstrap) as admin:
         assert admin.create_topic(topic, partitions=2) == (0, None)
     for partition in range(2):
-        assert Log(kafka.bootstrap).end(topic, partition) == 0  # once its leader knows that it is one
+        assert Log(kafka.bootstrap).end(topic, partition) == 0  # waits for the leader
 
 
 def conditional(proxy: ProxyProcess, topic: str, expected: int) -> Answer:
@@ -89,7 +87,7 @@ def conditional(proxy: ProxyProcess, topic: str, expected: int) -> Answer:
 
 
 def transactions(*arguments: str) -> tuple[int, str]:
-    """`fencepost transactions`: its exit status, and what it printed, to both ends."""
+    """Exit status and output, stdout and stderr, of `fencepost transactions`."""
     command = [sys.executable, "-m", "fencepost_proxy", "transactions", *arguments]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_PATIENCE_SECONDS, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -114,11 +112,11 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         ) as proxy,
         Transactional(trusting_kafka.bootstrap, name, protocol=1) as producer,
     ):
-        # Given a transaction that is open, on a topic that is guarded
+        # A transaction is open on a checked topic.
         producer.begin(topic)
         producer.append(topic, b"a", b"b")
 
-        # Then the metrics have it, and it does not hang
+        # The metrics show it, and it does not hang.
         observed = page.metric(lag, 2)
         assert observed[f'fencepost_kafka_last_stable_offset{{partition="0",topic="{topic}"}}'] == 0
         assert observed[f'fencepost_kafka_partition_producer_ids{{partition="0",topic="{topic}"}}'] == 1
@@ -131,7 +129,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         )
         assert name in page.text("/")
 
-        # and so has the command, asked through the proxy as at Kafka
+        # The command shows it, through the proxy and directly at Kafka.
         for bootstrap in (proxy.bootstrap, trusting_kafka.bootstrap):
             (opened,) = of_json("--bootstrap", bootstrap)["open"]
             assert (opened["transactional_id"], opened["producer_id"]) == (name, producer.producer.id)
@@ -143,25 +141,25 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
         assert (status, text.splitlines()[0]) == (0, "no hanging transactions found")
 
-        # When its coordinator has ended it, and a batch of it comes late
+        # Its coordinator ends it, and a late batch arrives.
         assert producer.end(commit=True) == 0
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the marker")
         late = producer.append(topic, b"late")
         assert (late.error_code, late.base_offset) == (0, 3)
-        # Its coordinator writes that down after the marker.
+        # The coordinator stores the state after the marker.
         until(
             lambda: transaction_state(trusting_kafka.bootstrap, name) == ("CompleteCommit", set()),
             "the end of the transaction",
             seconds=_PATIENCE_SECONDS,
         )
 
-        # and one of a producer that no coordinator has ever heard of,
+        # A batch of a producer that no coordinator knows.
         with Connection(trusting_kafka.bootstrap) as stranger:
             records = batch(b"whose?", producer=Producer(987_654_321, 0, 0), transactional=True)
             settings: dict[str, Any] = {"version": 11, "transactional_id": f"{name}-unknown"}
             assert stranger.append(topic, records, partition=1, **settings).error_code == 0
 
-        # Then it hangs: the metrics say so, the page, the log, the command, and Kafka's own tool
+        # Both hang, according to the metrics, the page, the log, the command and Kafka's tool.
         page.metric("fencepost_kafka_open_transactions", 0)
         assert page.metric(HANGING, 1)[lag] == 1
         page.metric(NOT_LISTED, 1)
@@ -178,26 +176,26 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         assert status == 1
         assert "no coordinator lists its producer" in text
         advice = [line.partition("to abort it:")[2] for line in text.splitlines() if "to abort it:" in line]
-        # Conditional appends wait for it all the while,
+        # Conditional appends are blocked meanwhile.
         assert conditional(proxy, topic, 4).error_code == NOT_LEADER
         listed = kafka_transactions(
             "--bootstrap-server", proxy.bootstrap, "find-hanging", "--broker-id", "1", "--max-transaction-timeout", "0"
         )
         assert topic in listed
 
-        # When an administrator does what the command says, through the proxy
+        # An operator runs the suggested command through the proxy.
         assert len(advice) == 2
         for each in advice:
             tool, *arguments = shlex.split(each)
             assert tool == "kafka-transactions.sh"
             kafka_transactions(*arguments)
 
-        # Then nothing hangs any more
+        # No transaction hangs any more.
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the markers")
         page.metric(NOT_LISTED, 0)
         observed = page.metric(HANGING, 0)
         assert lag not in observed
-        # and conditional appends go on behind its marker.
+        # Conditional appends continue after the marker.
         appended_batch = until(
             lambda: conditional(proxy, topic, 5), "its turn", accept=lambda answer: answer.error_code != NOT_LEADER
         )
@@ -247,7 +245,7 @@ def test_one_worker_watches_transactions_for_all(trusting_kafka: KafkaCluster, t
         (opened,) = of_json("--status", page.address)["open"]
         assert opened["transactional_id"] == name
 
-        # When an administrator ends it, which newer tools can
+        # An operator ends it with a newer Kafka tool.
         if not kafka_version().startswith(("3.", "4.0")):
             kafka_transactions(
                 "--bootstrap-server", proxy.bootstrap, "forceTerminateTransaction", "--transactionalId", name
@@ -268,13 +266,13 @@ def test_switched_off_transaction_watch_shows_nothing(trusting_kafka: KafkaClust
         assert (status, "watch_transactions" in text) == (2, True)
 
 
-# --- what takes minutes to go wrong -----------------------------------------------------------------------------------
+# --- faults that take minutes -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def stubborn_kafka() -> Iterator[KafkaCluster]:
-    """Its coordinators look for transactions beyond their timeout once an hour, and forget idle ids after a while; who
-    stands still goes on leading."""
+    """Coordinators check for timed-out transactions once an hour and expire idle ids soon. Paused brokers keep
+    leadership."""
     properties = {
         "transaction.partition.verification.enable": "false",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "3600000",
@@ -288,7 +286,7 @@ def stubborn_kafka() -> Iterator[KafkaCluster]:
 
 
 def led_elsewhere(kafka: KafkaCluster, node_id: int, prefix: str) -> str:
-    """A transactional id whose coordinator is not on that broker."""
+    """A transactional id whose coordinator is on another broker."""
     with Connection(kafka.bootstrap.split(",")[0]) as admin:
         for number in range(50):
             name = f"{prefix}-cut{number}"
@@ -299,7 +297,7 @@ def led_elsewhere(kafka: KafkaCluster, node_id: int, prefix: str) -> str:
 
 
 def not_controller(kafka: KafkaCluster) -> int:
-    """A broker that is not the active controller, whose requests to a stopped one time out after 30 s only."""
+    """A broker that is not the active controller, whose requests to a paused one time out only after 30 s."""
     arguments = ("--bootstrap-server", kafka.bootstrap, "describe", "--status")
     status = run_tool("kafka-metadata-quorum", arguments, version=kafka_version()).output
     (controller,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("LeaderId")]
@@ -327,11 +325,11 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
     ):
         create_on(proxy, {fine: [1, 2, 3], away: [stopped]})
 
-        # Given a transaction whose time is over after a second,
+        # A transaction that times out after a second.
         producers.do("init", "overdue", f"{fine}-overdue", 1_000)
         producers.do("begin", "overdue")
         producers.do("send", "overdue", fine, 0, "a", "-")
-        # a late batch of one that has ended, whose transactional id expires,
+        # A late batch of a completed transaction whose transactional id expires.
         producers.do("init", "expired", f"{fine}-expired", 60_000)
         producers.do("begin", "expired")
         offset = int(producers.do("send", "expired", fine, 0, "b", "-"))
@@ -343,12 +341,12 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
             answer = leader.append(fine, late, version=11, transactional_id=f"{fine}-expired")
         assert answer.error_code == 0, answer
 
-        # Then the one hangs as one that nobody lists, though its coordinator knew of it at first
+        # The late batch hangs and is not listed, although the coordinator knew its transaction at first.
         page.metric(NOT_LISTED, 1)
         (found,) = of_json("hanging", "--status", page.address)["hanging"]
         assert (found["producer_id"], found["start_offset"]) == (sent.producer_id, answer.base_offset)
 
-        # When one commits while the leader of one of its partitions stands still
+        # A transaction commits while the leader of one of its partitions is paused.
         cut = led_elsewhere(stubborn_kafka, stopped, away)
         producers.do("init", "cut", cut, 300_000)
         producers.do("begin", "cut")
@@ -357,7 +355,8 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         stubborn_kafka.pause(stopped)
         producers.do("commit", "cut")
 
-        # Then its markers are missing, and the first one is overdue: the metrics say so, the page, and the command
+        # Its markers are missing, and the first transaction is overdue, according to the metrics, the page and the
+        # command.
         page.metric(OVERDUE, 1)
         page.metric(MARKERS_MISSING, 1)
         stuck = {each["transactional_id"]: each for each in of_json("--status", page.address)["open"]}
@@ -373,11 +372,11 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         status, text = transactions("hanging", "--bootstrap", others)
         assert (status, f"{fine}-overdue" in text) == (1, True)
 
-        # When the broker goes on, and the other transaction's producer comes again
+        # The broker resumes, and the other transaction's producer initializes again.
         stubborn_kafka.resume(stopped)
         producers.do("init", "overdue", f"{fine}-overdue", 60_000)
 
-        # Then neither is stuck any more.
+        # Neither is stuck any more.
         page.metric(MARKERS_MISSING, 0)
         page.metric(OVERDUE, 0)
 
@@ -387,8 +386,8 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("version", "skips_it"), [("4.0.2", False), (DEFAULT_VERSION, True)])
 def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: bool, tmp_path: Path) -> None:
-    """Where the leader comes back, its marker is written; but by newer releases it never is (KAFKA-20734): what they
-    have committed there hangs, though they say that it has committed."""
+    """When the leader returns, the marker is written. Newer releases never write it (KAFKA-20734): the transaction
+    hangs there, although Kafka reports it as committed."""
     page = Page()
     fine, away = unique_topic("fine"), unique_topic("away")
     with (
@@ -397,7 +396,7 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         Process("kafka-python", kafka.bootstrap, tmp_path) as producers,
     ):
         create_on(proxy, {fine: [1, 2, 3], away: [3]})
-        # Given a transaction on two partitions, one of which has lost its only broker
+        # A transaction on two partitions, one of which has lost its only broker.
         cut = led_elsewhere(kafka, 3, away)
         producers.do("init", "cut", cut, 300_000)
         producers.do("begin", "cut")
@@ -408,7 +407,6 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         log = Log(others)
         until(lambda: not log.known_leader(away, 0), "a partition without a leader", seconds=_PATIENCE_SECONDS)
 
-        # When it commits
         producers.do("commit", "cut")
         ended = "CompleteCommit" if skips_it else "PrepareCommit"
         described = until(
@@ -422,7 +420,7 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         )
         until(lambda: not open_transactions(log.leader(fine), fine), "the other marker")
 
-        # and the broker is back, then the marker comes, or the transaction hangs
+        # When the broker is back, the marker is written, or the transaction hangs.
         kafka.resume(3)
         log = Log(kafka.bootstrap)
         if skips_it:

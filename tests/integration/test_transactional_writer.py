@@ -1,7 +1,7 @@
-"""Compare-and-append over several partitions with each of the three client libraries, and what they do with a commit
-that is refused, lost, or never heard of again.
+"""Compare-and-append over several partitions with each of the three client libraries, with commits that are refused or
+lost.
 
-The log is read from Kafka directly. A fault proxy between the proxy and Kafka refuses or loses commits.
+The tests read the log directly from Kafka. A fault proxy between the proxy and Kafka refuses or loses commits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tests.support.transactions import set_transaction_version, transaction_stat
 
 pytestmark = [
     pytest.mark.kafka,
-    # Of producers and consumers that fail to connect: kafka-python leaves their sockets to the garbage collector.
+    # From producers and consumers that fail to connect: kafka-python leaves their sockets to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
@@ -64,7 +64,7 @@ JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
 Place = tuple[str, int]
 PATIENCE_SECONDS = 60.0
 POLICY = RetryPolicy(attempt_seconds=3, total_seconds=60)
-#: Gives an answer up soon.
+#: Short timeouts for a response.
 HASTY = RetryPolicy(attempt_seconds=2, total_seconds=60)
 
 
@@ -141,7 +141,7 @@ def own_proxy(
 
 @pytest.fixture
 def topic(own_kafka: KafkaCluster, own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
-    """Two partitions, `fencepost.check.expected.offsets=true`, and both brokers and proxy know of it."""
+    """A topic of two partitions with `fencepost.check.expected.offsets=true`, known to the broker and the proxy."""
     name = unique_topic("checked")
     with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
         admin.create_topics([NewTopic(name, 2, 1)])
@@ -159,13 +159,13 @@ def _is_checked(proxy: ProxyProcess, topic: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
-    """What the marked warnings are about, while they are expected."""
+    """Collect garbage while the expected warnings are ignored."""
     yield
     gc.collect()
 
 
 class Committed:
-    """What Kafka itself shows to read_committed readers, once every transaction of these has ended."""
+    """Values that Kafka shows to read_committed readers, once all transactions have ended."""
 
     def __init__(self, kafka: KafkaCluster, topic: str) -> None:
         self._kafka = kafka
@@ -211,7 +211,7 @@ def records(*values: bytes) -> list[Record]:
 def _tried(writer: Any, place: Place) -> bool:
     try:
         writer.append({place: (0, records(b"no"))})
-    except CheckIsOff:  # it was created just now
+    except CheckIsOff:  # the topic was created just now
         return False
     return True
 
@@ -228,10 +228,10 @@ def test_records_are_appended_to_all_partitions_or_none(
         closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer,
         closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
     ):
-        # given two partitions that were empty
+        # The first append goes to empty partitions.
         first, second = (topic, 0), (topic, 1)
         assert writer.append({second: (0, records(b"x", b"y")), first: (0, records(b"a"))}) == {first: 0, second: 0}
-        # then the next offset is behind the records and the marker, and that is what a reader is told
+        # The next offset is after the records and the marker, as the reader reports.
         assert writer.append({first: (2, records(b"b")), second: (3, records(b"z"))}) == {first: 2, second: 3}
         ends = until(
             lambda: (
@@ -241,14 +241,14 @@ def test_records_are_appended_to_all_partitions_or_none(
         )
         assert ends == {first: 4, second: 5}
         assert sorted(read) == [(first, b"a"), (first, b"b"), (second, b"x"), (second, b"y"), (second, b"z")]
-        # when one of two is expected elsewhere, whichever
+        # One of two expected offsets is wrong.
         for stale in ({first: (4, records(b"no")), second: (3, records(b"no"))}, {first: (99, records(b"no"))}):
             with pytest.raises(OffsetMismatch) as refusal:
                 writer.append(stale)
             (place,) = [each for each, (expected, _) in stale.items() if expected != ends[each]]
             assert (refusal.value.topic, refusal.value.partition) == place
             assert refusal.value.expected == stale[place][0]
-            # then nothing of either is there, and the same writer goes on, decided on what is
+            # Nothing is appended, and the same writer continues from the current log end.
             ends = retrying(lambda: _append_at_the_ends(writer, reader, b"next"), POLICY)
     assert committed() == [[b"a", b"b", b"next", b"next"], [b"x", b"y", b"z", b"next", b"next"]]
 
@@ -271,7 +271,7 @@ def test_refused_commit_appends_nothing_and_writer_continues(  # noqa: PLR0917
         with pytest.raises(TransactionConflict, match="commit refused"):
             writer.append({(topic, 0): (0, records(b"no")), (topic, 1): (0, records(b"no"))})
         assert refused.happened.is_set()
-        # It has aborted by then: nobody has to wait for a timeout.
+        # The writer has already aborted, so no other writer waits for a timeout.
         until(lambda: transaction_state(own_kafka.bootstrap, f"{topic}-w")[0] != "Ongoing", "the abort")
         retrying(lambda: _append_at_the_ends(writer, reader, b"yes"), POLICY)
     assert committed() == [[b"yes"], [b"yes"]]
@@ -284,7 +284,8 @@ def test_refused_commit_appends_nothing_and_writer_continues(  # noqa: PLR0917
 def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
     library: str, after: bool, pipe: FaultProxy, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
-    """For longer than the writer waits for an answer nothing gets through. Then a new producer, and the log, tell."""
+    """All connections fail for longer than the writer waits for a response. A new producer and the log then give the
+    outcome."""
     with (
         closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w", HASTY)) as writer,
         closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
@@ -306,7 +307,7 @@ def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
 
 
 def broken_commit(direction: Direction) -> Cut:
-    """Closes all connections, and new ones until `accept`: before the commit is sent on, or once it was answered."""
+    """Close all connections, and new ones until `accept`, before the commit request or its response is relayed."""
     return Cut(direction, api_key=END_TXN, when=commits, refuse=True)
 
 
@@ -380,7 +381,7 @@ def test_what_nothing_would_check_is_not_sent(
             admin.create_topics([NewTopic(f"required-{topic}", 1, 1)])
         with pytest.raises(ValueError, match="which refuses transactions"):
             until(lambda: _tried(writer, (f"required-{topic}", 0)), "the topic")
-        # one of them may come wherever it comes
+        # One partition may have no expected offset.
         writer.append({(topic, 0): (0, records(b"yes")), (topic, 1): (None, records(b"wherever"))})
     assert committed() == [[b"yes"], [b"wherever"]]
 
@@ -389,7 +390,8 @@ def test_what_nothing_would_check_is_not_sent(
 def test_bypassing_append_aborts_the_whole_transaction(
     library: str, own_kafka: KafkaCluster, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
-    """Kafka does not compare the offsets of a transaction's batches: one lands elsewhere, and the whole is aborted."""
+    """Kafka does not check the offsets of transactional batches. One batch is misplaced, and the whole transaction is
+    aborted."""
     with (
         closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer,
         closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
@@ -405,7 +407,7 @@ def test_bypassing_append_aborts_the_whole_transaction(
     assert committed() == [[b"first", b"second"], [b"first", b"around", b"second"]]
 
 
-# --- unmodified clients: a refused commit, as docs/other-clients.md has it --------------------------------------------
+# --- unmodified clients: a refused commit, as in docs/other-clients.md ------------------------------------------------
 
 
 class _KafkaPython:
@@ -507,7 +509,7 @@ def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
             client.send(topic, b"yes")
             client.commit()
         else:
-            with pytest.raises((KafkaError, AssertionError)):  # aiokafka: of its own states
+            with pytest.raises((KafkaError, AssertionError)):  # aiokafka raises AssertionError for its internal states
                 client.abort()
     with closing(made(own_proxy.bootstrap, f"{topic}-w")) as another:
         another.send(topic, b"another")
@@ -516,7 +518,7 @@ def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
 
 
 def _java_client(release: str, arguments: list[str]) -> list[str]:
-    """What it prints, on the jars of that release of the client; 3.7.2 is no release that tests have a broker of."""
+    """The program's output with the jars of that client release. Tests have no broker of 3.7.2."""
     if release in RELEASES:
         classes = compile_java([JAVA], version=release)
         ran = run_java("ConditionalTransactions", arguments, classes=classes, version=release, timeout_seconds=200)

@@ -1,5 +1,7 @@
-"""Two accounts on two partitions, as a person runs it: many writers of every client library, and money is conserved,
-also where writers and proxies are killed; in transactions without expectations it is not."""
+"""Transfers between two accounts on two partitions, run as a command with many writers of every client library.
+
+The total is conserved, also when writers and proxies are killed. In transactions without expected offsets it is not.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_many_writers_neither_make_nor_lose_money(bank_proxy: ProxyProcess, uniq
     _conserved(status, reported)
     decided = re.search(r"36 transfers were decided (\d+) times", reported)
     assert decided is not None
-    assert int(decided[1]) > 36, "they never met: nothing was shown"
+    assert int(decided[1]) > 36, "no transfer was decided twice: the writers never competed"
 
 
 def test_transactions_alone_lose_it(bank_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
@@ -72,7 +74,7 @@ def test_transactions_alone_lose_it(bank_proxy: ProxyProcess, unique_topic: Call
     print(reported)
     assert status == 1, reported
     assert "NOT CONSERVED" in reported
-    assert "transfers lost: 0" in reported, "each transfer is all or nothing, but that does not help"
+    assert "transfers lost: 0" in reported, "every transfer is atomic, although the total changed"
 
 
 def test_writers_and_proxies_are_killed(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
@@ -105,7 +107,7 @@ def _killed(
 def test_java_writers_do_it_by_hand(
     version: int, kafka: KafkaCluster, bank_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    """As docs/other-clients.md shows it, in clusters of both transaction versions."""
+    """The code of docs/other-clients.md, with both transaction versions."""
     release, before = kafka_version(), PAID_IN
     classes = compile_java([JAVA], version=release)
     topic = unique_topic("bank-java")
@@ -136,6 +138,6 @@ def test_java_writers_do_it_by_hand(
     with LogReader(places, bootstrap_servers=bank_proxy.bootstrap) as log:
         until(lambda: log.read_to_end(apply) and len(values[0]) == len(values[1]) == 13, "the last markers")
     print(f"transactions v{version}: 12 transfers were decided {decided} times")
-    assert [name for name, _ in values[0]] == [name for name, _ in values[1]], "not in the same order"
+    assert [name for name, _ in values[0]] == [name for name, _ in values[1]], "the partitions have different orders"
     assert sorted(name for name, _ in values[0]) == sorted(["deposit", *(f"{w}-{n}" for w in "ab" for n in range(6))])
     assert {mine + other for (_, mine), (_, other) in zip(values[0], values[1], strict=True)} == {2 * before}

@@ -1,7 +1,7 @@
-"""Two worker processes behind one address: clients notice nothing of it, whichever of them took their connection.
+"""Two worker processes share one address, and clients notice no difference between them.
 
-On `required` topics Kafka compares, so both workers append. What needs one owner is worker 0's: a connection of
-worker 1 that comes to such a request goes over to it, with all that was sent ahead.
+On `required` topics, Kafka checks the sequence, so both workers append. Other checked topics need the primary worker.
+If a connection of worker 1 sends a request for one, the connection migrates with all pipelined requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PRIMARY, OTHER = 0, 1
 
 
 class Workers(ProxyProcess):
-    """A proxy of two workers, and what it tells of each."""
+    """A proxy of two workers, with the metrics of each."""
 
     def __init__(self, upstream: str, directory: Path, *, config: str = GUARDED_BY_NAME) -> None:
         self._status = f"127.0.0.1:{free_ports_in_a_row(1)}"
@@ -60,7 +60,7 @@ class Workers(ProxyProcess):
         return found
 
     def metric(self, name: str) -> float:
-        """0 where it is not told."""
+        """The value, or 0 if the metric is absent."""
         lines = [line for line in self.get("/metrics").splitlines() if line.startswith(f"{name} ")]
         return float(lines[0].split()[-1]) if lines else 0.0
 
@@ -80,7 +80,7 @@ class Workers(ProxyProcess):
         return pid
 
     def connect(self, worker: int, topic: str | None = None) -> Connection:
-        """A connection that this worker took: to the topic's leader, else to bootstrap."""
+        """A connection accepted by this worker: to the topic's leader, otherwise to bootstrap."""
         address = self.bootstrap if topic is None else until(lambda: self.known_leader(topic), f"a leader of {topic}")
         with ExitStack() as others:
             while True:
@@ -101,7 +101,7 @@ class Workers(ProxyProcess):
 
     def _serves(self) -> bool:
         status = self.status()
-        # Other warnings are of what other tests have done to this Kafka: topics that grew around the proxy.
+        # Other tests at this Kafka cause other warnings, such as topics expanded directly at Kafka.
         return bool(status["ready"]) and not any("is starting" in each for each in status["warnings"])
 
     def await_start(self, worker: int, starts: int) -> None:
@@ -119,7 +119,7 @@ def shared(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def own(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Workers]:
-    """To be killed."""
+    """A proxy that the test may kill."""
     with Workers(kafka.bootstrap, tmp_path) as proxy:
         yield proxy
 
@@ -138,7 +138,7 @@ def new_topic(proxy: Workers, prefix: str) -> str:
 
 
 def append(connection: Connection, topic: str, records: bytes) -> Answer:
-    """6 is an answer while a leader or a gate is new."""
+    """Append, and retry while the error is 6, as for a new leader or sequencer."""
 
     last: list[Answer] = []
 
@@ -153,7 +153,7 @@ def append(connection: Connection, topic: str, records: bytes) -> Answer:
     return last[0]
 
 
-# --- what any worker may do -------------------------------------------------------------------------------------------
+# --- requests for any worker ------------------------------------------------------------------------------------------
 
 
 def test_unchecked_connections_stay_with_either_worker(shared: Workers, log: Log) -> None:
@@ -180,7 +180,7 @@ def test_connections_are_shared_out_evenly(shared: Workers) -> None:
         def counts() -> list[float]:
             return [shared.of_worker("client_connections", worker) for worker in (PRIMARY, OTHER)]
 
-        # Those of other tests may be about to be closed.
+        # Connections of other tests may be closing.
         until(lambda: abs(counts()[0] - counts()[1]) <= 4, "as many connections here as there")
 
 
@@ -203,7 +203,7 @@ def test_writers_through_both_workers_race_on_required_topic(shared: Workers, lo
             assert shared.of_worker("requests_total", worker) >= before + rounds
 
 
-# --- what the owner does ----------------------------------------------------------------------------------------------
+# --- requests for the primary worker ----------------------------------------------------------------------------------
 
 
 def test_pipelining_connection_migrates_to_primary_worker_completely(shared: Workers, log: Log) -> None:
@@ -241,7 +241,8 @@ def produce(batches: dict[str, dict[int, bytes]]) -> Any:
 
 
 def test_writers_through_both_workers_race_on_checked_topic(shared: Workers, log: Log) -> None:
-    """Beside producers that keep their own ids: two processes could tell afterwards at best, one lets nothing pass."""
+    """Idempotent producers append too. Two processes could only detect misplaced appends, while one process prevents
+    them."""
     topic = new_topic(shared, "checked")
     proxies: Sequence[ProxyProcess] = [shared]
     writers = [
@@ -284,7 +285,8 @@ def await_end(log: Log, topic: str, end: int, writers: Sequence[Writer]) -> None
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_a_transaction_with_expectations_through_the_other_worker(protocol: int, shared: Workers, log: Log) -> None:
-    """The owner knows of it as soon as Kafka does: nobody's expectation is judged before its marker is there."""
+    """The primary worker learns of the transaction as soon as Kafka. It checks no expected offset before the marker is
+    written."""
     topic = new_topic(shared, "checked")
     with shared.connect(OTHER, topic) as found, shared.connect(PRIMARY, topic) as rival:
         assert append(rival, topic, batch(b"before", expected=0)).base_offset == 0
@@ -303,7 +305,8 @@ def test_a_transaction_with_expectations_through_the_other_worker(protocol: int,
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_commit_through_other_worker_is_validated(protocol: int, shared: Workers, log: Log) -> None:
-    """It goes over to the owner, as the appends did, which knows without a look at the log what has become of them."""
+    """The commit migrates to the primary worker, as the appends did. It knows their outcomes without reading the
+    log."""
     topic = new_topic(shared, "checked")
     with (
         shared.connect(PRIMARY, topic) as append_here,
@@ -342,7 +345,8 @@ def test_config_change_through_any_worker_reaches_all(shared: Workers) -> None:
 
 
 def test_failed_pipeline_stays_failed_after_migration(shared: Workers, log: Log) -> None:
-    """A, on a `required` topic, loses; B was sent behind it, and between them what makes the connection go over."""
+    """1: A is refused on a `required` topic. 2: A request for a `checked` topic makes the connection migrate. 3: B,
+    pipelined after A, must fail."""
     required, checked = new_topic(shared, "required"), new_topic(shared, "checked")
     with shared.connect(OTHER, required) as connection, shared.connect(PRIMARY, required) as rival:
         assert append(rival, required, batch(b"theirs", expected=0)).base_offset == 0
@@ -358,7 +362,7 @@ def test_failed_pipeline_stays_failed_after_migration(shared: Workers, log: Log)
         connection.socket.sendall(b"".join(frames))
         a, _, b = (connection.receive_produce()[1] for _ in frames)
         assert a[required, 0].error_code == POLICY_VIOLATION
-        assert b[required, 0].error_code != OK, "it lies behind another's record as if that were A"
+        assert b[required, 0].error_code != OK, "B was appended as if A had been"
     assert b"B" not in log.values(required)
 
 
@@ -390,7 +394,7 @@ def test_worker_killed_under_load_is_restarted(worker: int, prefix: str, own: Wo
 
 
 def test_checked_append_fails_when_paused_primary_is_killed(own: Workers, log: Log) -> None:
-    """Given that the owner stands still, a connection that needs it waits, and is closed once it is killed."""
+    """A connection that needs the paused primary worker waits. It is closed when the worker is killed."""
     checked, plain = new_topic(own, "checked"), new_topic(own, "plain")
     with own.connect(OTHER, checked) as needs_it, own.connect(OTHER, plain) as does_not:
         pid = own.worker_pid(PRIMARY)
@@ -432,4 +436,4 @@ def test_taken_port_fails_the_start_of_workers(kafka: KafkaCluster, tmp_path: Pa
         began = time.monotonic()
         with pytest.raises(AssertionError, match="another process listens there"):
             ProxyProcess(kafka.bootstrap, tmp_path, port=first.port, arguments=("--workers", "2"))
-        assert time.monotonic() - began < READY_SECONDS, "it had to be killed"
+        assert time.monotonic() - began < READY_SECONDS, "the start timed out"
