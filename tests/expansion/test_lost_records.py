@@ -128,13 +128,11 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
     # Given a prior partition with two replicas: the second is down while the last records are written, and the
     # expansion's threshold lies after them. (State topic and groups are on the first broker, which stays.)
     with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=GROWING) as proxy:
-        leader, duplicate_waiter = kafka.add_broker(), kafka.add_broker()
+        leader, follower = kafka.add_broker(), kafka.add_broker()
         topic, group = unique_topic("ordered"), f"truncated-{uuid4().hex[:8]}"
         with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
             configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
-            admin.create_topics(
-                [NewTopic(topic, replica_assignments={0: [leader, duplicate_waiter]}, topic_configs=configs)]
-            )
+            admin.create_topics([NewTopic(topic, replica_assignments={0: [leader, follower]}, topic_configs=configs)])
         first = str(kafka.address(1))
 
         def led_by(node_id: int, *, in_sync: int) -> bool:
@@ -145,7 +143,7 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
 
         until(lambda: led_by(leader, in_sync=2), f"{topic} to appear")
         _append(first, topic, 0, [b"%d" % n for n in range(5)])
-        kafka.kill(duplicate_waiter)
+        kafka.kill(follower)
         until(lambda: led_by(leader, in_sync=1), "the follower to leave the in-sync replicas")
         _append(first, topic, 0, [b"%d" % n for n in range(5, 9)])
         until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to be expanded")
@@ -153,8 +151,8 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
 
         # When the leader fails permanently, and the replica that lacks the records becomes leader
         kafka.kill(leader)
-        kafka.restart(duplicate_waiter, wait=False)
-        until(lambda: led_by(duplicate_waiter, in_sync=1), "an unclean election")
+        kafka.restart(follower, wait=False)
+        until(lambda: led_by(follower, in_sync=1), "an unclean election")
         until(lambda: Log(first).end(topic, 0) == 5, "the log to be shorter")
         _append(first, topic, 1, [b"new"] * 3)
 

@@ -91,11 +91,11 @@ def assert_refused(answer: Answer, code: int, message: str, *, base_offset: int 
 def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> None:
     """With a paused follower replica, acks=1 completes immediately and acks=all does not."""
     log3 = Log(kafka3.bootstrap)
-    leader, duplicate_waiter, _ = kafka3.node_ids
+    leader, follower, _ = kafka3.node_ids
     topics = {prefix: unique_topic(prefix) for prefix in ("plain", "required", "checked")}
     with Connection(proxy3.bootstrap) as admin:
         for topic in topics.values():
-            assert admin.create_topic(topic, on=[leader, duplicate_waiter]) == (OK, None)
+            assert admin.create_topic(topic, on=[leader, follower]) == (OK, None)
             assert log3.end(topic) == 0
     with contextlib.ExitStack() as stack:
         clients = {prefix: stack.enter_context(_leader_through(proxy3, topic)) for prefix, topic in topics.items()}
@@ -104,14 +104,14 @@ def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, uniqu
                 lambda prefix=prefix, client=client: client.append(topics[prefix], batch(b"warm", expected=0))[0] == OK,
                 f"an append to {topics[prefix]}",
             )
-        kafka3.pause(duplicate_waiter)
+        kafka3.pause(follower)
         try:
             for prefix, client in clients.items():
                 client.send_produce({topics[prefix]: {0: _stated(prefix)}}, acks=1)
             answered = {"plain": _answers_within(clients["plain"], 60.0)}
             answered |= {prefix: _answers_within(clients[prefix], 0.5) for prefix in ("required", "checked")}
         finally:
-            kafka3.resume(duplicate_waiter)
+            kafka3.resume(follower)
         assert answered == {"plain": True, "required": False, "checked": False}
         for prefix, client in clients.items():
             assert client.receive_produce()[1][topics[prefix], 0][:2] == (OK, 1)

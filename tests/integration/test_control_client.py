@@ -152,10 +152,10 @@ def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
     async def story(client: ControlClient) -> None:
         tp = await new_topic(client, replicas=3)
         end = await client.log_end(tp)
-        duplicate_waiter = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
+        follower = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
 
         # A follower replica responds to DescribeProducers, and that request has no epoch to fence it.
-        believe(client, tp, Leader(duplicate_waiter, end.leader_epoch))
+        believe(client, tp, Leader(follower, end.leader_epoch))
         reading = await client.read_partition(tp)
 
         assert reading.log_end.node_id == end.node_id
@@ -492,8 +492,8 @@ def test_partition_end_is_replicated_at_high_watermark(kafka3: KafkaCluster) -> 
         tp = await new_topic(client, replicas=3)
         assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
         leader = (await client.log_end(tp)).node_id
-        duplicate_waiters = [node for node in kafka3.node_ids if node != leader]
-        with paused(kafka3, *duplicate_waiters):
+        followers = [node for node in kafka3.node_ids if node != leader]
+        with paused(kafka3, *followers):
             assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).error_code == 0
             end = await client.partition_end(tp)
             assert (end.log_end.offset, end.high_watermark) == (2, 1)

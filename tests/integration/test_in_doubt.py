@@ -237,15 +237,15 @@ def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, sa
     client, end = story.warm_client()
     values = [story.value("timeout", end), story.value("named", end + 1)]
     with client:
-        for duplicate_waiter in (2, 3):
-            stage3.kafka.pause(duplicate_waiter)
+        for follower in (2, 3):
+            stage3.kafka.pause(follower)
         try:
             story.send(client, values[0], at=end, timeout_ms=3_000)
             story.send(client, values[1], at=end + 1, named=True, timeout_ms=3_000)
             time.sleep(4)
         finally:
-            for duplicate_waiter in (2, 3):
-                stage3.kafka.resume(duplicate_waiter)
+            for follower in (2, 3):
+                stage3.kafka.resume(follower)
         codes = story.apply_records(client, *values)
     stage3.await_in_sync(story.topic)
     say(f"followers stood still: told {codes}")

@@ -220,14 +220,14 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
         if run >= rounds and (truncated or run >= rounds + 4):
             break
         leader = stage3.leader(topic)
-        duplicate_waiters = [each for each in NODES if each != leader]
+        followers = [each for each in NODES if each != leader]
         stage3.lead(STATE_TOPIC, leader)  # otherwise the proxies cannot read it and stop serving
         with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
             client.api_versions()  # older than the acknowledgement that confirms the fence, so it may pipeline
             end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
             tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
-            for duplicate_waiter in duplicate_waiters:
-                stage3.kafka.pause(duplicate_waiter)
+            for follower in followers:
+                stage3.kafka.pause(follower)
             time.sleep(1)  # lets the followers' waiting fetches end (replica.fetch.wait.max.ms)
             for i, value in enumerate(tail):
                 ledger.sent(value)
@@ -235,8 +235,8 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
                 client.send_produce({topic: {0: batch(value, expected=end + i)}}, acks=1, timeout_ms=8_000)
             until(partial(has_grown, stage3, topic, leader, end), "a tail")
             stage3.kafka.pause(leader)
-            for duplicate_waiter in duplicate_waiters:
-                stage3.kafka.resume(duplicate_waiter)
+            for follower in followers:
+                stage3.kafka.resume(follower)
             stage3.await_leader(topic, other_than=leader)
             # Another writer takes the offsets that the former leader assigned to these appends.
             other = append_at_the_end(stage3.log, stage3.proxies[1], topic, f"other{run}", ledger)
