@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, filled_topic
 from tests.support.three_brokers import Stage3, three_brokers
 
 
@@ -42,3 +43,24 @@ def stage3(shared_stage3: Stage3) -> Iterator[Stage3]:
     """Three brokers that a test may kill, stop or cut off, and two proxies. All are restored after each test."""
     yield shared_stage3
     shared_stage3.mend()
+
+
+@pytest.fixture
+def log(kafka: KafkaCluster) -> Log:
+    return Log(kafka.bootstrap)
+
+
+@pytest.fixture
+def client(proxy: ProxyProcess) -> Iterator[Connection]:
+    with Connection(proxy.bootstrap) as connection:
+        yield connection
+
+
+@pytest.fixture
+def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> Callable[..., str]:
+    """`new_topic("required", length=3)`: a checked topic with so many records, appended through the proxy."""
+
+    def create(prefix: str, *, length: int = 0) -> str:
+        return filled_topic(client, log, unique_topic(prefix), length)
+
+    return create

@@ -21,7 +21,7 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, filled_topic, produce_request, settled
+from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, produce_request, settled
 
 pytestmark = pytest.mark.kafka
 
@@ -43,27 +43,6 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield process
         assert "Traceback" not in process.log
         assert "crashed" not in process.log
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Log:
-    return Log(kafka.bootstrap)
-
-
-@pytest.fixture
-def client(proxy: ProxyProcess) -> Iterator[Connection]:
-    with Connection(proxy.bootstrap) as connection:
-        yield connection
-
-
-@pytest.fixture
-def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> NewTopic:
-    """`new_topic("required", length=3)`: a checked topic with so many records, appended through the proxy."""
-
-    def create(prefix: str, *, length: int = 0) -> str:
-        return filled_topic(client, log, unique_topic(prefix), length)
-
-    return create
 
 
 @dataclass

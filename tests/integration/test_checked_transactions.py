@@ -32,7 +32,7 @@ from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.messages import RawConnection
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, Producer, batch, filled_topic, produce_request, settled
+from tests.support.raw import Answer, Connection, Log, Producer, batch, produce_request, settled
 from tests.support.transactions import (
     Transactional,
     abort_as_an_admin,
@@ -86,16 +86,6 @@ def log(cluster: KafkaCluster) -> Log:
 def client(proxy: ProxyProcess) -> Iterator[Connection]:
     with Connection(proxy.bootstrap, timeout_seconds=60) as connection:
         yield connection
-
-
-@pytest.fixture
-def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> NewTopic:
-    """`new_topic("checked", length=2)`: a checked topic with so many records, appended through the proxy."""
-
-    def create(prefix: str, *, length: int = 0) -> str:
-        return filled_topic(client, log, unique_topic(prefix), length)
-
-    return create
 
 
 @dataclass

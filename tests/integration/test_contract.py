@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,6 @@ STATE_TOPIC = "__fencepost_state"
 FORGED = b'{"forged": true}'
 
 NewTopic = Callable[..., str]
-
-
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Log:
-    return Log(kafka.bootstrap)
-
-
-@pytest.fixture
-def client(proxy: ProxyProcess) -> Iterator[Connection]:
-    with Connection(proxy.bootstrap) as connection:
-        yield connection
 
 
 @pytest.fixture

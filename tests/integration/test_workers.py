@@ -124,11 +124,6 @@ def own(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Workers]:
         yield proxy
 
 
-@pytest.fixture
-def log(kafka: KafkaCluster) -> Log:
-    return Log(kafka.bootstrap)
-
-
 def new_topic(proxy: Workers, prefix: str) -> str:
     topic = unique_topic(prefix)
     with Connection(proxy.bootstrap) as connection:
