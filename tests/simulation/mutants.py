@@ -878,7 +878,7 @@ MUTANTS = (
         edit(
             PartitionSequencer,
             "take",
-            ("append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None", "False"),
+            ("append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None", "False"),
         ),
         rule="what the policy refuses is refused",
     ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_policies.append_policy import InvalidConfigValue
 from fencepost_policies.partitioners import Partitioner
 from fencepost_proxy.topics.virtual_configs import (
     UNCHECKED,
     VIRTUAL_CONFIGS,
-    InvalidConfigValue,
     TopicPolicy,
     check_topic_config,
     durability_warnings,

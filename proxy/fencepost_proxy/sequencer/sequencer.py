@@ -74,7 +74,7 @@ sequencer does not: with an expected offset, the producer id must belong to the 
 
 from __future__ import annotations
 
-from fencepost_policies.append import Check, Facts, Refusal
+from fencepost_policies.append import NO_FACTS, Check, Refusal
 from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import (
@@ -119,8 +119,6 @@ from fencepost_proxy.sequencer.state import (
 )
 from fencepost_proxy.types import MARKER, SEQUENCE_MODULUS
 from fencepost_proxy.wire.produce import PartitionResult
-
-_FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
 
 
 class PartitionSequencer(InDoubtResolver):
@@ -200,7 +198,7 @@ class PartitionSequencer(InDoubtResolver):
         if self._queue or self._admitted or self._in_doubt_appends or self._being_read or self._awaits_marker(now):
             return False
         append = pending.append
-        if append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None:
+        if append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None:
             return False
         kind = pending.kind = self._kind_of(pending)
         if self.phase is not Phase.OPEN and (
@@ -289,7 +287,7 @@ class PartitionSequencer(InDoubtResolver):
         if pending.append.transactional and pending.check is Check.REQUIRED:
             refusal = self._no_transactions(pending)
         if refusal is None:
-            refusal = POLICY.check(pending.append, _FACTS[pending.check])
+            refusal = POLICY.check(pending.append, pending.check, NO_FACTS)
         if refusal is None:
             refusal = self.memory.violation_of(pending)
         if refusal is not None:

@@ -17,6 +17,7 @@ import struct
 from uuid import UUID
 
 from fencepost_policies.append import Refusal
+from fencepost_policies.append_policy import Reads
 from fencepost_policies.values import value
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.session.checked_produce import PRODUCE_BY_ID, CheckedProduce, due_by
@@ -260,6 +261,7 @@ class FastPath(CheckedProduce):
                 records,
                 services.header_names,
                 source_is_base=policy.source_is_base,
+                timestamps=Reads.TIMESTAMPS in policy.reads,
                 bytes_max=services.decompressed_bytes_max,
                 effort=Effort(services.read_here_bytes_max, HERE_STEPS_MAX),
             )
@@ -270,6 +272,9 @@ class FastPath(CheckedProduce):
             services.release(len(frame))
             return None
         pending.leader_epoch = services.leader_epoch(key)
+        if policy.on_arrival and self._refused_on_arrival(policy, pending.append, now) is not None:
+            services.release(len(frame))
+            return None
         if not sequencer.take(pending, now):
             services.release(len(frame))
             return None

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from fencepost_policies.append import Refusal
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
+from fencepost_policies.append import NO_FACTS, Refusal
+from fencepost_policies.append_policy import Reads
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
 from fencepost_policies.values import value
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fencepost_proxy.session.pending_responses import PipelineKey
 
 ACKS_ALL = -1
+LEVEL_POLICY = IdempotenceLevel()
 NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -250,6 +252,7 @@ def make_pending_append(
         data.records,
         draft.names,
         source_is_base=draft.policy.source_is_base,
+        timestamps=Reads.TIMESTAMPS in draft.policy.reads,
         bytes_max=draft.decompressed_bytes_max,
     )
     if isinstance(scan, Refusal):
@@ -259,7 +262,7 @@ def make_pending_append(
     if header.is_control:
         return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
     if header.producer_id >= MADE_UP_IDS_FROM:
-        not_permitted = check_idempotence(partition.topic, partition.partition, header.producer_id, Level.OFF)
+        not_permitted = LEVEL_POLICY.check(append_of(partition, scan), Level.OFF, NO_FACTS)
         assert not_permitted is not None
         return not_permitted
     if header.producer_id in draft.shared_producer_ids:
