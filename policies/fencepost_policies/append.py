@@ -127,10 +127,10 @@ def header_unreadable(append: Append) -> Refusal | None:
     bad = append.unreadable
     if bad is None:
         return None
-    where = f"{place(append)} record={bad.record} header={bad.header}"
-    return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {where}: {bad.reason}")
+    record = f"{where(append)} record={bad.record} header={bad.header}"
+    return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {record}: {bad.reason}")
 
 
-def place(append: Append) -> str:
+def where(append: Append) -> str:
     """The topic and the partition, as in the text of a refusal."""
     return f"topic={append.topic} partition={append.partition}"

@@ -33,8 +33,12 @@ class TopicConfig(Generic[S]):
     documentation: str
 
     @property
-    def values(self) -> tuple[str, ...]:
+    def valid(self) -> str:
         """The valid values, for people."""
+        raise NotImplementedError
+
+    @property
+    def example(self) -> str:
         raise NotImplementedError
 
     def parse(self, text: str | None) -> str:
@@ -46,10 +50,7 @@ class TopicConfig(Generic[S]):
         raise NotImplementedError
 
     def _invalid(self, text: str | None) -> InvalidConfigValue:
-        *first, last = self.values
-        return InvalidConfigValue(
-            f"Invalid value {text!r} for configuration {self.name}: it must be {', '.join(first)} or {last}"
-        )
+        return InvalidConfigValue(f"Invalid value {text!r} for configuration {self.name}: it must be {self.valid}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,13 @@ class Choice(TopicConfig[S]):
     settings: Mapping[str, S]
 
     @property
-    def values(self) -> tuple[str, ...]:
-        return tuple(self.settings)
+    def valid(self) -> str:
+        *first, last = self.settings
+        return f"{', '.join(first)} or {last}"
+
+    @property
+    def example(self) -> str:
+        return tuple(self.settings)[-1]
 
     def parse(self, text: str | None) -> str:
         word = (text or "").strip().lower()
@@ -77,8 +83,12 @@ class Milliseconds(TopicConfig[int | None]):
     """A duration. -1 means no limit; the setting is None then."""
 
     @property
-    def values(self) -> tuple[str, ...]:
-        return "-1", "a number of milliseconds from 1"
+    def valid(self) -> str:
+        return "milliseconds from 1, or -1"
+
+    @property
+    def example(self) -> str:
+        return "60000"
 
     def parse(self, text: str | None) -> str:
         digits = (text or "").strip()

@@ -12,7 +12,7 @@ from fencepost_policies.append import (
     Facts,
     Refusal,
     header_unreadable,
-    place,
+    where,
 )
 from fencepost_policies.append_policy import AppendPolicy, Choice, Reads, Stage
 
@@ -55,7 +55,7 @@ def offset_mismatch(
         detail = f"expected={wrong.expected} actual={actual + wrong.offset_delta} record={wrong.record}"
     else:
         detail = f"expected={expected} actual={actual}"
-    message = f"OFFSET_MISMATCH {place(append)} {detail}"
+    message = f"OFFSET_MISMATCH {where(append)} {detail}"
     if possibly_yours:
         message += f" {POSSIBLY_YOURS}"
     return Refusal(POLICY_VIOLATION, "offset_mismatch", message, base_offset=actual, log_start_offset=log_start_offset)
@@ -87,7 +87,7 @@ class ConditionalPublish(AppendPolicy[Check]):
         return Refusal(
             POLICY_VIOLATION,
             "expectation_required",
-            f"EXPECTATION_REQUIRED {place(append)}: this topic has "
+            f"EXPECTATION_REQUIRED {where(append)}: this topic has "
             "fencepost.check.expected.offsets=required, so the first record of every batch must carry its expected "
             "offset",
         )
@@ -101,7 +101,7 @@ class ConditionalPublish(AppendPolicy[Check]):
         return Refusal(
             INVALID_TIMESTAMP,
             "timestamp_too_old",
-            f"TIMESTAMP_TOO_OLD {place(append)} newest={have} limit={oldest}: "
+            f"TIMESTAMP_TOO_OLD {where(append)} newest={have} limit={oldest}: "
             "Kafka forgets a producer by its record timestamps, so the newest record of a conditional batch must be "
             "younger than half of producer.id.expiration.ms (put the event time into the value or a header)",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLATION, Append, Facts, Refusal, place
+from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLATION, Append, Facts, Refusal, where
 from fencepost_policies.append_policy import AppendPolicy, Choice, Stage
 
 
@@ -51,7 +51,7 @@ class IdempotenceLevel(AppendPolicy[Level]):
             return Refusal(
                 CLUSTER_AUTHORIZATION_FAILED,
                 "idempotence_not_permitted",
-                f"IDEMPOTENCE_NOT_PERMITTED {place(append)}: Kafka does not permit this client to be idempotent; "
+                f"IDEMPOTENCE_NOT_PERMITTED {where(append)}: Kafka does not permit this client to be idempotent; "
                 "its producer id works with fencepost.idempotence.level=safe only (allow it WRITE, before Kafka 2.8 "
                 "IDEMPOTENT_WRITE on the cluster, or disable its idempotence)",
             )
@@ -59,7 +59,7 @@ class IdempotenceLevel(AppendPolicy[Level]):
             return Refusal(
                 POLICY_VIOLATION,
                 "idempotence_required",
-                f"IDEMPOTENCE_REQUIRED {place(append)}: batch without producer id, but "
+                f"IDEMPOTENCE_REQUIRED {where(append)}: batch without producer id, but "
                 "fencepost.idempotence.level=required (use an idempotent producer, enable.idempotence=true, or set the "
                 "level to safe or off)",
             )

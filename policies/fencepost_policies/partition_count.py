@@ -18,7 +18,7 @@ from fencepost_policies.append import (
     Facts,
     PartitionFacts,
     Refusal,
-    place,
+    where,
 )
 from fencepost_policies.append_policy import AppendPolicy, Choice, Reads, Stage
 from fencepost_policies.partitioners import Partitioner, partition_for
@@ -67,7 +67,7 @@ class PartitionCount(AppendPolicy[Check]):
             return Refusal(
                 INVALID_RECORD,
                 "partition_count_contradiction",
-                f"PARTITION_COUNT_CONTRADICTION {place(append)}: record header has {stated}, request has {of.declared}",
+                f"PARTITION_COUNT_CONTRADICTION {where(append)}: record header has {stated}, request has {of.declared}",
             )
         stated = of.declared if stated is None else stated
         if stated is not None:
@@ -76,7 +76,7 @@ class PartitionCount(AppendPolicy[Check]):
             return Refusal(
                 POLICY_VIOLATION,
                 "partition_count_required",
-                f"PARTITION_COUNT_REQUIRED {place(append)} actual={of.count}: this topic has "
+                f"PARTITION_COUNT_REQUIRED {where(append)} actual={of.count}: this topic has "
                 "fencepost.check.partition.count=required, so the first record of every batch must carry the partition "
                 "count used to place its key, in the record header fencepost-partition-count",
             )
@@ -89,7 +89,7 @@ class PartitionCount(AppendPolicy[Check]):
 
 def invalid_partition_count(append: Append, expected: int, actual: int) -> Refusal:
     """Refusal of a batch placed with `expected` partitions when there are `actual`."""
-    message = f"INVALID_PARTITION_COUNT {place(append)} expected={expected} actual={actual}"
+    message = f"INVALID_PARTITION_COUNT {where(append)} expected={expected} actual={actual}"
     return Refusal(INVALID_PARTITIONS, "invalid_partition_count", message)
 
 
@@ -100,7 +100,7 @@ def _misplaced(append: Append, of: PartitionFacts, partitioner: Partitioner) -> 
             return Refusal(
                 INVALID_PARTITIONS,
                 "misplaced_key",
-                f"MISPLACED_KEY {place(append)} record={record} belongs={belongs} actual={of.count}: of "
+                f"MISPLACED_KEY {where(append)} record={record} belongs={belongs} actual={of.count}: of "
                 f"{of.count} partitions, its key is placed on another one by {partitioner.value}",
             )
     return None

@@ -8,9 +8,11 @@ from fencepost_policies.append_policy import AppendPolicy
 from fencepost_policies.conditional_publish import ConditionalPublish
 from fencepost_policies.idempotence_level import IdempotenceLevel
 from fencepost_policies.partition_count import PartitionCount
+from fencepost_policies.record_age import RecordAge
 
 POLICIES: Final[tuple[AppendPolicy[Any], ...]] = (
     ConditionalPublish(),
     PartitionCount(),
     IdempotenceLevel(),
+    RecordAge(),
 )

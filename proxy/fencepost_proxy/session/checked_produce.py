@@ -310,11 +310,11 @@ class CheckedProduce(AtBarriers):
         for pipeline_key in produce.misread:
             self._failed_pipelines[pipeline_key] = Failed(produce.results[pipeline_key[0]])
             pending_response.pipeline_keys.append(pipeline_key)
-        for topic in produce.request.topics if produce.count_refused or produce.denied else ():
+        for topic in produce.request.topics if produce.refused_by_policy or produce.denied else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.is_checked else ():
                 key = TopicPartition(topic.name, data.partition)
-                if key in produce.count_refused or topic.name in produce.denied:
+                if key in produce.refused_by_policy or topic.name in produce.denied:
                     pipeline_key = (key, pipeline_of(data))
                     self._failed_pipelines[pipeline_key] = Failed(produce.results[key])
                     pending_response.pipeline_keys.append(pipeline_key)
@@ -371,13 +371,13 @@ class CheckedProduce(AtBarriers):
                 assert produce.readings is not None
                 scan = produce.readings.of(key, data.records, policy)
                 if isinstance(scan, Refusal):
-                    refusal: Refusal | None = scan
-                else:
-                    refusal = self._refused_on_arrival(policy, append_of(key, scan), now)
+                    if not policy.is_checked:  # else `_take_draft` refuses it
+                        self._refuse(produce, key, scan)
+                    continue
+                refusal = self._refused_on_arrival(policy, append_of(key, scan), now)
                 if refusal is not None:
                     self._refuse(produce, key, refusal)
-                    if policy.is_checked:
-                        produce.misread.append((key, pipeline_of(data)))
+                    produce.refused_by_policy |= {key}
 
     def _refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
         facts = Facts(now_ms=self._services.unix_ms(now))
@@ -1142,7 +1142,7 @@ class CheckedProduce(AtBarriers):
                     and not (result.error_code == Error.NOT_LEADER_OR_FOLLOWER and self._now >= self._login_ends)
                     and (
                         key in produce.pending_appends
-                        or key in produce.count_refused
+                        or key in produce.refused_by_policy
                         or (produce.leveled is not None and key in produce.leveled.refused)
                     )
                 )

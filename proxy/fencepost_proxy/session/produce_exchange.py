@@ -60,7 +60,7 @@ class ProduceExchange:
     - `alone` – it waits for one partition with none admitted, and submits all in order after that.
     - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
-    - `count_checked` – its topics with partition-count checks; `count_refused` – partitions refused by these.
+    - `count_checked` – its topics with partition-count checks; `refused_by_policy` – partitions refused by these.
     - `at_barrier` – it waits for a barrier or for metadata, before the sequencers.
     - `misread` – pipelines of batches that could not become pending appends.
     - `leveled` – its batches with idempotence levels.
@@ -88,7 +88,7 @@ class ProduceExchange:
     throttle_time_ms: int = 0
     count_checked: CountCheckedProduce | None = None
     at_barrier: bool = False
-    count_refused: frozenset[TopicPartition] = frozenset()
+    refused_by_policy: frozenset[TopicPartition] = frozenset()
     misread: list[PipelineKey] = field(default_factory=list)
     leveled: LeveledProduce | None = None
     querying: int = 0
