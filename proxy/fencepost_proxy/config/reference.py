@@ -165,7 +165,7 @@ def _explain_table(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _explain_topic_config(config: TopicConfig) -> str:
+def _explain_topic_config(config: TopicConfig[Any]) -> str:
     rows = [
         ("valid", config.valid),
         ("default", toml(config.default)),
