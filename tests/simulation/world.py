@@ -204,6 +204,7 @@ class Proxy(Counting):
         self.incarnation = 0
         self.paused_until = 0.0
         self.live = False
+        self.died_at = float("-inf")
         self.proxied_connections: dict[int, ProxiedConnection] = {}
         self._next_connection = 0
         self._deferred: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
@@ -230,7 +231,6 @@ class Proxy(Counting):
         self._view = StateView(_CLUSTER_ID)
         self._instance_id = self.world.next_instance_id()
         self.started_at = self.sim.now
-        self.died_at = float("-inf")
         self._takes_over = self.incarnation > 1 or self.number > 0
         self._read_to = 0
         self._fresh_until = float("-inf")
@@ -314,7 +314,8 @@ class Proxy(Counting):
         return not any(other.counts_as_live(now) for other in self.world.proxies if other is not self)
 
     def counts_as_live(self, now: float) -> bool:
-        return now - self.started_at > _HEARTBEAT_SECONDS if self.live else now - self.died_at < _DEAD_SECONDS
+        """A crashed process counts until its heartbeats are old, also if its successor has not been observed yet."""
+        return now - self.died_at < _DEAD_SECONDS or (self.live and now - self.started_at > _HEARTBEAT_SECONDS)
 
     def taken_over(self, now: float) -> bool:
         return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds

@@ -688,11 +688,12 @@ class PartitionSequencer(InDoubtResolver):
         ):
             self._resolve(now)
         while self._queue and self._admitted is None and self.phase in (Phase.UNCONFIRMED, Phase.OPEN):
-            if self._awaits_marker(now):
+            # Before any append passes another: an in-doubt retry may return to its place in the queue.
+            if self._in_doubt_appends or self._awaits_marker(now):
                 return
             if self._waits_for_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
-            if self._in_doubt_appends or not self._fits_with_in_flight(self._queue[0], now):
+            if not self._fits_with_in_flight(self._queue[0], now):
                 return
             pending = self._queue[0]
             if self._predecessor_is_read(pending):
