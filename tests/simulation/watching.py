@@ -67,23 +67,21 @@ class WatchedDispatcher(Dispatcher):
     def take(
         self,
         sequencer: PartitionSequencer,
-        take: Callable[[g.PendingAppend, float], bool],
+        take: Callable[[g.PendingAppend, float], None],
         pending: g.PendingAppend,
         now: float,
-    ) -> bool:
+    ) -> None:
         """The fast path: submit, admit and send in one call."""
         view = sequencer.view(now)
         overtakable = {_pipeline(t) for t in view.overtakable}
         before = [t for t in view.queued if t.connection != pending.connection and _pipeline(t) not in overtakable]
-        if not take(pending, now):
-            return False
+        take(pending, now)
         self._submits += 1
         self._order[pending] = self._submits
         if not (view.in_flight or view.fence_confirmed):
             self._check_read(view, pending)
         if before:
             self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
-        return True
 
     def record_overtakable(self, sequencer: PartitionSequencer) -> None:
         self._overtakable |= sequencer.view(self._sim.now).overtakable
@@ -191,5 +189,5 @@ class _WatchedSequencer(PartitionSequencer):
         self._by.record_overtakable(self)  # this event decided which appends may overtake
         return effects
 
-    def take(self, pending: g.PendingAppend, now: float) -> bool:
-        return self._by.take(self, super().take, pending, now)
+    def take(self, pending: g.PendingAppend, now: float) -> None:
+        self._by.take(self, super().take, pending, now)

@@ -1633,7 +1633,7 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
     talk.accepted(sent, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
     talk.silent()
-    assert not talk.sequencer.take(replace(waiting), talk.now)
+    assert not talk.sequencer.may_take(replace(waiting), talk.now)
     if answered:
         talk.report(g.Canceled(late))
     talk.report(g.TransactionJoined(MARKER, answered))
@@ -2155,7 +2155,7 @@ def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
     talk.report(g.TransactionJoins("app", 7))
     talk.silent()
     if way == "fast path":
-        assert talk.sequencer.appended_batch(pending, PartitionResult(TP.partition, 0, 10), talk.now) is None
+        assert not talk.sequencer.may_complete(pending, PartitionResult(TP.partition, 0, 10))
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(7)

@@ -122,7 +122,7 @@ from fencepost_proxy.wire.produce import PartitionResult
 
 
 class PartitionSequencer(InDoubtResolver):
-    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `appended_batch` only."""
+    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `complete` only."""
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
@@ -191,10 +191,10 @@ class PartitionSequencer(InDoubtResolver):
         effects, self._effects = self._effects, []
         return effects
 
-    # ---- fast path: an append without complications, in two calls instead of five events
+    # ---- fast path: an append without complications, by calls instead of events
 
-    def take(self, pending: PendingAppend, now: float) -> bool:
-        """`Submitted`, `Admit` and `Sent` in one. True: send it now. False: nothing changed, submit it instead."""
+    def may_take(self, pending: PendingAppend, now: float) -> bool:
+        """Whether `take` may follow: the append fits at once. Sets its mode, offset and fence; changes nothing else."""
         if self._queue or self._admitted or self._in_doubt_appends or self._being_read or self._awaits_marker(now):
             return False
         append = pending.append
@@ -214,14 +214,15 @@ class PartitionSequencer(InDoubtResolver):
                 return False
         if self._waits_for_queued(pending, now) or not self._fits_with_in_flight(pending, now):
             return False
-        if kind is not AppendMode.PASS_THROUGH and not self._fence_at_end(pending, now):
-            return False
+        return kind is AppendMode.PASS_THROUGH or self._fence_at_end(pending, now)
+
+    def take(self, pending: PendingAppend, now: float) -> None:
+        """`Submitted`, `Admit` and `Sent` in one, after `may_take`."""
         self._check = pending.check
-        if kind.fenced and append.producer_id >= 0:
+        if pending.kind.fenced and pending.append.producer_id >= 0:
             self.memory.record_fenced(pending)
         self._admitted = pending
         self._sent(pending, now)
-        return True
 
     def _fence_at_end(self, pending: PendingAppend, now: float) -> bool:
         """What `_decide` does for a fenced append that fits; False in all other cases."""
@@ -238,8 +239,8 @@ class PartitionSequencer(InDoubtResolver):
         self._fence(pending, end, snapshot)
         return True
 
-    def appended_batch(self, pending: PendingAppend, result: PartitionResult, now: float) -> PartitionResult | None:
-        """`Answered` with the expected success, and its `Answer`. None: nothing changed, use the event instead."""
+    def may_complete(self, pending: PendingAppend, result: PartitionResult) -> bool:
+        """Whether `complete` may follow: the result is the expected success. Changes nothing."""
         if (
             self._queue
             or self._admitted
@@ -248,30 +249,28 @@ class PartitionSequencer(InDoubtResolver):
             or self._joining
             or pending.duplicate_waiters
         ):
-            return None
+            return False
         if not self._in_flight or self._in_flight[0] is not pending or result.error_code != Error.NONE:
-            return None
+            return False
         if not pending.kind.fenced:
             if self.phase is Phase.OPEN:
-                if result.base_offset != self._log_end:
-                    return None
-                self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
-            elif self.phase is not Phase.UNCONFIRMED:
-                return None
-            self._in_flight.popleft()
-            self.memory.resolved(pending)
-            return result
-        if (
-            result.base_offset != pending.at
-            or result.log_append_time_ms != -1
-            or pending.append.max_timestamp_ms < 0
-            or self._snapshot is None
-        ):
-            return None
+                return result.base_offset == self._log_end
+            return self.phase is Phase.UNCONFIRMED
+        return (
+            result.base_offset == pending.at
+            and result.log_append_time_ms == -1
+            and pending.append.max_timestamp_ms >= 0
+            and self._snapshot is not None
+        )
+
+    def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
+        """`Answered` with the expected success, and its `Answer`, after `may_complete`."""
         self._in_flight.popleft()
-        self._record_appended(pending, result.log_append_time_ms, now)
+        if pending.kind.fenced:
+            self._record_appended(pending, result.log_append_time_ms, now)
+        elif self.phase is Phase.OPEN:
+            self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
         self.memory.resolved(pending)
-        return result
 
     # ---- events
 

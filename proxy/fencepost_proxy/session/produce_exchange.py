@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from fencepost_policies.append import NO_FACTS, Refusal
+from fencepost_policies.append import NO_FACTS, Refusal, where
 from fencepost_policies.append_policy import Reads
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
 from fencepost_policies.values import value
@@ -258,20 +258,21 @@ def make_pending_append(
     if isinstance(scan, Refusal):
         return scan
     assert data.records is not None
-    where, header = f"topic={partition.topic} partition={partition.partition}", scan.header
+    append, header = append_of(partition, scan), scan.header
     if header.is_control:
-        return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
+        message = f"CONTROL_BATCH {where(append)}: only brokers write these"
+        return Refusal(Error.INVALID_RECORD, "control_batch", message)
     if header.producer_id >= MADE_UP_IDS_FROM:
-        not_permitted = LEVEL_POLICY.check(append_of(partition, scan), Level.OFF, NO_FACTS)
+        not_permitted = LEVEL_POLICY.check(append, Level.OFF, NO_FACTS)
         assert not_permitted is not None
         return not_permitted
     if header.producer_id in draft.shared_producer_ids:
-        message = f"PRODUCER_ID_TAKEN {where}: producer id {header.producer_id} is the proxy's own"
+        message = f"PRODUCER_ID_TAKEN {where(append)}: producer id {header.producer_id} is the proxy's own"
         return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)
     return PendingAppend(
         connection=draft.connection,
         partition=partition,
-        append=append_of(partition, scan),
+        append=append,
         records=data.records,
         digest=scan.digest,
         check=draft.policy.check,
