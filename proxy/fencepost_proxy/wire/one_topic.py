@@ -53,11 +53,11 @@ def read_one_topic(frame: memoryview, at: int) -> list[tuple[int, int, int]] | N
         for _ in range(length - 1):
             (partition,) = _INT32.unpack_from(frame, at)
             at += 4
-            shift = size = 0
+            bit_offset = size = 0
             while True:
                 byte = frame[at]
                 at += 1
-                size |= (byte & 0x7F) << shift
+                size |= (byte & 0x7F) << bit_offset
                 if byte < 0x80:
                     break
                 shift += 7
