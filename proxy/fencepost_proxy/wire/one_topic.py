@@ -60,8 +60,8 @@ def read_one_topic(frame: memoryview, at: int) -> list[tuple[int, int, int]] | N
                 size |= (byte & 0x7F) << bit_offset
                 if byte < 0x80:
                     break
-                shift += 7
-                if shift > 28:
+                bit_offset += 7
+                if bit_offset > 28:
                     return None
             end = at + size - 1
             if size < 2 or frame[end]:
