@@ -20,6 +20,8 @@ from kafka.net.transport import KafkaSSLTransport
 import fencepost_proxy
 from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.stage import piped_kafka
 from tests.support import kafka as support
 from tests.support import results, workers
 from tests.support.ports import own_ports
@@ -174,10 +176,21 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaCluster]:
+def _kafka_and_pipe() -> Iterator[tuple[KafkaCluster, FaultProxy]]:
+    with piped_kafka(1) as (cluster, pipes):
+        yield cluster, pipes[1]
+
+
+@pytest.fixture(scope="session")
+def kafka(_kafka_and_pipe: tuple[KafkaCluster, FaultProxy]) -> KafkaCluster:
     """One broker, shared by all tests. Use unique topics; leave it running and unpaused."""
-    with support.running_kafka(1) as cluster:
-        yield cluster
+    return _kafka_and_pipe[0]
+
+
+@pytest.fixture(scope="session")
+def pipe(_kafka_and_pipe: tuple[KafkaCluster, FaultProxy]) -> FaultProxy:
+    """The fault proxy in front of `kafka`. Add faults for unique topics only."""
+    return _kafka_and_pipe[1]
 
 
 @pytest.fixture(scope="module")
