@@ -1,12 +1,10 @@
-"""The contract (docs/contract.md) beyond appends (`tests/contract`): acks, configs, the state topic.
+"""The contract (docs/contract.md) beyond appends (`tests/contract`): configs, the state topic.
 
 The tests use raw sockets on a real Kafka, and read appended records from Kafka directly.
 """
 
 from __future__ import annotations
 
-import contextlib
-import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,55 +68,6 @@ def assert_refused(answer: Answer, code: int, message: str, *, base_offset: int 
     assert answer.message is not None
     assert answer.message.startswith(message), answer
     assert answer.record_errors == ()
-
-
-# --- acks -------------------------------------------------------------------------------------------------------------
-
-
-def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> None:
-    """With a paused follower replica, acks=1 completes immediately and acks=all does not."""
-    log3 = Log(kafka3.bootstrap)
-    leader, follower, _ = kafka3.node_ids
-    topics = {prefix: unique_topic(prefix) for prefix in ("plain", "required", "checked")}
-    with Connection(proxy3.bootstrap) as admin:
-        for topic in topics.values():
-            assert admin.create_topic(topic, on=[leader, follower]) == (OK, None)
-            assert log3.end(topic) == 0
-    with contextlib.ExitStack() as stack:
-        clients = {prefix: stack.enter_context(_leader_through(proxy3, topic)) for prefix, topic in topics.items()}
-        for prefix, client in clients.items():
-            until(
-                lambda prefix=prefix, client=client: client.append(topics[prefix], batch(b"warm", expected=0))[0] == OK,
-                f"an append to {topics[prefix]}",
-            )
-        kafka3.pause(follower)
-        try:
-            for prefix, client in clients.items():
-                client.send_produce({topics[prefix]: {0: _stated(prefix)}}, acks=1)
-            answered = {"plain": _answers_within(clients["plain"], 60.0)}
-            answered |= {prefix: _answers_within(clients[prefix], 0.5) for prefix in ("required", "checked")}
-        finally:
-            kafka3.resume(follower)
-        assert answered == {"plain": True, "required": False, "checked": False}
-        for prefix, client in clients.items():
-            assert client.receive_produce()[1][topics[prefix], 0][:2] == (OK, 1)
-
-
-def _stated(prefix: str) -> bytes:
-    return batch(b"x", expected=1 if prefix == "required" else None)
-
-
-def _answers_within(connection: Connection, seconds: float) -> bool:
-    readable, _, _ = select.select([connection.socket], [], [], seconds)
-    return bool(readable)
-
-
-def _leader_through(proxy: ProxyProcess, topic: str) -> Connection:
-    """A connection to the proxy's listener for the partition's leader."""
-    with Connection(proxy.bootstrap) as connection:
-        metadata = connection.metadata(topic)
-    leader_id = metadata.topics[0].partitions[0].leader_id
-    return Connection(next(f"{each.host}:{each.port}" for each in metadata.brokers if each.node_id == leader_id))
 
 
 # --- several requests in flight ---------------------------------------------------------------------------------------
