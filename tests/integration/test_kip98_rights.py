@@ -17,7 +17,7 @@ from tests.support.kafka import unique_topic
 from tests.support.messages import Fields
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 from tests.support.raw import Log, Producer, batch, sign
-from tests.support.secured import User, allow, proxy_of, secured_kafka
+from tests.support.secured import User, allow, proxy_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
@@ -31,17 +31,16 @@ INVALID_TXN_STATE, BAD_MAPPING, CONCURRENT, TRANSACTIONAL_ID_DENIED = 48, 49, 51
 POLICY_VIOLATION, INVALID_RECORD, NOT_ATTEMPTED = 44, 87, 55
 NOT_LEADER = 6
 LATER = frozenset({14, 15, 16, CONCURRENT})
-#: `owner` has rights on the transactional id, the topics and the group. `topicless`, `idless` and `groupless` each lack
-#: one of these. `other` has another transactional id, and the topics. `internal` has the rights of `owner` on the
-#: transactional id, and may write the internal topics.
-USERS = ("admin", "owner", "topicless", "idless", "groupless", "other", "internal", "nobody")
+# Users: `owner` has rights on the transactional id, the topics and the group. `topicless`, `idless`, `groupless` each
+# lack one of these. `other` has another transactional id, and the topics. `internal` has the rights of `owner` on the
+# transactional id, and may write the internal topics.
+
 _COMMIT, _ABORT = True, False
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    with secured_kafka(USERS) as cluster:
-        yield cluster
+def kafka(secured: KafkaCluster) -> KafkaCluster:
+    return secured
 
 
 @pytest.fixture(scope="module")

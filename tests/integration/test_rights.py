@@ -25,7 +25,7 @@ from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 from tests.support.raw import Producer, Record, batch
-from tests.support.secured import User, allow, deny, proxy_of, secured_kafka
+from tests.support.secured import User, allow, deny, proxy_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
@@ -49,7 +49,6 @@ MAY = {
     "configurer": (CONFIGS_READ, CONFIGS_WRITE),
     "grower": (ALTER,),
 }
-USERS = ("admin", "nobody", *MAY)
 GUARDS = {
     "fencepost.check.expected.offsets": "required",
     "fencepost.check.partition.count": "true",
@@ -58,9 +57,8 @@ GUARDS = {
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    with secured_kafka(USERS) as cluster:
-        yield cluster
+def kafka(secured: KafkaCluster) -> KafkaCluster:
+    return secured
 
 
 @pytest.fixture(scope="module")
