@@ -107,18 +107,18 @@ class Cluster:
 
 
 class FakeReading(Reading):
-    def __init__(self, cluster: Cluster, trouble: float) -> None:
-        self.at, self.trouble = cluster, trouble
+    def __init__(self, cluster: Cluster, problem: float) -> None:
+        self.at, self.problem = cluster, problem
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         self.at.something_happens()
-        if self.at.rng.random() < self.trouble:
+        if self.at.rng.random() < self.problem:
             raise CannotRead from ConnectionError("no broker")
         return 0, self.at.stable(partition)
 
     def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
         for at in range(offset, end):
-            if self.at.rng.random() < self.trouble / 10:
+            if self.at.rng.random() < self.problem / 10:
                 raise CannotRead from ConnectionError("no broker")
             entry = self.at.logs[partition][at]
             if entry is not None and entry.committed:
@@ -130,26 +130,26 @@ class FakeReading(Reading):
 class FakeWriter(BlockingTransactionalWriter):
     """`aborts` – whether its client library can abort after a commit was refused, or a new producer must."""
 
-    def __init__(self, cluster: Cluster, trouble: float, *, aborts: bool = True) -> None:
-        super().__init__("w", retry=POLICY, names=HeaderNames(), reading=FakeReading(cluster, trouble))
-        self.at, self.trouble, self.aborts = cluster, trouble, aborts
+    def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
+        super().__init__("w", retry=POLICY, names=HeaderNames(), reading=FakeReading(cluster, problem))
+        self.at, self.problem, self.aborts = cluster, problem, aborts
         self.epoch: int | None = None
         self.dead = False
 
-    def _trouble(self) -> bool:
+    def _problem(self) -> bool:
         self.at.something_happens()
-        return self.at.rng.random() < self.trouble
+        return self.at.rng.random() < self.problem
 
     def _require_check(self, topic: str) -> TopicFacts:
-        if self._trouble():
+        if self._problem():
             raise CannotRead from ConnectionError("no broker")
         return TopicFacts(None, required=topic == "required")
 
     def _open_producer(self) -> None:
-        if self._trouble():
+        if self._problem():
             raise CannotRead from ConnectionError("no coordinator")
         self.epoch, self.dead = self.at.initialise(), False
-        if self._trouble():
+        if self._problem():
             self._discard()
             raise CannotRead from TimeoutError("the answer was lost")
 
@@ -163,7 +163,7 @@ class FakeWriter(BlockingTransactionalWriter):
             raise WriterFenced("w")
         self.at.joined.add(part.partition)
         log = self.at.logs[part.partition]
-        lost = self._trouble()
+        lost = self._problem()
         if lost and self.at.rng.random() < 0.5:
             raise TransactionAborted("never arrived")
         if part.expected is not None and part.expected != len(log):
@@ -179,7 +179,7 @@ class FakeWriter(BlockingTransactionalWriter):
         assert self.epoch is not None
         if self.epoch != self.at.epoch:
             raise WriterFenced("w")
-        if not self._trouble():
+        if not self._problem():
             assert self.at.end(self.epoch, commit=True)
             return
         what = self.at.rng.choice(["refused", "never arrives", "late", "answer lost"])
@@ -197,7 +197,7 @@ class FakeWriter(BlockingTransactionalWriter):
 
     def _abort(self) -> bool:
         assert self.epoch is not None
-        if self._trouble():
+        if self._problem():
             self.dead = True
             raise TimeoutError("no coordinator")
         if self.epoch != self.at.epoch:
@@ -227,9 +227,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng)
-    trouble = rng.choice([0.0, 0.2, 0.5])
-    writer = FakeWriter(cluster, trouble, aborts=rng.random() < 0.5)
-    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeReading(cluster, trouble), POLICY)
+    problem = rng.choice([0.0, 0.2, 0.5])
+    writer = FakeWriter(cluster, problem, aborts=rng.random() < 0.5)
+    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeReading(cluster, problem), POLICY)
     done: list[tuple[int, int, bytes]] = []
     nothing: list[bytes] = []
     unknown: list[bytes] = []
@@ -254,7 +254,7 @@ def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
             nothing.append(value)
             with pytest.raises(WriterFenced):
                 writer.append(requested)
-            writer = FakeWriter(cluster, trouble, aborts=writer.aborts)
+            writer = FakeWriter(cluster, problem, aborts=writer.aborts)
         except OutcomeUnknown:
             unknown.append(value)
         except OSError:
