@@ -21,7 +21,7 @@ from tests.support.raw import Connection, batch
 pytestmark = pytest.mark.kafka
 
 #: The lease outlasts stalls of the machine.
-CONFIG = 'config_lease_seconds = 60.0\n[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "true"\n'
+CONFIG = 'config_lease_seconds = 60.0\n[topics."checked-*"]\n"fencepost.check.expected.offsets" = "true"\n'
 #: Less than the longest wait for a partition sequencer.
 PAUSED_SECONDS = 1.5
 
@@ -56,7 +56,7 @@ def scraped(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Scraped]:
         yield Scraped(proxy, port)
 
 
-@pytest.mark.parametrize("prefix", ["free", "guarded"])
+@pytest.mark.parametrize("prefix", ["free", "checked"])
 @pytest.mark.parametrize("size", [100, 400_000], ids=["small", "streamed or collected"])
 def test_each_request_and_response_is_measured_once(
     prefix: str, size: int, scraped: Scraped, kafka: KafkaCluster
@@ -72,7 +72,7 @@ def test_each_request_and_response_is_measured_once(
         more = scraped.more()
     assert more["added_request count"] == 20
     assert more["added_response count"] == 20
-    assert more["sequencer_wait count"] == (20 if prefix == "guarded" else 0)
+    assert more["sequencer_wait count"] == (20 if prefix == "checked" else 0)
     for direction in ("added_request", "added_response"):
         assert 0 < more[f"{direction} sum"] < 20, "the sum is not in seconds or includes Kafka's time"
 
@@ -86,7 +86,7 @@ def test_sequencer_wait_is_measured_separately(scraped: Scraped, kafka: KafkaClu
 
 
 def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
-    topic = unique_topic("guarded")
+    topic = unique_topic("checked")
     with (
         Connection(kafka.bootstrap) as direct,
         Connection(scraped.proxy.bootstrap) as first,

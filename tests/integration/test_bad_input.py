@@ -51,7 +51,7 @@ header_seconds = 1.0
 client_idle_seconds = {IDLE_SECONDS}
 drain_seconds = 2.0
 request_timeout_seconds = {FRAME_SECONDS}
-[topics."guarded-*"]
+[topics."checked-*"]
 "fencepost.check.expected.offsets" = "true"
 [log]
 level = "debug"
@@ -250,7 +250,7 @@ def test_frame_just_below_the_limit_is_relayed(
 
 
 @pytest.mark.brokers
-@pytest.mark.parametrize("prefix", ["plain", "guarded"])
+@pytest.mark.parametrize("prefix", ["plain", "checked"])
 @pytest.mark.usefixtures("neighbour")
 def test_produce_cut_off_at_any_byte_appends_nothing(
     prefix: str, proxy: ProxyProcess, kafka: KafkaCluster, listener: Address, make_topic: Callable[[str], str]
@@ -271,7 +271,7 @@ def test_produce_cut_off_at_any_byte_appends_nothing(
         connection.query(PRODUCE, 9, _produce(topic, b"value"))
 
 
-@pytest.mark.parametrize(("prefix", "where"), [("plain", "header"), ("guarded", "header"), ("guarded", "frame")])
+@pytest.mark.parametrize(("prefix", "where"), [("plain", "header"), ("checked", "header"), ("checked", "frame")])
 def test_client_stalled_within_a_frame_is_closed(
     prefix: str, where: str, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
@@ -287,7 +287,7 @@ def test_client_trickling_a_buffered_frame_is_closed(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     """A client that sends slowly without a pause would occupy shared memory indefinitely."""
-    frame = encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"x" * 1000))
+    frame = encode_request(PRODUCE, 9, 1, _produce("checked-nowhere", b"x" * 1000))
     give_up = time.monotonic() + FRAME_SECONDS + 3 * PATIENCE_SECONDS
     # Repeat if a busy machine paused the client for a second, which closes it for another reason.
     while f"a frame was not complete within {FRAME_SECONDS} s (limits.request_timeout_seconds)" not in proxy.log:
@@ -302,7 +302,7 @@ def test_client_trickling_a_buffered_frame_is_closed(
 def test_batch_unpacking_beyond_the_limit_is_refused(
     proxy: ProxyProcess, listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
 ) -> None:
-    topic = make_topic(unique_topic("guarded-bomb"))
+    topic = make_topic(unique_topic("checked-bomb"))
     bomb = bytes(batch(b"\0" * (UNPACKED_BYTES_MAX + 1), compression=1))
     assert len(bomb) < FRAME_BYTES_MAX / 10
     data = [{"Index": 0, "Records": bomb}]
@@ -348,7 +348,7 @@ def test_many_partitions_pass_or_close_their_connection(
             body += struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">i", count) + entries
         return struct.pack(">ihhih", 10 + len(body), PRODUCE, 3, 1, -1) + body
 
-    plain, other, checked_topic = (make_topic(unique_topic(name)) for name in ("plain", "plain", "guarded"))
+    plain, other, checked_topic = (make_topic(unique_topic(name)) for name in ("plain", "plain", "checked"))
     with connected(listener) as sock:
         sock.sendall(request(plain, other))
         with sock.makefile("rb") as answers:
@@ -424,7 +424,7 @@ def test_requests_with_broken_bytes_are_answered_or_closed(
         for version in range(max(api.min_version, low, 3 if key == PRODUCE else 0), min(api.max_version, high) + 1):
             bodies = BODIES.get(api.name, lambda side, version: [{}])(side, version)
             if api.handling is Handling.PRODUCE:
-                bodies = [_produce("guarded-nowhere", b"value")]
+                bodies = [_produce("checked-nowhere", b"value")]
             for body in bodies:
                 frame = bytearray(encode_request(key, version, 77, body))
                 for _ in range(chance.randint(1, 4)):
@@ -488,7 +488,7 @@ def test_client_that_never_reads_costs_bounded_memory(
         "fetch": encode_request(FETCH, 11, 1, fetch),
         "metadata": encode_request(METADATA, 9, 1, {"Topics": None}) * 500,
         "answered here": (struct.pack(">ihhih", 11, API_VERSIONS, 99, 1, -1) + b"\0") * 5_000,
-        "refused here": encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"value")) * 500,
+        "refused here": encode_request(PRODUCE, 9, 1, _produce("checked-nowhere", b"value")) * 500,
     }
     before, sockets = rss_bytes(proxy.pid), open_sockets(proxy.pid)
     observed = [before]
@@ -514,7 +514,7 @@ def test_announced_frames_without_data_block_no_other_client(
         time.sleep(0.3)
         neighbour.await_rounds(5)
         assert rss_bytes(proxy.pid) - before < NOISE_BYTES
-        topics = {"Topics": [{"Name": f"guarded-{number:0200}"} for number in range(100)]}
+        topics = {"Topics": [{"Name": f"checked-{number:0200}"} for number in range(100)]}
         with RawConnection(listener) as connection:
             answer = connection.query(METADATA, 9, {**topics, "AllowAutoTopicCreation": False})
         assert len(answer["Topics"]) == 100

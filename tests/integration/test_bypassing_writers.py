@@ -115,7 +115,7 @@ def _in_one_batch(direct: Connection, topic: str, values: list[bytes]) -> int:
     return -1
 
 
-WRITERS = {"unstamped": _unfenced, "idempotent": _idempotent, "in one batch": _in_one_batch}
+WRITERS = {"unfenced": _unfenced, "idempotent": _idempotent, "in one batch": _in_one_batch}
 
 
 @pytest.mark.parametrize("how", WRITERS)

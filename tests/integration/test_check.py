@@ -37,7 +37,7 @@ pytestmark = pytest.mark.kafka
 TOPIC = 2
 READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 5, 8, 10
 STATE_TOPIC = "__fencepost_state"
-CHECKED_TOPICS = '[topics."guarded-*"]\n"fencepost.check.expected.offsets" = "required"\n'
+CHECKED_TOPICS = '[topics."checked-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
     assert "is free" in succeeded["listener for clients"]
     assert "is free" in succeeded["listener for broker 1"]
     assert "is valid until" in succeeded["listen_tls.certificate_file"]
-    assert "guarded-*" in checked.of("unknown")["topics in the file"]
+    assert "checked-*" in checked.of("unknown")["topics in the file"]
     # And: the check changes nothing, however often it runs.
     assert "does not exist yet, and may be created" in succeeded[f"state topic {STATE_TOPIC}"]
     assert f"state topic {STATE_TOPIC}: does not exist yet" in checked.text()
@@ -252,7 +252,7 @@ def test_a_sidecar_before_a_listener_without_tls(secured: Secured, tmp_path: Pat
 @pytest.mark.brokers
 def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Path) -> None:
     # Given: a topic that the file checks, and a user without ACLs.
-    topic = "guarded-orders"
+    topic = "checked-orders"
     with Connection(secured.kafka.bootstrap) as admin:
         assert admin.create_topic(topic) == (0, None)
     until(lambda: Log(secured.kafka.bootstrap).end(topic) == 0, f"the leader of {topic}")
@@ -291,7 +291,7 @@ def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Pa
 def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_path: Path) -> None:
     # Given: checked topics, some of which exist, an unchecked topic, and a user without ACLs.
     with Connection(secured.kafka.bootstrap) as admin:
-        for name in ("guarded-1", "guarded-2", "other"):
+        for name in ("checked-1", "checked-2", "other"):
             assert admin.create_topic(name) == (0, None)
     absent = '[topics."ordered-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
     config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, CHECKED_TOPICS + absent)
@@ -315,7 +315,7 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
     until(suggested, "no more findings", accept=lambda left: not left)
     assert observed[-1].status == 0
     stated = str(sorted(done))
-    assert "--topic guarded- --resource-pattern-type prefixed" in stated
+    assert "--topic checked- --resource-pattern-type prefixed" in stated
     assert "--operation Alter --topic ordered- --resource-pattern-type prefixed" in stated
     assert "may be read (READ)" in observed[-1].of("ok")["transaction watch"]
 
@@ -400,7 +400,7 @@ def without_state_topic(admin: Connection) -> Iterator[None]:
 
 def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Path) -> None:
     # Given: stored checks of an existing topic, of a recreated topic, and of a topic in the file.
-    there, again, listed = "set-orders", "set-again", "guarded-but-off"
+    there, again, listed = "set-orders", "set-again", "checked-but-off"
     with Connection(secured.kafka.bootstrap) as admin, without_state_topic(admin):
         assert admin.create_topic(STATE_TOPIC, configs={"cleanup.policy": "compact"}) == (0, None)
         for topic in (there, again, listed):

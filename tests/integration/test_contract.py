@@ -155,7 +155,7 @@ def test_the_check_is_changed_while_clients_write(
         assert client.alter_topic(topic, {CHECK: value}, incremental=incremental) == (OK, None)
         assert client.describe_topic(topic)[CHECK] == value
 
-    assert client.append(topic, batch(b"unguarded", expected=5)).base_offset == 0
+    assert client.append(topic, batch(b"unchecked", expected=5)).base_offset == 0
     set_check("true")
     assert_refused(client.append(topic, batch(b"x", expected=5)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=1)
     assert client.append(topic, batch(b"checked")).base_offset == 1
@@ -164,7 +164,7 @@ def test_the_check_is_changed_while_clients_write(
     assert_refused(client.append(topic, batch(b"x")), POLICY_VIOLATION, "EXPECTATION_REQUIRED")
     assert client.append(topic, batch(b"required", expected=3)).base_offset == 3
     set_check("false")
-    assert client.append(topic, batch(b"unguarded", expected=5)).base_offset == 4
+    assert client.append(topic, batch(b"unchecked", expected=5)).base_offset == 4
     set_check("required")
     assert_refused(client.append(topic, batch(b"x", expected=4)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=5)
     assert client.append(topic, batch(b"required", expected=5)).base_offset == 5

@@ -117,7 +117,7 @@ def test_fenced_batches_are_appended_and_recognised_again(
 ) -> None:
     """The expected offset of each batch is its sequence. The broker checks the CRC and the sequence."""
     sent = _batches() if version >= 7 else _batches()[:-1]  # zstd requires v7
-    name = unique_topic("stamped")
+    name = unique_topic("fenced")
     ignore_timestamps = "message.timestamp.type" in configs
     with raw.Connection(kafka.bootstrap) as connection:
         topic_id = _topic(connection, name, configs)

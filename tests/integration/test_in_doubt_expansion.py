@@ -54,8 +54,8 @@ def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tm
             with suppress(OSError):
                 slow.socket.sendall(frame[len(frame) // 2 :])
             assert slow.is_closed(30.0)
-        [grown] = expansions(proxy.bootstrap, topic)
-        assert grown.thresholds == (2,)
+        [recorded] = expansions(proxy.bootstrap, topic)
+        assert recorded.thresholds == (2,)
         assert Log(kafka.bootstrap).end(topic) == 2
         assert f"after partition-count checks of {topic} were enabled" in proxy.log
 
@@ -82,7 +82,7 @@ def reported_or_nothing(address: str, topic: str, count: int) -> tuple[int, str 
 def test_expansion_continues_after_primary_worker_is_killed(kafka: KafkaCluster, tmp_path: Path) -> None:
     """Another worker, or the successor of the killed one, finishes the expansion."""
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(60.0), arguments=("--workers", "2")) as proxy:
-        topic = unique_topic("grows")
+        topic = unique_topic("expands")
         with Connection(proxy.bootstrap) as connection:
             assert connection.create_topic(topic) == (OK, None)
         until(lambda: partition_count(proxy.bootstrap, topic) == 1, f"{topic} to appear")
@@ -130,7 +130,7 @@ def test_expansion_continues_after_worker_dies_at_step(
     with ProxyProcess(
         kafka.bootstrap, tmp_path, config=counted(60.0), arguments=("--workers", "2"), environment=environment
     ) as proxy:
-        topic = unique_topic("grows")
+        topic = unique_topic("expands")
         with Connection(proxy.bootstrap) as connection:
             assert connection.create_topic(topic) == (OK, None)
         until(lambda: partition_count(proxy.bootstrap, topic) == 1, f"{topic} to appear")
@@ -145,6 +145,6 @@ def test_expansion_continues_after_worker_dies_at_step(
             expand_at_the_end(proxy.bootstrap, topic, 4)
             for writer in writers:
                 writer.goes_on()
-        grown = expansions(proxy.bootstrap, topic)
-        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 2, False), (2, 4, False)]
-        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        recorded = expansions(proxy.bootstrap, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in recorded] == [(1, 2, False), (2, 4, False)]
+        check_log(Log(kafka.bootstrap), topic, recorded, writers)

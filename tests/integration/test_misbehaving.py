@@ -38,7 +38,7 @@ header_seconds = 10.0
 request_timeout_seconds = 20.0
 client_idle_seconds = 30.0
 drain_seconds = 3.0
-[topics."guarded-*"]
+[topics."checked-*"]
 "fencepost.check.expected.offsets" = "required"
 """
 #: Two sockets per connection in the proxy, and Kafka's sockets.
@@ -211,8 +211,8 @@ def test_good_client_is_unaffected_by_thousand_misbehaving_ones(
 ) -> None:
     if allow_open_files(FILES) < FILES:
         pytest.skip(f"needs {FILES} open files; raise the hard limit (ulimit -Hn)")
-    mine = _topic(kafka, unique_topic("guarded-mine"))
-    plain, checked_topic = _topic(kafka, unique_topic("plain")), _topic(kafka, unique_topic("guarded-theirs"))
+    mine = _topic(kafka, unique_topic("checked-mine"))
+    plain, checked_topic = _topic(kafka, unique_topic("plain")), _topic(kafka, unique_topic("checked-theirs"))
     _fill(kafka, plain)
     with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG) as proxy, ExitStack() as stack:
         with RawConnection(Address.parse(proxy.bootstrap)) as connection:

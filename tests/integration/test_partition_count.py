@@ -108,7 +108,9 @@ def moving_key(partitioner: Partitioner) -> str:
 
 
 @pytest.fixture
-def growing(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> Callable[[str], Expanding]:
+def new_expanding(
+    kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> Callable[[str], Expanding]:
     return lambda prefix: Expanding(kafka, proxy, unique_topic(prefix))
 
 
@@ -162,9 +164,9 @@ def sends_again(producer: Keyed, topic: str, key: str, value: str, *, says: bool
 @pytest.mark.parametrize("prefix", ["counted", "needed"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_producer_stating_stale_count_is_refused_then_recovers(
-    client: str, prefix: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
+    client: str, prefix: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
-    topic = growing(prefix)
+    topic = new_expanding(prefix)
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         key = moving_key(producer.placed_by)
         old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
@@ -183,11 +185,11 @@ def test_producer_stating_stale_count_is_refused_then_recovers(
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_producer_without_count_is_checked_by_its_keys(
-    client: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
+    client: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         placed_by = producer.placed_by
-        topic = growing(placed_by.value)
+        topic = new_expanding(placed_by.value)
         key = moving_key(placed_by)
         old, new = (partition_for(placed_by, key.encode(), count) for count in (2, 3))
         producer.send(topic.name, key, "before", says=False)
@@ -207,10 +209,10 @@ def test_producer_without_count_is_checked_by_its_keys(
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_keyless_check_uses_last_metadata_response(
-    client: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
+    client: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     """A heuristic: the proxy accepts records that are partitioned during a metadata refresh, wherever they are."""
-    topic = growing("counted")
+    topic = new_expanding("counted")
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         key = moving_key(producer.placed_by)
         old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
@@ -254,10 +256,10 @@ def test_every_variant_has_an_expected_outcome() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_becomes_of_the_producer_afterwards(
-    variant: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
+    variant: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     client, configs = VARIANTS[variant]
-    topic = growing("counted")
+    topic = new_expanding("counted")
     with keyed(client, proxy.bootstrap, **configs) as producer:
         key, stays = _keys_of_the_first(producer.placed_by)
         producer.send(topic.name, key, "before", says=True)
@@ -290,12 +292,12 @@ def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
 @pytest.mark.parametrize("says", [True, False], ids=["says its count", "says nothing"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_running_producer_loses_nothing_during_expansion(
-    client: str, says: bool, growing: Callable[[str], Expanding], proxy: ProxyProcess
+    client: str, says: bool, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     # The producer states its count with each record, or the topic has a configured partitioner. It resends refused
     # records.
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
-        topic = growing("counted" if says else producer.placed_by.value)
+        topic = new_expanding("counted" if says else producer.placed_by.value)
         keys = [f"key-{number}" for number in range(20)]
         refused = 0
         sent: list[tuple[str, str]] = []

@@ -58,7 +58,7 @@ _REPORTED_SECONDS = 130.0
 
 
 @pytest.fixture(scope="module")
-def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+def expanding_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """Its timeout for open transactions leaves time for the test's steps on a busy machine."""
     port = free_port()
     with ProxyProcess(
@@ -82,7 +82,7 @@ def metrics_of(proxy: ProxyProcess) -> str:
         return str(page.read().decode())
 
 
-def count_checked_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "grows") -> str:
+def count_checked_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "expands") -> str:
     topic = unique_topic(prefix)
     with Connection(address) as connection:
         assert connection.create_topic(topic, partitions=partitions, replicas=replicas) == (OK, None)
@@ -144,34 +144,34 @@ TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
 
 @pytest.mark.parametrize(
     ("prefix", "counts"),
-    [pytest.param("doubles", (2, 4, 8), marks=pytest.mark.soak), ("grows", (2, 3, 8))],
+    [pytest.param("doubles", (2, 4, 8), marks=pytest.mark.soak), ("expands", (2, 3, 8))],
 )
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.brokers
 def test_topic_expands_under_load_through_any_tool(
     kafka: KafkaCluster,
-    growing: ProxyProcess,
+    expanding_proxy: ProxyProcess,
     tool: Callable[[str, str, int], None],
     prefix: str,
     counts: tuple[int, int, int],
 ) -> None:
-    topic = count_checked_topic(growing.bootstrap, prefix=prefix)
+    topic = count_checked_topic(expanding_proxy.bootstrap, prefix=prefix)
 
-    with writing([growing.bootstrap] * 3, topic) as writers:
+    with writing([expanding_proxy.bootstrap] * 3, topic) as writers:
         for count in counts:
             for writer in writers:
                 writer.goes_on()
-            tool(growing.bootstrap, topic, count)
-            assert partition_count(growing.bootstrap, topic) == count
+            tool(expanding_proxy.bootstrap, topic, count)
+            assert partition_count(expanding_proxy.bootstrap, topic) == count
             for writer in writers:
                 writer.goes_on()
 
-    grown = expansions(growing.bootstrap, topic)
-    assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
-    assert not any(each.unordered for each in grown)
-    assert [each.multiple for each in grown] == ([True] * 3 if prefix == "doubles" else [True, False, False])
-    assert grown[0].thresholds > (0,)
-    check_log(Log(kafka.bootstrap), topic, grown, writers)
+    recorded = expansions(expanding_proxy.bootstrap, topic)
+    assert [(each.from_count, each.to_count) for each in recorded] == list(zip((1, *counts), counts, strict=False))
+    assert not any(each.unordered for each in recorded)
+    assert [each.multiple for each in recorded] == ([True] * 3 if prefix == "doubles" else [True, False, False])
+    assert recorded[0].thresholds > (0,)
+    check_log(Log(kafka.bootstrap), topic, recorded, writers)
     assert sum(writer.codes[INVALID_PARTITIONS] for writer in writers) > 0, (
         "no writer was refused for its partition count"
     )
@@ -183,7 +183,7 @@ _MOSTLY_LATER = [pytest.param(each, marks=[] if each is by_kafka_topics else pyt
 
 @pytest.mark.parametrize(
     ("prefix", "counts"),
-    [("doubles", (2, 4, 8)), pytest.param("grows", (2, 3, 8), marks=pytest.mark.soak)],
+    [("doubles", (2, 4, 8)), pytest.param("expands", (2, 3, 8), marks=pytest.mark.soak)],
 )
 @pytest.mark.parametrize("tool", _MOSTLY_LATER)
 def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
@@ -203,69 +203,71 @@ def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
                 tool(proxy.bootstrap, topic, count)
                 for writer in writers:
                     writer.goes_on()
-        grown = expansions(proxy.bootstrap, topic)
-        assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
-        check_log(Log(kafka3.bootstrap), topic, grown, writers)
+        recorded = expansions(proxy.bootstrap, topic)
+        assert [(each.from_count, each.to_count) for each in recorded] == list(zip((1, *counts), counts, strict=False))
+        check_log(Log(kafka3.bootstrap), topic, recorded, writers)
         held = re.findall(r"expansion ended .*?blocked_seconds=([\d.]+)", proxy.log)
         assert len(held) == len(counts)
         say(f"{tool.__name__}, three brokers, {prefix}: appends held for {', '.join(held)} s")
 
 
-def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+def test_append_block_time_is_logged_measured_and_shown(expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
 
-    assert expand(growing.bootstrap, topic, 2) == (OK, None)
+    assert expand(expanding_proxy.bootstrap, topic, 2) == (OK, None)
 
-    [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
+    [line] = [each for each in expanding_proxy.log.splitlines() if "expansion ended" in each and topic in each]
     assert "result=done" in line
     assert re.search(r" blocked_seconds=\d+\.\d+ ", line)
     for step in ("intent", "barriers", "transactions", "create", "leaders", "ends", "store"):
         assert re.search(rf"\b{step}=\d+\.\d+", line)
-    shown = {each["topic"]: each for each in status_of(growing)["expansions"]}  # type: ignore[attr-defined]
+    shown = {each["topic"]: each for each in status_of(expanding_proxy)["expansions"]}  # type: ignore[attr-defined]
     assert (shown[topic]["from_count"], shown[topic]["to_count"], shown[topic]["state"]) == (1, 2, "done")
     assert shown[topic]["thresholds"] == [0]
-    metrics = metrics_of(growing)
+    metrics = metrics_of(expanding_proxy)
     assert 'fencepost_expansions_total{result="done"}' in metrics
     assert "fencepost_expansion_blocked_seconds_bucket" in metrics
     assert "fencepost_expansions_pending 0.0" in metrics
 
 
-def test_expansion_to_non_multiple_is_refused_unless_allowed(growing: ProxyProcess) -> None:
+def test_expansion_to_non_multiple_is_refused_unless_allowed(expanding_proxy: ProxyProcess) -> None:
     topic, other = (
-        count_checked_topic(growing.bootstrap, 2, prefix="doubles"),
-        count_checked_topic(growing.bootstrap, 2),
+        count_checked_topic(expanding_proxy.bootstrap, 2, prefix="doubles"),
+        count_checked_topic(expanding_proxy.bootstrap, 2),
     )
 
     for validate_only in (True, False):
-        code, message = expand(growing.bootstrap, topic, 3, validate_only=validate_only)
+        code, message = expand(expanding_proxy.bootstrap, topic, 3, validate_only=validate_only)
         assert code == INVALID_PARTITIONS
         assert (message or "").startswith(f"EXPANSION_NOT_A_MULTIPLE topic={topic} from=2 to=3: ")
         assert "expand it to 4, 6 or 8" in (message or "")
         assert "fencepost.ordered.partition.expansion=any" in (message or "")
-        assert expand(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
-    assert f"topic={topic} step" not in growing.log
-    assert partition_count(growing.bootstrap, topic) == 2
+        assert expand(expanding_proxy.bootstrap, topic, 6, validate_only=True) == (OK, None)
+    assert f"topic={topic} step" not in expanding_proxy.log
+    assert partition_count(expanding_proxy.bootstrap, topic) == 2
 
-    assert expand(growing.bootstrap, other, 3) == (OK, None)
-    assert [each.multiple for each in expansions(growing.bootstrap, other)] == [False]
-    assert any(" WARNING " in line and f"topic={other} from=2 to=3" in line for line in growing.log.splitlines())
-    with Connection(growing.bootstrap) as connection:
+    assert expand(expanding_proxy.bootstrap, other, 3) == (OK, None)
+    assert [each.multiple for each in expansions(expanding_proxy.bootstrap, other)] == [False]
+    assert any(
+        " WARNING " in line and f"topic={other} from=2 to=3" in line for line in expanding_proxy.log.splitlines()
+    )
+    with Connection(expanding_proxy.bootstrap) as connection:
         assert connection.alter_topic(topic, {"fencepost.ordered.partition.expansion": "any"}) == (OK, None)
-    assert expand(growing.bootstrap, topic, 3) == (OK, None)
+    assert expand(expanding_proxy.bootstrap, topic, 3) == (OK, None)
 
 
 # --- refused and unchecked expansions ---------------------------------------------------------------------------------
 
 
-def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap, 2)
+def test_validate_only_is_kafkas_answer_and_nothing_else(expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap, 2)
 
-    assert expand(growing.bootstrap, topic, 3, validate_only=True) == (OK, None)
-    code, message = expand(growing.bootstrap, topic, 2, validate_only=True)
+    assert expand(expanding_proxy.bootstrap, topic, 3, validate_only=True) == (OK, None)
+    code, message = expand(expanding_proxy.bootstrap, topic, 2, validate_only=True)
 
     assert (code, message) == (INVALID_PARTITIONS, "Topic already has 2 partition(s).")
-    assert partition_count(growing.bootstrap, topic) == 2
-    assert f"topic={topic} step" not in growing.log
+    assert partition_count(expanding_proxy.bootstrap, topic) == 2
+    assert f"topic={topic} step" not in expanding_proxy.log
 
 
 @pytest.mark.parametrize(
@@ -273,30 +275,30 @@ def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) 
     [(2, None, INVALID_PARTITIONS), (1, None, INVALID_PARTITIONS), (3, [[99]], INVALID_ASSIGNMENT)],
 )
 def test_expansion_refused_by_kafka_is_relayed_unchanged(
-    kafka: KafkaCluster, growing: ProxyProcess, count: int, assignments: list[list[int]] | None, code: int
+    kafka: KafkaCluster, expanding_proxy: ProxyProcess, count: int, assignments: list[list[int]] | None, code: int
 ) -> None:
-    topic = count_checked_topic(growing.bootstrap, 2)
+    topic = count_checked_topic(expanding_proxy.bootstrap, 2)
 
-    reported = expand(growing.bootstrap, topic, count, assignments=assignments)
+    reported = expand(expanding_proxy.bootstrap, topic, count, assignments=assignments)
 
     assert reported == expand(kafka.bootstrap, topic, count, assignments=assignments)
     assert reported[0] == code
-    assert f"topic={topic} step" not in growing.log
-    with writing([growing.bootstrap], topic) as [writer]:
+    assert f"topic={topic} step" not in expanding_proxy.log
+    with writing([expanding_proxy.bootstrap], topic) as [writer]:
         writer.goes_on()
 
 
-def test_the_admins_assignments_are_kept(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+def test_the_admins_assignments_are_kept(kafka: KafkaCluster, expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
     [node_id] = kafka.node_ids
 
-    assert expand(growing.bootstrap, topic, 3, assignments=[[node_id], [node_id]]) == (OK, None)
+    assert expand(expanding_proxy.bootstrap, topic, 3, assignments=[[node_id], [node_id]]) == (OK, None)
     assert partition_count(kafka.bootstrap, topic) == 3
 
 
-def test_unchecked_topics_expand_in_the_same_request(growing: ProxyProcess) -> None:
-    topic, plain = count_checked_topic(growing.bootstrap), unique_topic("plain")
-    with Connection(growing.bootstrap) as connection:
+def test_unchecked_topics_expand_in_the_same_request(expanding_proxy: ProxyProcess) -> None:
+    topic, plain = count_checked_topic(expanding_proxy.bootstrap), unique_topic("plain")
+    with Connection(expanding_proxy.bootstrap) as connection:
         assert connection.create_topic(plain) == (OK, None)
         reported = create_partitions(connection, {plain: 4, topic: 2, "there-is-none": 5})
 
@@ -305,20 +307,20 @@ def test_unchecked_topics_expand_in_the_same_request(growing: ProxyProcess) -> N
         topic: OK,
         "there-is-none": UNKNOWN_TOPIC,
     }
-    assert partition_count(growing.bootstrap, plain) == 4
-    assert expansions(growing.bootstrap, topic) == [(1, 2, (0,), False, True)]
-    assert expansions(growing.bootstrap, plain) == []
+    assert partition_count(expanding_proxy.bootstrap, plain) == 4
+    assert expansions(expanding_proxy.bootstrap, topic) == [(1, 2, (0,), False, True)]
+    assert expansions(expanding_proxy.bootstrap, plain) == []
 
 
-def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
 
-    with Transactional(growing.bootstrap, topic) as transaction:
+    with Transactional(expanding_proxy.bootstrap, topic) as transaction:
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK  # makes the first expansion wait
-        first, found = in_thread(lambda: expand(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=barriers" in growing.log, "the first one to wait")
-        code, message = expand(growing.bootstrap, topic, 3)
+        first, found = in_thread(lambda: expand(expanding_proxy.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=barriers" in expanding_proxy.log, "the first one to wait")
+        code, message = expand(expanding_proxy.bootstrap, topic, 3)
         assert code == INVALID_PARTITIONS
         assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
         transaction.end(commit=True)
@@ -328,30 +330,30 @@ def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, gro
     assert partition_count(kafka.bootstrap, topic) == 2
 
 
-def test_expansion_request_timeout_reports_that_it_continues(growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+def test_expansion_request_timeout_reports_that_it_continues(expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
 
-    with Transactional(growing.bootstrap, topic) as transaction:
+    with Transactional(expanding_proxy.bootstrap, topic) as transaction:
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
-        code, message = expand(growing.bootstrap, topic, 2, timeout_ms=1_000)
+        code, message = expand(expanding_proxy.bootstrap, topic, 2, timeout_ms=1_000)
         assert code == TIMED_OUT
         assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues")
         transaction.end(commit=True)
 
-    until(lambda: expansions(growing.bootstrap, topic), f"{topic} to grow")
+    until(lambda: expansions(expanding_proxy.bootstrap, topic), f"{topic} to grow")
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
     ended: Counter[int] = Counter()
 
     def works(number: int) -> None:
         """Append until the partition count is refused, and retry blocked appends."""
-        with Transactional(growing.bootstrap, f"{topic}-{number}") as transaction:
+        with Transactional(expanding_proxy.bootstrap, f"{topic}-{number}") as transaction:
             while True:
                 for _ in range(2):
                     while (code := transaction.append(topic, b"t:0:1").error_code) == NOT_LEADER:
@@ -368,31 +370,31 @@ def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, 
         thread.start()
     until(lambda: len(ended) == len(threads), "transactions upon transactions")
 
-    assert expand(growing.bootstrap, topic, 2) == (OK, None)
+    assert expand(expanding_proxy.bootstrap, topic, 2) == (OK, None)
     for thread in threads:
         thread.join(_REPORTED_SECONDS)
-    check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), [])
+    check_log(Log(kafka.bootstrap), topic, expansions(expanding_proxy.bootstrap, topic), [])
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
 @pytest.mark.parametrize("commit", [True, False])
 def test_open_transaction_finishes_while_expansion_waits(
     kafka: KafkaCluster,
-    growing: ProxyProcess,
+    expanding_proxy: ProxyProcess,
     protocol: int,
     commit: bool,
 ) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+    topic = count_checked_topic(expanding_proxy.bootstrap)
 
     with (
-        Transactional(growing.bootstrap, topic, protocol=protocol) as transaction,
-        writing([growing.bootstrap], topic) as writers,
+        Transactional(expanding_proxy.bootstrap, topic, protocol=protocol) as transaction,
+        writing([expanding_proxy.bootstrap], topic) as writers,
     ):
         writers[0].goes_on()
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
-        thread, found = in_thread(lambda: expand(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
+        thread, found = in_thread(lambda: expand(expanding_proxy.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=barriers" in expanding_proxy.log, "the expansion to wait")
         assert transaction.append(topic, b"t:1:1").error_code == OK, (
             "the open transaction cannot append, so it could never end"
         )
@@ -402,7 +404,7 @@ def test_open_transaction_finishes_while_expansion_waits(
         writers[0].goes_on()
 
     assert found == [(OK, None)]
-    check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), writers)
+    check_log(Log(kafka.bootstrap), topic, expansions(expanding_proxy.bootstrap, topic), writers)
 
 
 def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCluster, tmp_path: Path) -> None:
@@ -426,24 +428,24 @@ def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCl
             expand_at_the_end(impatient.bootstrap, topic, 2)
             writers[0].goes_on()
 
-        grown = expansions(impatient.bootstrap, topic)
-        assert [(each.from_count, each.to_count) for each in grown] == [(1, 2)]
-        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        recorded = expansions(impatient.bootstrap, topic)
+        assert [(each.from_count, each.to_count) for each in recorded] == [(1, 2)]
+        check_log(Log(kafka.bootstrap), topic, recorded, writers)
 
 
 # --- the topic itself -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("created_anew", [False, True])
-def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew: bool) -> None:
-    topic = count_checked_topic(growing.bootstrap)
+def test_deleting_a_topic_ends_its_expansion(expanding_proxy: ProxyProcess, created_anew: bool) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
 
-    with Transactional(growing.bootstrap, topic) as transaction:
+    with Transactional(expanding_proxy.bootstrap, topic) as transaction:
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
-        thread, found = in_thread(lambda: expand(growing.bootstrap, topic, 2))
-        until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
-        with Connection(growing.bootstrap) as connection:
+        thread, found = in_thread(lambda: expand(expanding_proxy.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=barriers" in expanding_proxy.log, "the expansion to wait")
+        with Connection(expanding_proxy.bootstrap) as connection:
             assert connection.delete_topic(topic) == OK
             if created_anew:
                 until(lambda: connection.create_topic(topic)[0] == OK, "its name to be free")
@@ -453,31 +455,31 @@ def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew
     assert code == UNKNOWN_TOPIC
     assert "deleted" in message
     if created_anew:
-        until(lambda: partition_count(growing.bootstrap, topic) == 1, "the new one")
-        with writing([growing.bootstrap], topic) as [writer]:
+        until(lambda: partition_count(expanding_proxy.bootstrap, topic) == 1, "the new one")
+        with writing([expanding_proxy.bootstrap], topic) as [writer]:
             writer.goes_on()
-        assert expand(growing.bootstrap, topic, 2) == (OK, None)
+        assert expand(expanding_proxy.bootstrap, topic, 2) == (OK, None)
 
 
-def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = count_checked_topic(growing.bootstrap)
-    with writing([growing.bootstrap], topic) as [writer]:
+def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, expanding_proxy: ProxyProcess) -> None:
+    topic = count_checked_topic(expanding_proxy.bootstrap)
+    with writing([expanding_proxy.bootstrap], topic) as [writer]:
         writer.goes_on()
         until(lambda: is_count_checked(kafka.bootstrap, topic), "counting to begin")
         assert expand(kafka.bootstrap, topic, 3) == (OK, None)
-        until(lambda: expansions(growing.bootstrap, topic), "the growth to be noticed")
+        until(lambda: expansions(expanding_proxy.bootstrap, topic), "the growth to be noticed")
         writer.goes_on()
 
-    assert expansions(growing.bootstrap, topic) == [(1, 3, (), True, True)]
-    until(lambda: f"topic={topic} was=1 partitions=3" in growing.log, "it to be told")
-    [line] = [each for each in growing.log.splitlines() if "UNORDERED_EXPANSION" in each and topic in each]
+    assert expansions(expanding_proxy.bootstrap, topic) == [(1, 3, (), True, True)]
+    until(lambda: f"topic={topic} was=1 partitions=3" in expanding_proxy.log, "it to be told")
+    [line] = [each for each in expanding_proxy.log.splitlines() if "UNORDERED_EXPANSION" in each and topic in each]
     assert " ERROR " in line
-    shown = status_of(growing)
+    shown = status_of(expanding_proxy)
     assert any(topic in each for each in shown["warnings"])  # type: ignore[attr-defined]
-    assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(growing)
+    assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(expanding_proxy)
     # Later expansions are ordered again.
-    assert expand(growing.bootstrap, topic, 5) == (OK, None)
-    assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
+    assert expand(expanding_proxy.bootstrap, topic, 5) == (OK, None)
+    assert [each.unordered for each in expansions(expanding_proxy.bootstrap, topic)] == [True, False]
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
@@ -557,9 +559,11 @@ def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path
                 for writer in writers:
                     writer.goes_on()
         # The other proxy may learn of the last expansion a moment later.
-        grown = until(lambda: expansions(other.bootstrap, topic), "all to be known", accept=lambda each: len(each) == 3)
-        assert [each.to_count for each in grown] == [2, 3, 8]
-        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        recorded = until(
+            lambda: expansions(other.bootstrap, topic), "all to be known", accept=lambda each: len(each) == 3
+        )
+        assert [each.to_count for each in recorded] == [2, 3, 8]
+        check_log(Log(kafka.bootstrap), topic, recorded, writers)
 
 
 def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp_path: Path) -> None:
@@ -575,11 +579,11 @@ def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp
                 for writer in writers:
                     writer.goes_on()
         # Any worker may respond, and one may lag another.
-        grown = until(
+        recorded = until(
             lambda: expansions(proxy.bootstrap, topic), "both to be shown", accept=lambda each: len(each) == 2
         )
-        assert [each.to_count for each in grown] == [2, 5]
-        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        assert [each.to_count for each in recorded] == [2, 5]
+        check_log(Log(kafka.bootstrap), topic, recorded, writers)
 
         def shown() -> list[tuple[int, str]]:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=30) as page:
@@ -674,9 +678,9 @@ def test_expansion_killed_at_any_step_keeps_order(
             expand_at_the_end(address, topic, 4)
             for writer in writers:
                 writer.goes_on()
-        grown = expansions(address, topic)
-        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False), (3, 4, False)]
-        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        recorded = expansions(address, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in recorded] == [(1, 3, False), (3, 4, False)]
+        check_log(Log(kafka.bootstrap), topic, recorded, writers)
     finally:
         dying.close()
         if other is not None:
@@ -727,6 +731,6 @@ def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
             until(lambda: partition_count(proxy.bootstrap, topic) > 0, "the topic to be there again")
             until(ended, "the expansion to end", seconds=90)
             writers[0].goes_on()
-        grown = expansions(proxy.bootstrap, topic)
-        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False)]
-        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        recorded = expansions(proxy.bootstrap, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in recorded] == [(1, 3, False)]
+        check_log(Log(kafka.bootstrap), topic, recorded, writers)

@@ -176,12 +176,12 @@ class Probes:
             # One connection per append. Many of them wait while the process starts.
             with suppress(OSError, Closed), Connection(self.address(), timeout_seconds=30) as connection:
                 producer = Producer(1 << 50, 0, 0) if random.random() < 0.5 else None
-                answer = connection.append(self.topic, batch(b"unguarded", producer=producer), timeout_ms=1000)
+                answer = connection.append(self.topic, batch(b"unchecked", producer=producer), timeout_ms=1000)
                 self.answers[f"{answer.error_code} {(answer.message or 'OK').split()[0]}"] += 1
             time.sleep(0.01)
 
     def check(self, log: Log) -> None:
-        assert b"unguarded" not in log.values(self.topic)
+        assert b"unchecked" not in log.values(self.topic)
         assert self.answers.keys() <= {f"{NOT_LEADER} TRY_AGAIN", f"{POLICY_VIOLATION} EXPECTATION_REQUIRED"}
         assert self.answers
 
@@ -386,7 +386,7 @@ def test_kafka_is_not_there_at_the_start(
             starting = pool.submit(proxy.restart)
             address = f"127.0.0.1:{proxy.port}"
             early = until(lambda: Connection(address, timeout_seconds=60), "the port", seconds=PATIENCE_SECONDS)
-            early.send_produce({topic: {0: batch(b"unguarded")}})
+            early.send_produce({topic: {0: batch(b"unchecked")}})
             early.socket.settimeout(2.0)
             with pytest.raises(TimeoutError):
                 early.receive_produce()
@@ -401,7 +401,7 @@ def test_kafka_is_not_there_at_the_start(
     finally:
         cluster.resume(1)
     with Connection(proxy.bootstrap) as client:
-        assert reported(client, topic, batch(b"unguarded")).error_code == POLICY_VIOLATION
+        assert reported(client, topic, batch(b"unchecked")).error_code == POLICY_VIOLATION
         assert reported(client, topic, batch(b"x", expected=0))[:2] == (OK, 0)
     assert log.values(topic) == [b"x"]
 
@@ -472,7 +472,7 @@ def test_a_state_topic_that_cannot_be_relied_on(
                 # The failure is permanent, not a timeout.
                 until(lambda: "state topic failed" in proxy.log, "it to be told", seconds=PATIENCE_SECONDS)
                 end = log.end(topic)
-                for records in (batch(b"unguarded"), batch(b"late", expected=end)):
+                for records in (batch(b"unchecked"), batch(b"late", expected=end)):
                     answer = client.append(topic, records)
                     assert answer.error_code == NOT_LEADER, answer
             proxy.kill()
@@ -488,7 +488,7 @@ def test_a_state_topic_that_cannot_be_relied_on(
                 assert "serving" in proxy.log
         start_anew(direct)
     assert log.end(topic) == end
-    assert not {b"unguarded", b"late"} & set(log.values(topic))
+    assert not {b"unchecked", b"late"} & set(log.values(topic))
 
 
 def logged(directory: Path) -> str:

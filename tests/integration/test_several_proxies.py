@@ -210,7 +210,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
         for value, offset in offsets(stage3.log.batches(topic)).items()
         if expected_of(value) not in (None, offset)
     ]
-    title = "stamped" if fenced else "not stamped"
+    title = "fenced" if fenced else "not fenced"
     say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients were told {codes}")
     if fenced:
         assert OK not in codes

@@ -50,13 +50,13 @@ pytestmark = [
 JOBS = Path(__file__).parents[2] / "spark_jobs"
 PARTITIONS = 2
 #: Topics with this prefix are checked by the proxy's configuration.
-GUARDED = "guarded"
+OFFSETS_CHECKED = "offsets-checked"
 #: Topics that check expected offsets and accept records without one.
 CHECKED = "checked"
 #: Topics with ordered partition expansion.
 ORDERED = "ordered"
 CONFIG = f"""
-[topics."{GUARDED}-*"]
+[topics."{OFFSETS_CHECKED}-*"]
 "fencepost.check.expected.offsets" = "required"
 [topics."{CHECKED}-*"]
 "fencepost.check.expected.offsets" = "true"
@@ -167,7 +167,7 @@ def expecting(spark: Any, values: list[str], first_offset: int) -> Any:
 def test_headers_column_makes_a_write_conditional(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    topic = unique_topic(GUARDED)
+    topic = unique_topic(OFFSETS_CHECKED)
     create(kafka, topic)
 
     def write(rows: Any) -> None:
@@ -186,7 +186,7 @@ def test_headers_column_makes_a_write_conditional(
 
 def test_sinks_and_source_work_with_tls_and_login(spark: Any, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
     register(spark)
-    topic = unique_topic(GUARDED)
+    topic = unique_topic(OFFSETS_CHECKED)
     with (
         sasl_ssl_kafka(tmp_path / "kafka", more={"authorizer.class.name": ""}) as secured,
         ProxyProcess(
@@ -224,7 +224,7 @@ def test_sinks_and_source_work_with_tls_and_login(spark: Any, tmp_path: Path, un
 def test_stream_with_sink_id_survives_lost_commit(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    source, target, unchecked = unique_topic("source"), unique_topic(GUARDED), unique_topic("open")
+    source, target, unchecked = unique_topic("source"), unique_topic(OFFSETS_CHECKED), unique_topic("open")
     create(kafka, source, target, unchecked)
     rows = spark.range(200).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     rows.coalesce(1).write.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap).option(
@@ -283,7 +283,7 @@ def test_half_written_batch_resumes_despite_renumbered_tasks(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """Kafka, a mapping and the sink. Without a shuffle, a row may get to another task after a restart."""
-    source, target = _listed_backwards(unique_topic), unique_topic(GUARDED)
+    source, target = _listed_backwards(unique_topic), unique_topic(OFFSETS_CHECKED)
     create(kafka, source, target)
     each = 3000
     _produce(kafka, [(source, partition) for partition in range(PARTITIONS)], each, long=each - 100)
@@ -353,7 +353,7 @@ def test_killed_driver_with_kafka_source_resumes_without_refusal(  # noqa: PLR09
 ) -> None:
     """For any topic names. Only one partition has rows in the previous batch."""
     sources = [_listed_backwards(unique_topic) if backwards else unique_topic("source") for _ in range(topics)]
-    target = unique_topic(GUARDED)
+    target = unique_topic(OFFSETS_CHECKED)
     create(kafka, *sources, partitions=partitions)
     create(kafka, target)
     topic_partitions = [(source, partition) for source in sources for partition in range(partitions)]
@@ -563,7 +563,7 @@ def bulk_load(spark: Any, proxy: ProxyProcess, topic: str, file: Path, *more: st
 def test_repeated_bulk_load_adds_nothing(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    topic = unique_topic(GUARDED)
+    topic = unique_topic(OFFSETS_CHECKED)
     create(kafka, topic)
     rows = write_csv(tmp_path / "rows.csv", 5000)
 
@@ -596,7 +596,7 @@ def test_bulk_load_needs_the_check_and_the_topic(
     with pytest.raises(SinkError, match=r"check\.expected\.offsets"):
         bulk_load(spark, proxy, topic, tmp_path / "rows.csv")
     with pytest.raises(SinkError, match="topic"):
-        bulk_load(spark, proxy, unique_topic(GUARDED), tmp_path / "rows.csv")
+        bulk_load(spark, proxy, unique_topic(OFFSETS_CHECKED), tmp_path / "rows.csv")
     assert contents(kafka, topic) == {0: [], 1: []}
 
 
@@ -604,7 +604,7 @@ def test_bulk_load_needs_the_check_and_the_topic(
 def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtures
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path, kind: str
 ) -> None:
-    topic = unique_topic(GUARDED)
+    topic = unique_topic(OFFSETS_CHECKED)
     create(kafka, topic)
     (file := tmp_path / f"rows.{kind}").mkdir()
     # Spark reads the larger file first. The requested order is the order of the names.
@@ -675,7 +675,7 @@ def session_of(leader: int) -> dict[int, tuple[int, str]]:
 def test_bulk_load_survives_killed_driver_worker_and_proxy(
     kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    topic = unique_topic(GUARDED)
+    topic = unique_topic(OFFSETS_CHECKED)
     create(kafka, topic)
     rows = write_csv(tmp_path / "rows.csv", 120_000)
     import pyspark  # noqa: PLC0415

@@ -29,9 +29,9 @@ pytestmark = [
 ]
 
 PARTITIONS = 3
-GUARDED, REQUIRED, COUNT_CHECKED = "guarded", "required", "counted"
+CHECKED, REQUIRED, COUNT_CHECKED = "checked", "required", "counted"
 CONFIG = f"""
-[topics."{GUARDED}-*"]
+[topics."{CHECKED}-*"]
 "fencepost.check.expected.offsets" = "true"
 [topics."{REQUIRED}-*"]
 "fencepost.check.expected.offsets" = "required"
@@ -58,7 +58,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def topic(proxy: ProxyProcess, unique_topic: Callable[..., str]) -> Callable[..., str]:
-    def make(kind: str = GUARDED, partitions: int = PARTITIONS) -> str:
+    def make(kind: str = CHECKED, partitions: int = PARTITIONS) -> str:
         name = unique_topic(kind)
         create(proxy.bootstrap, name, partitions=partitions)
         return name
@@ -372,8 +372,8 @@ def test_batch_deleted_by_retention_is_not_appended_again(
 
 def test_missing_topic_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
     with pytest.raises(Exception, match=r"\S") as raised:
-        save(rows(spark, 10), proxy, "guarded-absent")
-    requested = "NotBegun: topic guarded-absent does not exist (create it with the number of partitions that it needs)"
+        save(rows(spark, 10), proxy, "checked-absent")
+    requested = "NotBegun: topic checked-absent does not exist (create it with the number of partitions that it needs)"
     assert requested in str(raised.value)
     assert "PicklingError" not in str(raised.value)
 

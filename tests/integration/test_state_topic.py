@@ -387,7 +387,7 @@ def test_deleted_topic_is_waited_for_and_replacement_refused(
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as successor:
             await one.state.start()
-            await one.state.append([config("guarded")])
+            await one.state.append([config("checked")])
             await confirmed(kafka, lambda admin: admin.delete_topics([name]))
             await until_async(lambda: not one.state.fresh, "a stale state")
             await until_async(lambda: "state topic is missing" in caplog.text, "the log line")

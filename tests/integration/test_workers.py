@@ -395,7 +395,7 @@ def test_checked_append_fails_when_paused_primary_is_killed(own: Workers, log: L
         pid = own.worker_pid(PRIMARY)
         os.kill(pid, signal.SIGSTOP)
         needs_it.send_produce({checked: {0: batch(b"a", expected=0)}})
-        assert append(does_not, plain, batch(b"unguarded")).base_offset == 0
+        assert append(does_not, plain, batch(b"unchecked")).base_offset == 0
         os.kill(pid, signal.SIGKILL)
         with pytest.raises((Closed, OSError)):
             needs_it.receive_produce()

@@ -245,7 +245,7 @@ def _ends_at(log: Log, topic: str, end: int) -> bool:
 
 def expansion(where: Front) -> None:
     """Expand a topic twice during writes. Each record is on the correct side of each threshold; a group gets all."""
-    topic = create_topic(where.proxy.bootstrap, unique_topic("grows"))
+    topic = create_topic(where.proxy.bootstrap, unique_topic("expands"))
     group = _Group(where.proxy.bootstrap, topic)
     group.start()
     try:

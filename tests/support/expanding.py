@@ -28,7 +28,7 @@ takeover_seconds = 0.5
 handshake_seconds = 120.0
 expansion_wait_seconds = {wait_seconds}
 
-[topics."grows-*"]
+[topics."expands-*"]
 "fencepost.ordered.partition.expansion" = "any"
 "fencepost.check.partition.count" = "true"
 
@@ -191,9 +191,9 @@ def writing(addresses: Sequence[str], topic: str) -> Iterator[list[Writer]]:
             writer.stop()
 
 
-def check_log(log: Log, topic: str, grown: Sequence[Expanded], writers: Sequence[Writer]) -> None:
+def check_log(log: Log, topic: str, recorded: Sequence[Expanded], writers: Sequence[Writer]) -> None:
     """Records placed with an old count are before its thresholds, those with a new one after them; and none is lost."""
-    count = grown[-1].to_count if grown else 1
+    count = recorded[-1].to_count if recorded else 1
     counts: dict[int, list[tuple[int, int]]] = {}
     found: set[tuple[str, int]] = set()
     for partition in range(count):
@@ -203,7 +203,7 @@ def check_log(log: Log, topic: str, grown: Sequence[Expanded], writers: Sequence
                 name, number, under = (value or b"").decode().split(":")
                 found.add((name, int(number)))
                 counts[partition].append((logged.base_offset + delta, int(under)))
-    for each in grown:
+    for each in recorded:
         if each.unordered:
             continue
         for partition, placed in counts.items():

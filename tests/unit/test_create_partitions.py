@@ -27,9 +27,9 @@ from fencepost_proxy.wire.control import decode_request, encode_request
 from fencepost_proxy.wire.schema import Message
 
 EXPANDS, SEQUENCED = UUID(int=1), UUID(int=2)
-IDS = {"grows": EXPANDS, "also-grows": UUID(int=3), "unchecked": SEQUENCED}
+IDS = {"expands": EXPANDS, "also-expands": UUID(int=3), "unchecked": SEQUENCED}
 PROCESS, END = UUID(int=50), UUID(int=60)
-FIRST = Expansion("grows", EXPANDS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
+FIRST = Expansion("expands", EXPANDS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
 DONE = encode_done(
     FIRST, END, thresholds=[LogEndOffset(57), LogEndOffset(80)], epochs=[LeaderEpoch(0)] * 2, at_ms=2_000, blocked_ms=40
 )
@@ -39,7 +39,7 @@ def known(*records: StateRecord, fresh: bool = True) -> Known:
     view = StateView("cluster-1")
     for offset, record in enumerate(records):
         assert view.apply(Offset(offset), *record) is None
-    values = {"grows": "any", "also-grows": "any", "doubles": "true"}
+    values = {"expands": "any", "also-expands": "any", "doubles": "true"}
     return Known(
         view,
         lambda topic: {"fencepost.ordered.partition.expansion": values.get(topic, "false")},
@@ -78,27 +78,27 @@ def answered(*names: str, code: int = 0) -> Message:
 def test_kafka_only_validates_an_ordered_expansion() -> None:
     replicas = [Message(broker_ids=[1, 2])]
 
-    plan = queried(topic("grows", 3, replicas))
+    plan = queried(topic("expands", 3, replicas))
 
     assert plan.forward.validate_only
-    assert names(plan.forward) == ["grows"]
+    assert names(plan.forward) == ["expands"]
     expanded_topics = plan.expansions
     assert expanded_topics is not None
     assert expanded_topics.first is None
     assert expanded_topics.timeout_ms == 5_000
-    response = answered("grows")
+    response = answered("expands")
     assert plan.finish(response) == []
     assert expanded_topics.requested(response) == (
-        ExpansionRequest("grows", 3, ((NodeId(1), NodeId(2)),), ordered=True),
+        ExpansionRequest("expands", 3, ((NodeId(1), NodeId(2)),), ordered=True),
     )
-    expanded_topics.report(response, {"grows": ExpansionOutcome("grows", 44, "EXPANSION_FAILED")})
+    expanded_topics.report(response, {"expands": ExpansionOutcome("expands", 44, "EXPANSION_FAILED")})
     [result] = response.results
     assert (result.error_code, result.error_message) == (44, "EXPANSION_FAILED")
 
 
 def test_kafkas_validation_error_is_relayed_without_expansion() -> None:
-    plan = queried(topic("grows", 1))
-    response = answered("grows", code=Error.INVALID_PARTITIONS)
+    plan = queried(topic("expands", 1))
+    response = answered("expands", code=Error.INVALID_PARTITIONS)
     expanded_topics = plan.expansions
     assert expanded_topics is not None
 
@@ -109,28 +109,28 @@ def test_kafkas_validation_error_is_relayed_without_expansion() -> None:
 
 
 def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
-    plan = queried(topic("unchecked"), topic("grows"), topic("also-grows", 5))
+    plan = queried(topic("unchecked"), topic("expands"), topic("also-expands", 5))
     expanded_topics = plan.expansions
     assert expanded_topics is not None
     assert expanded_topics.first is not None
 
     assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["unchecked"], False)
-    assert (names(plan.forward), plan.forward.validate_only) == (["grows", "also-grows"], True)
+    assert (names(plan.forward), plan.forward.validate_only) == (["expands", "also-expands"], True)
 
     expanded_topics.finish_first(answered("unchecked", code=Error.INVALID_PARTITIONS))
-    response = answered("grows", "also-grows")
+    response = answered("expands", "also-expands")
     plan.finish(response)
-    assert [each.topic for each in expanded_topics.requested(response)] == ["grows", "also-grows"]
-    expanded_topics.report(response, {"grows": ExpansionOutcome("grows", 0, None)})
+    assert [each.topic for each in expanded_topics.requested(response)] == ["expands", "also-expands"]
+    expanded_topics.report(response, {"expands": ExpansionOutcome("expands", 0, None)})
     assert {each.name: each.error_code for each in response.results} == {
-        "grows": 0,
-        "also-grows": 0,
+        "expands": 0,
+        "also-expands": 0,
         "unchecked": Error.INVALID_PARTITIONS,
     }
 
 
 @pytest.mark.parametrize(
-    ("requested", "validate_only"), [(["unchecked"], False), (["grows"], True), (["unchecked", "grows"], True)]
+    ("requested", "validate_only"), [(["unchecked"], False), (["expands"], True), (["unchecked", "expands"], True)]
 )
 def test_unchecked_or_validate_only_requests_are_forwarded(requested: list[str], validate_only: bool) -> None:
     plan = queried(*map(topic, requested), validate_only=validate_only)
@@ -171,29 +171,29 @@ def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
 
 
 def test_pending_expansion_refuses_any_other() -> None:
-    plan = queried(topic("grows", 8), topic("unchecked"), services=known(encode_expansion(FIRST)))
+    plan = queried(topic("expands", 8), topic("unchecked"), services=known(encode_expansion(FIRST)))
 
     assert plan.expansions is not None
     assert names(plan.expansions.first) == ["unchecked"]
-    assert (names(plan.forward), plan.forward.validate_only) == (["grows"], True), (
+    assert (names(plan.forward), plan.forward.validate_only) == (["expands"], True), (
         "Kafka decides whether this client may know"
     )
     for stated in (Error.NONE, Error.INVALID_PARTITIONS):
-        response = answered("grows", code=stated)
+        response = answered("expands", code=stated)
         plan.finish(response)
         assert plan.expansions.requested(response) == ()
         (refused,) = response.results
-        assert (refused.name, refused.error_code) == ("grows", Error.INVALID_PARTITIONS)
-        assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it continues automatically"
+        assert (refused.name, refused.error_code) == ("expands", Error.INVALID_PARTITIONS)
+        assert refused.error_message == "EXPANSION_IN_PROGRESS topic=expands from=2 to=3: it continues automatically"
 
 
 def test_pending_expansion_is_hidden_from_unauthorized_clients() -> None:
-    plan = queried(topic("grows", 8), services=known(encode_expansion(FIRST)))
+    plan = queried(topic("expands", 8), services=known(encode_expansion(FIRST)))
 
     for stated in (Error.TOPIC_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION):
-        response = answered("grows", code=stated)
+        response = answered("expands", code=stated)
         plan.finish(response)
-        assert [(each.name, each.error_code) for each in response.results] == [("grows", stated)]
+        assert [(each.name, each.error_code) for each in response.results] == [("expands", stated)]
         assert not hasattr(response.results[0], "error_message"), "Kafka's own words stay"
 
 
@@ -223,7 +223,7 @@ def described(topic: str, services: Known, keys: list[str] | None = None) -> dic
 def test_thresholds_are_a_read_only_config() -> None:
     services = known(encode_expansion(FIRST), DONE)
 
-    shown = described("grows", services)["fencepost.ordered.partition.expansions"]
+    shown = described("expands", services)["fencepost.ordered.partition.expansions"]
 
     assert shown.read_only
     assert json.loads(shown.value) == [
@@ -231,7 +231,7 @@ def test_thresholds_are_a_read_only_config() -> None:
     ]
     assert "thresholds" in shown.documentation
     config = Message(name="fencepost.ordered.partition.expansions", config_operation=0, value="[]")
-    resource = Message(resource_type=2, resource_name="grows", configs=[config])
+    resource = Message(resource_type=2, resource_name="expands", configs=[config])
     plan = plan_request(INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource], validate_only=False), services)
     assert plan is not None
     response = Message(throttle_time_ms=0, responses=[])
@@ -243,21 +243,21 @@ def test_thresholds_are_a_read_only_config() -> None:
 def test_expansions_are_shown_when_possible_or_requested() -> None:
     name = "fencepost.ordered.partition.expansions"
 
-    assert described("grows", known())[name].value == "[]"
+    assert described("expands", known())[name].value == "[]"
     assert name not in described("unchecked", known())
     assert described("unchecked", known(), [name])[name].value == "[]"
-    assert name not in described("grows", known(), ["retention.ms"])
+    assert name not in described("expands", known(), ["retention.ms"])
 
 
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
 def test_initial_count_holds_until_the_topic_expands() -> None:
-    services = known(encode_partition_count("grows", EXPANDS, 2))
-    assert services.history("grows").count == 2
+    services = known(encode_partition_count("expands", EXPANDS, 2))
+    assert services.history("expands").count == 2
 
-    services = known(encode_partition_count("grows", EXPANDS, 2), encode_expansion(FIRST), DONE)
-    history = services.history("grows")
+    services = known(encode_partition_count("expands", EXPANDS, 2), encode_expansion(FIRST), DONE)
+    history = services.history("expands")
     assert history.count == 3
     assert history.created_by(2) == history.expansions[0]
     assert history.created_by(1) is None
@@ -267,7 +267,7 @@ def test_expansion_end_applies_once_to_pending_expansion() -> None:
     other = replace(FIRST, proposal=UUID(int=71), to_count=8)
     failed = encode_failed(FIRST, UUID(int=61), reason="too late", at_ms=3_000)
 
-    history = known(encode_expansion(FIRST), encode_expansion(other), DONE, failed).history("grows")
+    history = known(encode_expansion(FIRST), encode_expansion(other), DONE, failed).history("expands")
 
     assert history.count == 3
     assert not history.failed
@@ -277,7 +277,7 @@ def test_expansion_end_applies_once_to_pending_expansion() -> None:
 def test_pending_expansion_is_shown_without_thresholds() -> None:
     later = replace(FIRST, from_count=3, to_count=6, proposal=UUID(int=77))
 
-    shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).history("grows").described())
+    shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).history("expands").described())
 
     assert [(each["from"], each["to"], each.get("pending", False)) for each in shown] == [(2, 3, False), (3, 6, True)]
     assert shown[0]["thresholds"] is not None
@@ -287,21 +287,21 @@ def test_pending_expansion_is_shown_without_thresholds() -> None:
 def test_expansion_may_follow_failure_unless_it_is_outdated() -> None:
     failed = encode_failed(FIRST, END, reason="a transaction is open", at_ms=2_000)
     again = replace(FIRST, proposal=UUID(int=72))
-    history = known(encode_expansion(FIRST), failed, encode_expansion(again)).history("grows")
+    history = known(encode_expansion(FIRST), failed, encode_expansion(again)).history("expands")
     assert history.pending == again
     assert history.failed == {FIRST.proposal: "a transaction is open"}
 
     outdated = replace(FIRST, proposal=UUID(int=73), to_count=5)
-    history = known(encode_expansion(FIRST), DONE, encode_expansion(outdated)).history("grows")
+    history = known(encode_expansion(FIRST), DONE, encode_expansion(outdated)).history("expands")
     assert history.pending is None
     assert history.count == 3
 
 
 def test_expansion_outside_the_proxy_is_recorded_once() -> None:
-    unordered = Expansion("grows", EXPANDS, 2, 5, UUID(int=74), 1_000, unordered=True)
+    unordered = Expansion("expands", EXPANDS, 2, 5, UUID(int=74), 1_000, unordered=True)
     twice = replace(unordered, proposal=UUID(int=75))
 
-    history = known(encode_expansion(unordered), encode_expansion(twice)).history("grows")
+    history = known(encode_expansion(unordered), encode_expansion(twice)).history("expands")
 
     assert [(each.from_count, each.to_count, each.unordered) for each in history.expansions] == [(2, 5, True)]
     assert history.ordered == ()
@@ -310,14 +310,14 @@ def test_expansion_outside_the_proxy_is_recorded_once() -> None:
 
 def test_deleting_a_topic_removes_its_expansion_records() -> None:
     loser = replace(FIRST, proposal=UUID(int=76))
-    records = [encode_partition_count("grows", EXPANDS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
+    records = [encode_partition_count("expands", EXPANDS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
     services = known(*records)
 
-    tombstones = services.view.records_of([TopicConfigChange("grows", EXPANDS, deleted=True)])
+    tombstones = services.view.records_of([TopicConfigChange("expands", EXPANDS, deleted=True)])
 
     assert {each.key for each in tombstones} == {each.key for each in records}
     assert all(each.value is None for each in tombstones)
-    assert known(*records, *tombstones).history("grows").expansions == ()
+    assert known(*records, *tombstones).history("expands").expansions == ()
 
 
 def test_expanding_topic_stays_checked_when_switched_off() -> None:
