@@ -66,8 +66,7 @@ _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
-#: Heartbeat times, shorter than in net/, like all times here.
-_HEARTBEAT_SECONDS = 0.1
+#: Shorter than in net/, like all times here, but longer than a restart takes.
 _DEAD_SECONDS = 2.0
 
 
@@ -204,7 +203,6 @@ class Proxy(Counting):
         self.incarnation = 0
         self.paused_until = 0.0
         self.live = False
-        self.died_at = float("-inf")
         self.proxied_connections: dict[int, ProxiedConnection] = {}
         self._next_connection = 0
         self._deferred: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
@@ -231,6 +229,7 @@ class Proxy(Counting):
         self._view = StateView(_CLUSTER_ID)
         self._instance_id = self.world.next_instance_id()
         self.started_at = self.sim.now
+        self.died_at = float("-inf")
         self._takes_over = self.incarnation > 1 or self.number > 0
         self._read_to = 0
         self._fresh_until = float("-inf")
@@ -308,14 +307,14 @@ class Proxy(Counting):
         return self._instance_id
 
     def alone(self, now: float) -> bool:
-        """By heartbeats in the state topic (net/state_topic.py): a start is noticed late, an exit later."""
+        """By heartbeats in the state topic (net/state_topic.py)."""
         if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
             return False  # its predecessor may still count as live
         return not any(other.counts_as_live(now) for other in self.world.proxies if other is not self)
 
     def counts_as_live(self, now: float) -> bool:
-        """A crashed process counts until its heartbeats are old, also if its successor has not been observed yet."""
-        return now - self.died_at < _DEAD_SECONDS or (self.live and now - self.started_at > _HEARTBEAT_SECONDS)
+        """A started process counts at once: the heartbeats of the one that crashed are not old yet."""
+        return self.live or now - self.died_at < _DEAD_SECONDS
 
     def taken_over(self, now: float) -> bool:
         return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds
