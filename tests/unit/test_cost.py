@@ -47,12 +47,11 @@ from fencepost_proxy.net.metrics import Traffic
 from fencepost_proxy.net.proxied_connection import ClientSocket, ProxiedConnection, UpstreamSocket
 from fencepost_proxy.net.proxied_socket import Buffers
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.types import Address, TopicPartition
+from fencepost_proxy.types import Address
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult, ProduceResponse, TopicResult, encode_produce_response
 from tests.support.batches import batch, expecting
@@ -147,11 +146,13 @@ class _Process(ServicesStandIn):
     def policy(self, topic: str) -> TopicPolicy | None:
         return _POLICIES.get(topic)
 
-    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
+    @property
+    def sequencers(self) -> Dispatcher:  # type: ignore[override]
+        return self.dispatcher
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @sequencers.setter
+    def sequencers(self, recorder: object) -> None:
+        """Not used."""
 
 
 class Wire(NamedTuple):
