@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -26,10 +26,10 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.aiokafka needs aiokafka: pip install 'aiokafka>=0.14'") from error
 
-from fencepost._appending import Append, Appended, Done, LogPosition, MaybeAppended, Observation, Refused, Reply
+from fencepost._appending import Append, Appended, LogPosition, MaybeAppended, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
-from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, timestamped_now
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogAppends
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
@@ -41,36 +41,16 @@ from fencepost._partitioning import (
     murmur2,
     refuse_configs,
 )
+from fencepost._reading import Positions, Reading
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
-from fencepost._transaction import (
-    COMMIT_REFUSED,
-    COMMIT_REFUSED_MESSAGE,
-    FENCED,
-    PRODUCER_FENCED,
-    Ended,
-    Part,
-    RequestedAppends,
-    appended_batch,
-    explained,
-    parts_of,
-    refuse_required,
-    resolve,
-    topic_partition,
-)
-from fencepost.errors import (
-    FencepostError,
-    OffsetMismatch,
-    OutcomeUnknown,
-    PartitionRequired,
-    TransactionAborted,
-    TransactionConflict,
-    WriterFenced,
-)
+from fencepost._steps import CannotRead, once, patiently, run_async
+from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
+from fencepost._transactional_writer import CommitInDoubt, Transactions
+from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired, WriterFenced
 from fencepost.expansions import PartitionExpansion, expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
     COUNT_CHECK_CONFIG,
-    MAX_MESSAGE_BYTES_CONFIG,
     HeaderNames,
     LogRecord,
     Record,
@@ -125,21 +105,8 @@ class TopicChecks:
 
     async def _describe(self, topic: str) -> dict[str, str | None]:
         if self._admin is None:
-            admin = AIOKafkaAdminClient(**self._configs)
-            try:
-                await admin.start()
-            except BaseException:
-                await admin.close()
-                raise
-            self._admin = admin
-        requested = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
-        (response,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, requested)])
-        code, message, _, _, entries = response.resources[0]
-        if code in _NOT_VISIBLE:
-            return {}
-        if code:
-            raise for_code(code)(message)
-        return {entry[0]: entry[1] for entry in entries}
+            self._admin = await _started(AIOKafkaAdminClient(**self._configs), "close")
+        return await describe_topic(self._admin, topic)
 
     async def close(self) -> None:
         admin, self._admin = self._admin, None
@@ -265,13 +232,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         try:
             async with self._reader_lock:
                 if self._reader is None:
-                    reader = AIOKafkaConsumer(**self._reader_configs, enable_auto_commit=False)
-                    try:
-                        await reader.start()
-                    except BaseException:
-                        await reader.stop()
-                        raise
-                    self._reader = reader
+                    self._reader = await _started(AIOKafkaConsumer(**self._reader_configs, enable_auto_commit=False))
             end: int | None = None
             for _ in range(_LOG_END_TRIES):
                 end = (await self._reader.end_offsets([tp]))[tp]
@@ -283,7 +244,30 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
             return None  # the refusal is valid without it
 
 
-class LogWriter:
+class _Stopping:
+    """An asynchronous context manager that starts and stops its object."""
+
+    async def start(self) -> None:
+        """No-op: connections open on first use."""
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class LogWriter(_Stopping):
     """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
 
     Each append is one batch, appended completely or not at all. Reads committed records only. `configs`: aiokafka's
@@ -307,18 +291,20 @@ class LogWriter:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self._retry = retry
-        self._position = LogPosition(topic, partition, header_names, retry, batch_bytes_max)
         # aiokafka also retries a batch, unchanged, for this long.
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
-        self._producer = ConditionalProducer(
-            **configs,
-            compression_type=compression_type,
-            max_batch_size=batch_bytes_max,
-            check_ttl_seconds=check_ttl_seconds,
-            header_names=header_names,
+        self._appender = _Appender(
+            ConditionalProducer(
+                **configs,
+                compression_type=compression_type,
+                max_batch_size=batch_bytes_max,
+                check_ttl_seconds=check_ttl_seconds,
+                header_names=header_names,
+            )
         )
-        self._reading = _Reading(retry.attempt_seconds, configs)
+        self._consumer = _CommittedConsumer(configs)
+        self._position = LogPosition(topic, partition, header_names, retry, batch_bytes_max)
+        self._appends = LogAppends(self._position, self._appender, self._consumer, retry)
 
     @property
     def next_offset(self) -> int | None:
@@ -326,28 +312,12 @@ class LogWriter:
         return self._position.next_offset
 
     async def start(self) -> None:
-        await self._producer.start()
-        try:
-            await self._reading.start()
-        except CannotRead as error:
-            raise (error.__cause__ or error) from None
+        await self._appender.producer.start()
+        await self._consumer.start()
 
     async def stop(self) -> None:
-        await self._reading.stop()
-        await self._producer.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+        await self._consumer.close()
+        await self._appender.close()
 
     async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
         """Call `apply(record)` (a function or coroutine function) for each record from `next_offset` to the log end.
@@ -356,7 +326,7 @@ class LogWriter:
         raises, the error propagates and the record counts as unread. An unreachable cluster is retried for
         `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
         """
-        return await self._patiently(lambda: self._read_once(apply))
+        return await run_async(self._appends.read_to_end(apply))
 
     async def append(self, records: Sequence[Record]) -> int:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
@@ -366,28 +336,20 @@ class LogWriter:
         the batch was appended at another offset. Other errors are the client library's. Call `read_to_end` before the
         next append, except after BatchTooLarge, CheckIsOff and ValueError.
         """
-        facts = await self._patiently(self._require_check)
-        append = self._position.begin(timestamped_now(records), new_write_id(), facts, time.monotonic())
-        while True:
-            reply = await self._send(append)
-            observation = None if isinstance(reply, Appended) else await self._probe(append.expected)
-            step = append.validate(reply, observation, time.monotonic())
-            if isinstance(step, Done):
-                self._position.ended(append)
-                return step.base_offset
-            await asyncio.sleep(step.after_seconds)
+        return await run_async(self._appends.append(records))
 
-    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
-        return await _patiently(read, self._retry)
 
-    async def _require_check(self) -> TopicFacts:
-        try:
-            return await self._producer._checks.require(self.topic)
-        except KafkaError as error:
-            raise CannotRead from error
+class _Appender:
+    error = KafkaError
 
-    async def _send(self, append: Append) -> Reply:
-        batch = self._producer.create_batch()
+    def __init__(self, producer: ConditionalProducer) -> None:
+        self.producer = producer
+
+    async def require(self, topic: str) -> TopicFacts:
+        return await self.producer._checks.require(topic)
+
+    async def send(self, append: Append) -> Reply:
+        batch = self.producer.create_batch()
         for index, record in enumerate(append.records):
             fits = batch.append(
                 timestamp=record.timestamp_ms, key=record.key, value=record.value, headers=append.headers(index)
@@ -395,10 +357,10 @@ class LogWriter:
             assert fits is not None, "batch_bytes_max() promises that it fits"
         batch.close()
         try:
-            metadata = await (await self._producer.send_batch(batch, self.topic, partition=self.partition))
+            metadata = await (await self.producer.send_batch(batch, append.topic, partition=append.partition))
             return Appended(metadata.offset)
         except BrokerResponseError as error:
-            ours = await self._producer._refusal(error, self.topic, self.partition, append.expected)
+            ours = await self.producer._refusal(error, append.topic, append.partition, append.expected)
             if isinstance(ours, OffsetMismatch):
                 return Refused(ours)
             if error.retriable or isinstance(error, UnknownError):
@@ -407,25 +369,15 @@ class LogWriter:
         except KafkaError as error:  # client-side errors: timeouts, connections
             return MaybeAppended(error)
 
-    async def _probe(self, offset: int) -> Observation | None:
-        return await self._reading.probe(self.topic, self.partition, offset)
-
-    async def _read_once(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
-        log_start, log_end = await self._reading.bounds(self.topic, self.partition)
-        offset = self._position.start_reading(log_start, log_end)
-        async for record in self._reading.read(self.topic, self.partition, offset, log_end):
-            result = apply(record)
-            if inspect.isawaitable(result):
-                await result
-            self._position.next_offset = record.offset + 1
-        return self._position.reached(log_end)
+    async def close(self) -> None:
+        await self.producer.stop()
 
 
-class _Reading:
-    """Reads committed records of any partition with its own consumer."""
+class _CommittedConsumer:
+    error = KafkaError
+    timeout_error = KafkaTimeoutError
 
-    def __init__(self, attempt_seconds: float, configs: Mapping[str, Any]) -> None:
-        self._attempt_seconds = attempt_seconds
+    def __init__(self, configs: Mapping[str, Any]) -> None:
         self._configs = {
             "fetch_max_wait_ms": _FETCH_WAIT_MS,  # a read never waits for future records
             **_only(AIOKafkaConsumer, configs),
@@ -436,86 +388,39 @@ class _Reading:
         self._consumer: Any = None
 
     async def start(self) -> None:
-        """Connect the consumer. Raises CannotRead if worth a retry."""
         if self._consumer is None:
-            consumer = AIOKafkaConsumer(**self._configs)
-            try:
-                await consumer.start()
-            except BaseException as error:
-                await consumer.stop()
-                if isinstance(error, KafkaError):
-                    raise CannotRead from error
-                raise
-            self._consumer = consumer
-
-    async def stop(self) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            await consumer.stop()
-
-    async def probe(self, topic: str, partition: int, offset: int) -> Observation | None:
-        """The log bounds and the first record from `offset`; None if the log could not be read."""
-        try:
-            await self.start()
-            log_start, log_end = await self.bounds(topic, partition)
-            if not log_start <= offset < log_end:
-                return Observation(log_start, log_end, None)
-            records = self.read(topic, partition, offset, log_end)
-            first = await anext(records, None)
-            await records.aclose()
-            return Observation(log_start, log_end, first)
-        except CannotRead:
-            return None
+            self._consumer = await _started(AIOKafkaConsumer(**self._configs))
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Log start offset and last stable offset. Raises CannotRead."""
         tp = TopicPartition(topic, partition)
-        try:
-            start = (await self._consumer.beginning_offsets([tp]))[tp]
-            return start, (await self._consumer.end_offsets([tp]))[tp]
-        except KafkaError as error:
-            raise CannotRead from error
+        start = (await self._consumer.beginning_offsets([tp]))[tp]
+        return start, (await self._consumer.end_offsets([tp]))[tp]
 
-    async def read(self, topic: str, partition: int, offset: int, end: int) -> AsyncGenerator[LogRecord, None]:
-        """Committed records from `offset` to at least `end`. Raises CannotRead."""
+    def seek(self, topic: str, partition: int, offset: int) -> None:
         tp = TopicPartition(topic, partition)
         if self._consumer.assignment() != {tp}:
             self._consumer.assign([tp])
         self._consumer.seek(tp, offset)
         self._consumer.resume(tp)
-        position, give_up = offset, time.monotonic() + self._attempt_seconds
-        try:
-            while position < end:
-                try:
-                    records = (await self._consumer.getmany(tp, timeout_ms=_POLL_MS)).get(tp, [])
-                    reached = await self._consumer.position(tp)
-                except KafkaError as error:
-                    raise CannotRead from error
-                for record in records:
-                    yield LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
-                if reached > position:
-                    position, give_up = reached, time.monotonic() + self._attempt_seconds
-                elif time.monotonic() >= give_up:
-                    raise CannotRead from KafkaTimeoutError(
-                        f"{tp}: no records from offset {position} for {self._attempt_seconds:g} s"
-                    )
-        finally:
-            self._consumer.pause(tp)  # otherwise it keeps fetching new records
+
+    async def poll(self) -> tuple[list[LogRecord], int]:
+        (tp,) = self._consumer.assignment()
+        records = [
+            LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+            for record in (await self._consumer.getmany(tp, timeout_ms=_POLL_MS)).get(tp, [])
+        ]
+        return records, await self._consumer.position(tp)
+
+    def pause(self) -> None:
+        self._consumer.pause(*self._consumer.assignment())  # otherwise it keeps fetching new records
+
+    async def close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.stop()
 
 
-async def _patiently(act: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:
-    deadline = time.monotonic() + policy.total_seconds
-    for tries in itertools.count(1):
-        try:
-            return await act()
-        except CannotRead as error:
-            if time.monotonic() >= deadline:
-                raise (error.__cause__ or error) from None
-            await asyncio.sleep(policy.pause(tries))
-    raise AssertionError("unreachable")
-
-
-class LogReader:
+class LogReader(_Stopping):
     """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
 
     The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
@@ -533,9 +438,9 @@ class LogReader:
         **configs: Any,
     ) -> None:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
-        self._reading = _Reading(retry.attempt_seconds, configs)
         self._retry = retry
-        self._positions = {key: LogPosition(*topic_partition(key), HeaderNames(), retry, 0) for key in partitions}
+        self._consumer = _CommittedConsumer(configs)
+        self._positions = Positions(partitions, Reading(self._consumer, retry.attempt_seconds), retry)
 
     async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
         """Call `apply(partition, record)` (a function or coroutine function) for each unread committed record.
@@ -544,41 +449,16 @@ class LogReader:
         propagates and the record counts as unread. An unreachable cluster is retried for `retry.total_seconds`, then
         the client library's error is raised. Raises PositionLost.
         """
-        return {key: await _patiently(lambda k=key: self._read(k, apply), self._retry) for key in self._positions}  # type: ignore[misc]
-
-    async def _read(self, key: Any, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> int:
-        position = self._positions[key]
-        log_start, log_end = await self._reading.bounds(position.topic, position.partition)
-        offset = position.start_reading(log_start, log_end)
-        if offset < log_end:
-            async for record in self._reading.read(position.topic, position.partition, offset, log_end):
-                result = apply(key, record)
-                if inspect.isawaitable(result):
-                    await result
-                position.next_offset = record.offset + 1
-        return position.reached(log_end)
+        return await run_async(self._positions.read_to_end(apply))
 
     async def start(self) -> None:
-        await _patiently(self._reading.start, self._retry)
+        await run_async(patiently(lambda: once(self._consumer.start), self._retry, KafkaError))
 
     async def stop(self) -> None:
-        await self._reading.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+        await self._consumer.close()
 
 
-class TransactionalWriter:
+class TransactionalWriter(_Stopping):
     """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
 
     `configs`: aiokafka's connection settings for producer, consumer and admin client. `transaction_timeout_seconds`:
@@ -602,11 +482,7 @@ class TransactionalWriter:
     ) -> None:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
         self.transactional_id = transactional_id
-        self._retry = retry
-        self._names = header_names
-        self._configs = configs
-        self._checks = TopicChecks(check_ttl_seconds, configs)
-        self._producer_configs: dict[str, Any] = {
+        producer_configs = {
             "retry_backoff_ms": _RETRY_BACKOFF_MS,
             **configs,
             "transactional_id": transactional_id,
@@ -614,9 +490,14 @@ class TransactionalWriter:
             "compression_type": compression_type,
             "header_names": header_names,
         }
-        self._producer: ConditionalProducer | None = None
-        self._reading = _Reading(retry.attempt_seconds, configs)
-        self._fenced = False
+        self._consumer = _CommittedConsumer(configs)
+        self._producer = _Transaction(
+            producer_configs,
+            TopicChecks(check_ttl_seconds, configs),
+            Reading(self._consumer, retry.attempt_seconds),
+            retry.attempt_seconds,
+        )
+        self._transactions = Transactions(transactional_id, self._producer, self._consumer, retry, header_names)
 
     async def append(self, requested: RequestedAppends) -> dict[Any, int]:
         """Append to all partitions and commit, or append to none.
@@ -631,156 +512,118 @@ class TransactionalWriter:
         OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
         client library's; no record is visible then either. A cancelled append is aborted, unless its commit was sent.
         """
-        parts = parts_of(requested)
-        write_id = new_write_id()
-        if self._fenced:
-            raise WriterFenced(self.transactional_id)
-        for part in parts:
-            if part.expected is not None:
-                facts: TopicFacts = await _patiently(lambda p=part: self._require_check(p.topic), self._retry)  # type: ignore[misc]
-                refuse_required(part.topic, facts)
-        if self._producer is None:
-            await _patiently(self._start, self._retry)
-        assert self._producer is not None
-        try:
-            await self._producer.begin_transaction()
-            offsets = {part.key: appended_batch(part, await self._send(part, write_id)) for part in parts}
-        except BaseException as error:
-            self._fenced |= isinstance(error, WriterFenced)
-            await asyncio.shield(self._give_up())
-            raise
-        try:
-            await asyncio.wait_for(self._producer.commit_transaction(), self._retry.attempt_seconds)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._drop())  # the next append completes or aborts the transaction
-            raise
-        # After any error of the coordinator, this producer is unusable.
-        except Exception as error:
-            await self._drop()
-            code = _code_of(error)
-            aborted: Exception = TransactionAborted("no response to the commit, and it was not applied")
-            if code in FENCED:
-                self._fenced, aborted = True, WriterFenced(self.transactional_id)
-            elif code in COMMIT_REFUSED:
-                aborted = TransactionConflict(COMMIT_REFUSED_MESSAGE)
-            await self._resolve_commit(parts, write_id, aborted, error)
-        return offsets
-
-    async def start(self) -> None:
-        """No-op: connections open on first use."""
+        return await run_async(self._transactions.append(requested))
 
     async def stop(self) -> None:
-        await self._drop()
-        await self._checks.close()
-        await self._reading.stop()
+        await run_async(self._transactions.drop())
+        await self._producer.close()
+        await self._consumer.close()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+class _Transaction:
+    error = KafkaError
 
-    async def _require_check(self, topic: str) -> TopicFacts:
-        try:
-            return await self._checks.require(topic)
-        except KafkaError as error:
-            raise CannotRead from error
+    def __init__(self, configs: dict[str, Any], checks: TopicChecks, reading: Reading, attempt_seconds: float) -> None:
+        self._configs = configs
+        self._checks = checks
+        self._reading = reading
+        self._attempt_seconds = attempt_seconds
+        self._producer: Any = None
 
-    async def _start(self) -> None:
-        """Start a producer, which first ends an earlier one's transaction. Raises CannotRead if worth a retry."""
-        producer = ConditionalProducer(**self._producer_configs)
+    async def require(self, topic: str) -> TopicFacts:
+        return await self._checks.require(topic)
+
+    async def open(self) -> None:
+        producer = ConditionalProducer(**self._configs)
         checks, producer._checks = producer._checks, self._checks  # one admin client for all producers
         try:
-            await asyncio.wait_for(producer.start(), self._retry.attempt_seconds)
+            await self._in_time(producer.start())
         except BaseException as error:
-            await _end(producer, checks)
+            await _end(producer)
+            await checks.close()
             if isinstance(error, TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
                 raise CannotRead from error
             raise
         self._producer = producer
 
-    async def _send(self, part: Part, write_id: bytes) -> int:
-        """The offset of the first record. Raises the error that `append` raises after the abort."""
-        producer = self._producer
-        assert producer is not None
+    async def begin(self) -> None:
+        await self._producer.begin_transaction()
+
+    async def send(self, part: Part, write_id: bytes) -> int:
         try:
-            futures = []
-            for index, record in enumerate(part.records):
-                headers = part.headers(index, self._names, write_id)
-                futures.append(
-                    await AIOKafkaProducer.send(
-                        producer, part.topic, record.value, record.key, part.partition, record.timestamp_ms, headers
-                    )
+            futures = [
+                await AIOKafkaProducer.send(
+                    self._producer,
+                    part.topic,
+                    record.value,
+                    record.key,
+                    part.partition,
+                    record.timestamp_ms,
+                    part.headers(index, self._configs["header_names"], write_id),
                 )
-            sent = await asyncio.wait_for(asyncio.gather(*futures), self._retry.attempt_seconds)
+                for index, record in enumerate(part.records)
+            ]
+            sent = await self._in_time(asyncio.gather(*futures))
             return int(sent[0].offset)
         except (KafkaError, TimeoutError) as error:
             code = _code_of(error)
             if code == POLICY_VIOLATION and part.expected is not None:
                 # aiokafka hides which refusal it is. A committed read shows whether it was a mismatch.
-                observation = await self._observe_log(part)
+                observation = await run_async(self._reading.probe(part.topic, part.partition, part.expected))
                 if observation is not None and observation.log_end != part.expected:
                     raise OffsetMismatch(part.topic, part.partition, part.expected, observation.log_end) from error
             retriable = isinstance(error, TimeoutError) or error.retriable or isinstance(error, UnknownError)
-            why = explained(part, error, code=code, retriable=retriable, transactional_id=self.transactional_id)
+            why = explained(part, error, code=code, retriable=retriable, transactional_id=self._id)
             raise why from (None if why is error else error)
 
-    async def _observe_log(self, part: Part) -> Observation | None:
-        assert part.expected is not None
-        return await self._reading.probe(part.topic, part.partition, part.expected)
+    async def commit(self) -> None:
+        try:
+            await self._in_time(self._producer.commit_transaction())
+        # After any error of the coordinator, this producer is unusable.
+        except Exception as error:
+            code = _code_of(error)
+            if code in FENCED:
+                raise WriterFenced(self._id) from error
+            raise CommitInDoubt(refused=code in COMMIT_REFUSED) from error
 
-    async def _give_up(self) -> None:
-        """Abort the transaction, because other writers wait for its partitions, and drop the producer.
+    async def abort(self) -> bool:
+        await self._in_time(self._producer.abort_transaction())
+        return True
 
-        A refused batch leaves a sequence gap in this producer, so the next append needs a new one.
-        """
-        aborted = False
-        with contextlib.suppress(Exception):
-            assert self._producer is not None
-            await asyncio.wait_for(self._producer.abort_transaction(), self._retry.attempt_seconds)
-            aborted = True
-        await self._drop()
-        if not aborted and not self._fenced:
-            with contextlib.suppress(Exception):  # otherwise the next append or the transaction timeout aborts it
-                await self._start()
-
-    async def _drop(self) -> None:
+    async def discard(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
             await _end(producer)
 
-    async def _resolve_commit(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
-        """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
-        part = next(part for part in parts if part.expected is not None)
-        deadline = time.monotonic() + self._retry.total_seconds
-        for tries in itertools.count(1):
-            if self._producer is None and not self._fenced:
-                with contextlib.suppress(Exception):
-                    await self._start()
-            ended = resolve(part, write_id, await self._observe_log(part), self._names)
-            if ended is Ended.COMMITTED:
-                return
-            if ended is Ended.ABORTED:
-                raise aborted from cause
-            if ended is Ended.DELETED or time.monotonic() >= deadline:
-                reason = "the log now starts after it" if ended is Ended.DELETED else f"last error: {cause!r}"
-                expected = {each.where: each.expected for each in parts if each.expected is not None}
-                raise OutcomeUnknown(expected, write_id, reason) from cause
-            await asyncio.sleep(self._retry.pause(tries))
+    async def close(self) -> None:
+        await self._checks.close()
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        return await asyncio.wait_for(call, self._attempt_seconds)
+
+    @property
+    def _id(self) -> str:
+        return str(self._configs["transactional_id"])
 
 
-async def _end(producer: ConditionalProducer, checks: TopicChecks | None = None) -> None:
-    """Close a producer that may be unusable. `checks`: closed as well, if given."""
+async def _end(producer: ConditionalProducer) -> None:
+    """Close a producer that may be unusable."""
     with contextlib.suppress(KafkaError, TimeoutError):
         # Without a limit, it would keep trying to commit.
         await asyncio.wait_for(AIOKafkaProducer.stop(producer), _END_SECONDS)
     waiter = producer._txn_manager.wait_for_transaction_end()
     if waiter is not None and waiter.done() and not waiter.cancelled():
         waiter.exception()  # otherwise the loop logs an unretrieved exception
-    if checks is not None:
-        await checks.close()
+
+
+async def _started(client: Any, stop: str = "stop") -> Any:
+    """`client`, after `start`, or stopped again."""
+    try:
+        await client.start()
+    except BaseException:
+        await getattr(client, stop)()
+        raise
+    return client
 
 
 def _code_of(error: BaseException | None) -> int | None:

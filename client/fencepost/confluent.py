@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 try:
@@ -31,9 +31,9 @@ except ModuleNotFoundError as error:
     raise ImportError("fencepost.confluent needs confluent-kafka: pip install 'confluent-kafka>=2.16'") from error
 
 from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
-from fencepost._checks import CheckCache, TopicFacts
+from fencepost._checks import BlockingChecks, CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
-from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
@@ -46,15 +46,11 @@ from fencepost._partitioning import (
     murmur2,
     refuse_configs,
 )
+from fencepost._reading import BlockingLogReader
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
+from fencepost._steps import CannotRead
 from fencepost._transaction import FENCED, Part, explained
-from fencepost._transactional_writer import (
-    BlockingLogReader,
-    BlockingTransactionalWriter,
-    CommitInDoubt,
-    CommitRefused,
-    Reading,
-)
+from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired, TransactionConflict, WriterFenced
 from fencepost.expansions import expansions_of
 from fencepost.records import (
@@ -62,6 +58,7 @@ from fencepost.records import (
     COUNT_CHECK_CONFIG,
     HeaderNames,
     LogRecord,
+    Record,
     conditional_headers,
     new_write_id,
 )
@@ -114,35 +111,15 @@ _IN_DOUBT = frozenset(
 _CALLBACKS = frozenset({"on_delivery", "error_cb", "stats_cb", "throttle_cb", "logger"})
 
 
-class TopicChecks:
-    """Checked topics, read through its own admin client. Thread-safe, as Producer is."""
-
-    def __init__(
-        self, ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float, check: str = CHECK_CONFIG
-    ) -> None:
-        self._cache = CheckCache(ttl_seconds, config=check)
-        self._timeout_seconds = timeout_seconds
-        self._lock = threading.Lock()
-        self._config = {k: v for k, v in config.items() if k not in _CALLBACKS}
-        self._admin: AdminClient | None = None
-
-    @property
-    def admin(self) -> AdminClient:
-        if self._admin is None:
-            self._admin = AdminClient(self._config)
-        return self._admin
-
-    def close(self) -> None:
-        self._admin = None  # the library closes it with its last reference
-
-    def require(self, topic: str) -> TopicFacts:
-        """The facts of a checked topic. Raises CheckIsOff, or KafkaException if the configs cannot be read."""
-        with self._lock:
-            facts = self._cache.get(topic)
-            return facts if facts is not None else self._cache.learn(topic, self._describe(topic))
-
-    def _describe(self, topic: str) -> dict[str, str | None]:
-        return describe_topic(self.admin, topic, self._timeout_seconds)
+def _checks_of(
+    ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float, check: str = CHECK_CONFIG
+) -> BlockingChecks:
+    admin_config = {k: v for k, v in config.items() if k not in _CALLBACKS}
+    return BlockingChecks(
+        CheckCache(ttl_seconds, config=check),
+        lambda: AdminClient(admin_config),
+        lambda admin, topic: describe_topic(admin, topic, timeout_seconds),
+    )
 
 
 class LogEnds:
@@ -205,7 +182,7 @@ class ConditionalProducer(Producer):
         self._header_names = header_names
         self._log_ends = LogEnds()
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
-        self._checks = TopicChecks(check_ttl_seconds, config, check_timeout_seconds)
+        self._checks = _checks_of(check_ttl_seconds, config, check_timeout_seconds)
 
     def produce(  # noqa: PLR0917 - the library's signature
         self,
@@ -296,8 +273,7 @@ class LogWriter(BlockingLogWriter):
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(topic, partition, retry=retry, names=header_names, batch_bytes_max=batch_bytes_max)
-        self._producer = ConditionalProducer(
+        producer = ConditionalProducer(
             {
                 **config,
                 "compression.type": compression_type,
@@ -316,53 +292,94 @@ class LogWriter(BlockingLogWriter):
             check_timeout_seconds=retry.attempt_seconds,
             header_names=header_names,
         )
-        self._reading = _Reading(retry.attempt_seconds, config)
-        self._reading.open()
+        consumer = _CommittedConsumer(retry.attempt_seconds, config)
+        consumer.start()
+        appender = _Appender(producer, retry.attempt_seconds)
+        super().__init__(topic, partition, appender, consumer, retry, header_names, batch_bytes_max)
+
+
+class _Delivered:
+    """The outcomes of one batch, in order."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[Any] = []
+        self._offsets: list[int | None] = []
+
+    def __call__(self, outcome: Any, msg: Message) -> None:
+        self._outcomes.append(outcome)
+        self._offsets.append(msg.offset())
+
+    @property
+    def error(self) -> Any:
+        return next((outcome for outcome in self._outcomes if outcome is not None), None)
+
+    @property
+    def base_offset(self) -> int:
+        assert self._offsets[0] is not None
+        return self._offsets[0]
+
+
+def _produce(  # noqa: PLR0917 - private
+    producer: ConditionalProducer,
+    topic: str,
+    partition: int,
+    records: Sequence[Record],
+    expected: int | None,
+    write_id: bytes,
+) -> _Delivered:
+    delivered = _Delivered()
+    for index, record in enumerate(records):
+        assert record.timestamp_ms is not None
+        producer.produce(
+            topic,
+            record.value,
+            record.key,
+            partition,
+            on_delivery=delivered,
+            timestamp=record.timestamp_ms,
+            headers=list(record.headers),
+            expected_offset=None if expected is None else expected + index,
+            write_id=write_id,
+        )
+    return delivered
+
+
+class _Appender:
+    error = KafkaException
+
+    def __init__(self, producer: ConditionalProducer, attempt_seconds: float) -> None:
+        self._producer = producer
+        self._attempt_seconds = attempt_seconds
+
+    def require(self, topic: str) -> TopicFacts:
+        return self._producer._checks.require(topic)
+
+    def send(self, append: Append) -> Reply:
+        delivered = _produce(
+            self._producer, append.topic, append.partition, append.records, append.expected, append.write_id
+        )
+        if self._producer.flush(self._attempt_seconds):
+            self._producer.purge()
+            self._producer.flush(self._attempt_seconds)
+        error = delivered.error
+        if error is None:
+            return Appended(delivered.base_offset)
+        if isinstance(error, OffsetMismatch):
+            return Refused(error)
+        if isinstance(error, FencepostError):
+            raise error
+        if error.code() in _IN_DOUBT:
+            return MaybeAppended(KafkaException(error))
+        raise KafkaException(error)
 
     def close(self) -> None:
-        self._reading.close()
         self._producer.close()
 
-    def _require_check(self) -> TopicFacts:
-        try:
-            return self._producer._checks.require(self.topic)
-        except KafkaException as error:
-            raise CannotRead from error
 
-    def _send(self, append: Append) -> Reply:
-        outcomes: list[Any] = []
-        offsets: list[int | None] = []
+class _CommittedConsumer:
+    error = KafkaException
+    timeout_error = TimeoutError
 
-        def delivered(outcome: Any, msg: Message) -> None:
-            outcomes.append(outcome)
-            offsets.append(msg.offset())
-
-        for index, record in enumerate(append.records):
-            assert record.timestamp_ms is not None
-            self._producer.produce(
-                self.topic,
-                record.value,
-                record.key,
-                self.partition,
-                on_delivery=delivered,
-                timestamp=record.timestamp_ms,
-                headers=list(record.headers),
-                expected_offset=append.expected + index,
-                write_id=append.write_id,
-            )
-        if self._producer.flush(self._retry.attempt_seconds):
-            self._producer.purge()
-            self._producer.flush(self._retry.attempt_seconds)
-        return _reply(outcomes, offsets)
-
-    def _bounds(self) -> tuple[int, int]:
-        return self._reading.bounds(self.topic, self.partition)
-
-    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        return self._reading.read(self.topic, self.partition, offset, end)
-
-
-class _Reading(Reading):
     def __init__(self, attempt_seconds: float, config: Mapping[str, Any]) -> None:
         self._attempt_seconds = attempt_seconds
         self._admin_config = {k: v for k, v in config.items() if k not in _CALLBACKS}
@@ -377,17 +394,11 @@ class _Reading(Reading):
             "isolation.level": "read_committed",
         }
         self._admin: AdminClient | None = None
-        self._consumer: Consumer | None = None
+        self._consumer: Any = None
 
-    def open(self) -> Consumer:
+    def start(self) -> None:
         if self._consumer is None:
             self._consumer = Consumer(self._config)
-        return self._consumer
-
-    def close(self) -> None:
-        self._admin = None  # the library closes it with its last reference
-        if self._consumer is not None:
-            self._consumer.close()
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         tp = TopicPartition(topic, partition)
@@ -397,46 +408,44 @@ class _Reading(Reading):
     def _list_offset(self, tp: TopicPartition, spec: OffsetSpec) -> int:
         if self._admin is None:
             self._admin = AdminClient(self._admin_config)
-        try:
-            futures = self._admin.list_offsets(
-                {tp: spec},
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=self._attempt_seconds,
-            )
-            offset: int = futures[tp].result().offset
-        except KafkaException as error:
-            raise CannotRead from error
+        futures = self._admin.list_offsets(
+            {tp: spec},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self._attempt_seconds,
+        )
+        offset: int = futures[tp].result().offset
         if offset < 0:
             # OFFSET_INVALID (-1001) without an error: librdkafka could not query the partition's leader.
             raise CannotRead
         return offset
 
-    def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        consumer = self.open()
-        consumer.assign([TopicPartition(topic, partition, offset)])
-        position, give_up = offset, time.monotonic() + self._attempt_seconds
-        try:
-            while position < end:
-                first = consumer.poll(_POLL_SECONDS)
-                # consume() with a timeout would wait for the full number of records.
-                more = [] if first is None else consumer.consume(_POLL_RECORDS, 0)
-                for msg in (first, *more) if first is not None else ():
-                    err, at = msg.error(), msg.offset()
-                    if err is not None and err.code() != KafkaError._PARTITION_EOF:
-                        raise CannotRead from KafkaException(err)
-                    assert at is not None
-                    give_up = time.monotonic() + self._attempt_seconds
-                    if err is not None:
-                        position = max(position, at)  # offsets after the last record may hold none
-                        continue
-                    yield LogRecord(at, msg.timestamp()[1], msg.key(), msg.value(), _headers(msg.headers()))
-                    position = at + 1
-                if position < end and time.monotonic() >= give_up:
-                    raise CannotRead from TimeoutError(
-                        f"{topic}-{partition}: no records from offset {position} for {self._attempt_seconds:g} s"
-                    )
-        finally:
-            consumer.unassign()  # otherwise it keeps fetching new records
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        self.start()
+        self._consumer.assign([TopicPartition(topic, partition, offset)])
+
+    def poll(self) -> tuple[list[LogRecord], int | None]:
+        first = self._consumer.poll(_POLL_SECONDS)
+        if first is None:
+            return [], None
+        records, position = [], 0
+        # consume() with a timeout would wait for the full number of records.
+        for msg in (first, *self._consumer.consume(_POLL_RECORDS, 0)):
+            error, at = msg.error(), msg.offset()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            if error is None:
+                records.append(LogRecord(at, msg.timestamp()[1], msg.key(), msg.value(), _headers(msg.headers())))
+            # At an end of the partition, offsets after the last record hold none.
+            position = at + 1 if error is None else max(position, at)
+        return records, position
+
+    def pause(self) -> None:
+        self._consumer.unassign()  # otherwise it keeps fetching new records
+
+    def close(self) -> None:
+        self._admin = None  # the library closes it with its last reference
+        if self._consumer is not None:
+            self._consumer.close()
 
 
 class LogReader(BlockingLogReader):
@@ -452,7 +461,7 @@ class LogReader(BlockingLogReader):
         *,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(partitions, _Reading(retry.attempt_seconds, config), retry)
+        super().__init__(partitions, _CommittedConsumer(retry.attempt_seconds, config), retry)
 
 
 class TransactionalWriter(BlockingTransactionalWriter):
@@ -474,15 +483,7 @@ class TransactionalWriter(BlockingTransactionalWriter):
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(
-            transactional_id,
-            retry=retry,
-            names=header_names,
-            reading=_Reading(retry.attempt_seconds, config),
-        )
-        self._checks = TopicChecks(check_ttl_seconds, config, retry.attempt_seconds)
-        self._producer: ConditionalProducer | None = None
-        self._producer_config: dict[str, Any] = {
+        producer_config = {
             "log_level": 2,  # otherwise each refusal is logged as an error
             **config,
             "transactional.id": transactional_id,
@@ -492,58 +493,51 @@ class TransactionalWriter(BlockingTransactionalWriter):
             "message.timeout.ms": int(min(retry.attempt_seconds, transaction_timeout_seconds) * 1000),
             "retry.backoff.ms": _RETRY_BACKOFF_MS,
         }
+        checks = _checks_of(check_ttl_seconds, config, retry.attempt_seconds)
+        super().__init__(
+            transactional_id,
+            _Transaction(producer_config, checks, header_names, retry.attempt_seconds),
+            _CommittedConsumer(retry.attempt_seconds, config),
+            retry,
+            header_names,
+        )
 
-    def close(self) -> None:
-        super().close()
-        self._checks.close()
 
-    def _require_check(self, topic: str) -> TopicFacts:
-        try:
-            return self._checks.require(topic)
-        except KafkaException as error:
-            raise CannotRead from error
+class _Transaction:
+    error = KafkaException
 
-    def _open_producer(self) -> None:
-        self._producer = ConditionalProducer(self._producer_config, header_names=self._names)
+    def __init__(
+        self, config: dict[str, Any], checks: BlockingChecks, names: HeaderNames, attempt_seconds: float
+    ) -> None:
+        self._config = config
+        self._checks = checks
+        self._names = names
+        self._attempt_seconds = attempt_seconds
+        self._producer: Any = None
+
+    def require(self, topic: str) -> TopicFacts:
+        return self._checks.require(topic)
+
+    def open(self) -> None:
+        self._producer = ConditionalProducer(self._config, header_names=self._names)
         self._producer._checks = self._checks  # one admin client for all producers
         try:
-            self._producer.init_transactions(self._retry.attempt_seconds)
+            self._producer.init_transactions(self._attempt_seconds)
         except KafkaException as error:
-            self._discard()
+            self.discard()
             if error.args[0].retriable() or error.args[0].code() in _IN_DOUBT:
                 raise CannotRead from error
             raise
 
-    def _begin(self) -> None:
-        assert self._producer is not None
+    def begin(self) -> None:
         self._producer.begin_transaction()
 
-    def _send(self, part: Part, write_id: bytes) -> int:
-        assert self._producer is not None
-        outcomes: list[Any] = []
-        offsets: list[int | None] = []
-
-        def delivered(outcome: Any, msg: Message) -> None:
-            outcomes.append(outcome)
-            offsets.append(msg.offset())
-
+    def send(self, part: Part, write_id: bytes) -> int:
         try:
-            for index, record in enumerate(part.records):
-                assert record.timestamp_ms is not None
-                self._producer.produce(
-                    part.topic,
-                    record.value,
-                    record.key,
-                    part.partition,
-                    on_delivery=delivered,
-                    timestamp=record.timestamp_ms,
-                    headers=list(record.headers),
-                    expected_offset=None if part.expected is None else part.expected + index,
-                    write_id=write_id,
-                )
-            if self._producer.flush(self._retry.attempt_seconds):
+            delivered = _produce(self._producer, part.topic, part.partition, part.records, part.expected, write_id)
+            if self._producer.flush(self._attempt_seconds):
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            error = next((outcome for outcome in outcomes if outcome is not None), None)
+            error = delivered.error
             if error is not None:
                 raise error if isinstance(error, FencepostError) else KafkaException(error)
         except FencepostError as error:
@@ -552,36 +546,33 @@ class TransactionalWriter(BlockingTransactionalWriter):
                 raise TransactionConflict(
                     f"{part.topic}-{part.partition}: another transaction is open on it"
                 ) from error
-            raise explained(part, error, retriable=False, transactional_id=self.transactional_id) from error.__cause__
+            raise explained(part, error, retriable=False, transactional_id=self._id) from error.__cause__
         except _RAISED as error:
             failed = _failure(error)
         else:
-            assert offsets[0] is not None
-            return offsets[0]
+            return delivered.base_offset
         reported = failed.args[0]
         code = KafkaError.PRODUCER_FENCED if reported.code() == KafkaError._FENCED else reported.code()
-        why = explained(part, failed, code=code, retriable=code in _IN_DOUBT, transactional_id=self.transactional_id)
+        why = explained(part, failed, code=code, retriable=code in _IN_DOUBT, transactional_id=self._id)
         raise why from (None if why is failed else failed)
 
-    def _commit(self) -> None:
-        assert self._producer is not None
+    def commit(self) -> None:
         try:
-            self._producer.commit_transaction(self._retry.attempt_seconds)
+            self._producer.commit_transaction(self._attempt_seconds)
         except _RAISED as error:
             failed = _failure(error)
         else:
             return
         reported = failed.args[0]
         if reported.code() in {KafkaError._FENCED, *FENCED}:
-            raise WriterFenced(self.transactional_id) from failed
+            raise WriterFenced(self._id) from failed
         raise (CommitRefused if reported.txn_requires_abort() else CommitInDoubt) from failed
 
-    def _abort(self) -> bool:
-        assert self._producer is not None
-        self._producer.abort_transaction(self._retry.attempt_seconds)
+    def abort(self) -> bool:
+        self._producer.abort_transaction(self._attempt_seconds)
         return True
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
             # Not close(), which tries to abort and fails if that fails. The library closes the producer with its last
@@ -589,6 +580,13 @@ class TransactionalWriter(BlockingTransactionalWriter):
             with contextlib.suppress(*_RAISED):
                 producer.purge()
                 producer.poll(0)
+
+    def close(self) -> None:
+        self._checks.close()
+
+    @property
+    def _id(self) -> str:
+        return str(self._config["transactional.id"])
 
 
 def _failure(error: BaseException) -> KafkaException:
@@ -604,20 +602,6 @@ def _failure(error: BaseException) -> KafkaException:
             return KafkaException(found)
         found = found.__cause__
     raise error
-
-
-def _reply(outcomes: Sequence[Any], offsets: Sequence[int | None]) -> Reply:
-    error = next((outcome for outcome in outcomes if outcome is not None), None)
-    if error is None:
-        assert offsets[0] is not None
-        return Appended(offsets[0])
-    if isinstance(error, OffsetMismatch):
-        return Refused(error)
-    if isinstance(error, FencepostError):
-        raise error
-    if error.code() in _IN_DOUBT:
-        return MaybeAppended(KafkaException(error))
-    raise KafkaException(error)
 
 
 def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
@@ -863,7 +847,7 @@ class OrderedProducer(Producer):
         self._timeout_seconds = check_timeout_seconds
         self._count_header = header_names.partition_count
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
-        self._checks = TopicChecks(check_ttl_seconds, config, check_timeout_seconds, COUNT_CHECK_CONFIG)
+        self._checks = _checks_of(check_ttl_seconds, config, check_timeout_seconds, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()

@@ -7,7 +7,7 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 try:
@@ -19,9 +19,9 @@ except ModuleNotFoundError as error:
     raise ImportError("fencepost.kafka_python needs kafka-python: pip install 'kafka-python>=3,<4'") from error
 
 from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
-from fencepost._checks import CheckCache, TopicFacts
+from fencepost._checks import BlockingChecks, CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
-from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
@@ -33,22 +33,19 @@ from fencepost._partitioning import (
     murmur2,
     refuse_configs,
 )
+from fencepost._reading import BlockingLogReader
 from fencepost._refusals import refusal, verify
+from fencepost._steps import CannotRead
 from fencepost._transaction import COMMIT_REFUSED, FENCED, Part, explained
-from fencepost._transactional_writer import (
-    BlockingLogReader,
-    BlockingTransactionalWriter,
-    CommitInDoubt,
-    Reading,
-)
+from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt
 from fencepost.errors import OffsetMismatch, PartitionRequired, WriterFenced
 from fencepost.expansions import expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
     COUNT_CHECK_CONFIG,
-    MAX_MESSAGE_BYTES_CONFIG,
     HeaderNames,
     LogRecord,
+    Record,
     conditional_headers,
     new_write_id,
 )
@@ -76,33 +73,14 @@ _RETRY_BACKOFF_MS = 20
 _ERROR_CODE = re.compile(r"\[Error (\d+)\]")
 
 
-class TopicChecks:
-    """Checked topics, read through its own admin client. Thread-safe, as KafkaProducer is."""
-
-    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> None:
-        self._cache = CheckCache(ttl_seconds, config=check)
-        self._configs = {k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG}
-        self._admin: Any = None
-        self._lock = threading.Lock()
-
-    def require(self, topic: str) -> TopicFacts:
-        """The facts of a checked topic. Raises CheckIsOff, or KafkaError if the configs cannot be read."""
-        with self._lock:
-            facts = self._cache.get(topic)
-            if facts is not None:
-                return facts
-            if self._admin is None:
-                self._admin = KafkaAdminClient(**self._configs)
-            requested = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=requested)
-            found = self._admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
-            return self._cache.learn(topic, {name: config["value"] for name, config in found.items()})
-
-    def close(self) -> None:
-        with self._lock:
-            if self._admin is not None:
-                self._admin.close()
-            self._admin = None
+def _checks_of(ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> BlockingChecks:
+    admin_configs = {k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG}
+    return BlockingChecks(
+        CheckCache(ttl_seconds, config=check),
+        lambda: KafkaAdminClient(**admin_configs),
+        describe_topic,
+        lambda admin: admin.close(),
+    )
 
 
 class ConditionalFuture(Future):  # type: ignore[misc]
@@ -168,7 +146,7 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
         if configs.get("acks") == 0:
             raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
         self._header_names = header_names
-        self._checks = TopicChecks(check_ttl_seconds, configs)
+        self._checks = _checks_of(check_ttl_seconds, configs)
         if configs.get("transactional_id") is None and configs.setdefault("enable_idempotence", False):
             # A refusal would also fail all other records in flight, appended or not.
             raise ValueError(
@@ -233,56 +211,85 @@ class LogWriter(BlockingLogWriter):
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         **configs: Any,
     ) -> None:
-        super().__init__(topic, partition, retry=retry, names=header_names, batch_bytes_max=batch_bytes_max)
-        timeout_ms = int(retry.attempt_seconds * 1000)
-        configs.setdefault("request_timeout_ms", timeout_ms)
-        self._checks = TopicChecks(check_ttl_seconds, configs)
-        self._reading = _Reading(retry.attempt_seconds, configs)
-        self._reading.open()
-        self._producer: ConditionalProducer | None = None
-        self._producer_configs: dict[str, Any] = {
+        configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
+        consumer = _CommittedConsumer(retry.attempt_seconds, configs)
+        consumer.start()
+        producer_configs = {
             **configs,
             "compression_type": compression_type,
             "header_names": header_names,
             "batch_size": batch_bytes_max,
             # One send per attempt: a read of the log decides whether to send again.
             "retries": 0,
+        }
+        appender = _Appender(producer_configs, _checks_of(check_ttl_seconds, configs), retry.attempt_seconds)
+        super().__init__(topic, partition, appender, consumer, retry, header_names, batch_bytes_max)
+
+
+class _Sender:
+    """Sends one batch at a time with a producer that can be discarded."""
+
+    error = KafkaError
+
+    def __init__(self, configs: Mapping[str, Any], checks: BlockingChecks, attempt_seconds: float) -> None:
+        self._checks = checks
+        self._attempt_seconds = attempt_seconds
+        self._timeout_ms = int(attempt_seconds * 1000)
+        self._producer: Any = None
+        self._configs: dict[str, Any] = {
+            **configs,
             "linger_ms": _LINGER_MS,
-            "delivery_timeout_ms": _LINGER_MS + 2 * timeout_ms,
-            "max_block_ms": timeout_ms,
+            "delivery_timeout_ms": _LINGER_MS + 2 * self._timeout_ms,
+            "max_block_ms": self._timeout_ms,
         }
 
+    def require(self, topic: str) -> TopicFacts:
+        return self._checks.require(topic)
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._producer = ConditionalProducer(**self._configs)
+            self._producer._checks = self._checks  # one admin client for all producers
+        return self._producer
+
+    def _sent(
+        self, topic: str, partition: int, records: Sequence[Record], expected: int | None, write_id: bytes
+    ) -> list[Any]:
+        """The futures of `records`, after a flush."""
+        futures = [
+            self._producer.send(
+                topic,
+                record.value,
+                record.key,
+                list(record.headers),
+                partition,
+                record.timestamp_ms,
+                expected_offset=None if expected is None else expected + index,
+                write_id=write_id,
+            )
+            for index, record in enumerate(records)
+        ]
+        self._producer.flush(self._attempt_seconds)
+        return futures
+
+    def discard(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # close() waits for pending records without a limit; no public method drops them.
+            producer._sender.force_close()
+            KafkaProducer.close(producer)
+
     def close(self) -> None:
-        self._discard()
-        self._reading.close()
+        self.discard()
         self._checks.close()
 
-    def _require_check(self) -> TopicFacts:
-        try:
-            return self._checks.require(self.topic)
-        except KafkaError as error:
-            raise CannotRead from error
 
-    def _send(self, append: Append) -> Reply:
+class _Appender(_Sender):
+    def send(self, append: Append) -> Reply:
         done = False
         try:
-            if self._producer is None:
-                self._producer = ConditionalProducer(**self._producer_configs)
-                self._producer._checks = self._checks  # one admin client for both
-            futures = [
-                self._producer.send(
-                    self.topic,
-                    record.value,
-                    record.key,
-                    list(record.headers),
-                    self.partition,
-                    record.timestamp_ms,
-                    expected_offset=append.expected + index,
-                    write_id=append.write_id,
-                )
-                for index, record in enumerate(append.records)
-            ]
-            self._producer.flush(self._retry.attempt_seconds)
+            self._open()
+            futures = self._sent(append.topic, append.partition, append.records, append.expected, append.write_id)
             done = True
             offsets = [future.get(0).offset for future in futures]
             return Appended(offsets[0])
@@ -292,22 +299,15 @@ class LogWriter(BlockingLogWriter):
             return MaybeAppended(error)
         finally:
             if not done:
-                self._discard()  # drops its buffered records: a later flush must not send them
-
-    def _discard(self) -> None:
-        producer, self._producer = self._producer, None
-        _end(producer)
-
-    def _bounds(self) -> tuple[int, int]:
-        return self._reading.bounds(self.topic, self.partition)
-
-    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        return self._reading.read(self.topic, self.partition, offset, end)
+                self.discard()  # drops its buffered records: a later flush must not send them
 
 
-class _Reading(Reading):
+class _CommittedConsumer:
+    error = KafkaError
+    timeout_error = KafkaTimeoutError
+
     def __init__(self, attempt_seconds: float, configs: Mapping[str, Any]) -> None:
-        self._attempt_seconds = attempt_seconds
+        self._timeout_ms = int(attempt_seconds * 1000)
         self._configs = {
             "fetch_max_wait_ms": _FETCH_WAIT_MS,  # a read never waits for future records
             **{k: v for k, v in configs.items() if k in KafkaConsumer.DEFAULT_CONFIG},
@@ -317,44 +317,36 @@ class _Reading(Reading):
         }
         self._consumer: Any = None
 
-    def open(self) -> Any:
+    def start(self) -> None:
         if self._consumer is None:
             self._consumer = KafkaConsumer(**self._configs)
-        return self._consumer
-
-    def close(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        tp, timeout_ms = TopicPartition(topic, partition), int(self._attempt_seconds * 1000)
-        try:
-            consumer = self.open()
-            start = consumer.beginning_offsets([tp], timeout_ms)[tp]
-            return start, consumer.end_offsets([tp], timeout_ms)[tp]
-        except KafkaError as error:
-            raise CannotRead from error
+        tp = TopicPartition(topic, partition)
+        self.start()
+        start = self._consumer.beginning_offsets([tp], self._timeout_ms)[tp]
+        return start, self._consumer.end_offsets([tp], self._timeout_ms)[tp]
 
-    def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
+    def seek(self, topic: str, partition: int, offset: int) -> None:
         tp = TopicPartition(topic, partition)
         if self._consumer.assignment() != {tp}:
             self._consumer.assign([tp])
         self._consumer.seek(tp, offset)
-        position, give_up = offset, time.monotonic() + self._attempt_seconds
-        while position < end:
-            try:
-                records = self._consumer.poll(_POLL_MS).get(tp, [])
-                reached = self._consumer.position(tp, _POLL_MS)
-            except KafkaError as error:
-                raise CannotRead from error
-            for record in records:
-                yield LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
-            if reached is not None and reached > position:
-                position, give_up = reached, time.monotonic() + self._attempt_seconds
-            elif time.monotonic() >= give_up:
-                raise CannotRead from KafkaTimeoutError(
-                    f"{tp}: no records from offset {position} for {self._attempt_seconds:g} s"
-                )
+
+    def poll(self) -> tuple[list[LogRecord], int | None]:
+        (tp,) = self._consumer.assignment()
+        records = [
+            LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+            for record in self._consumer.poll(_POLL_MS).get(tp, [])
+        ]
+        return records, self._consumer.position(tp, _POLL_MS)
+
+    def pause(self) -> None:
+        """Nothing is fetched between polls."""
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
 
 
 class LogReader(BlockingLogReader):
@@ -373,7 +365,7 @@ class LogReader(BlockingLogReader):
         timeout_ms = int(retry.attempt_seconds * 1000)
         configs.setdefault("request_timeout_ms", timeout_ms)
         configs.setdefault("bootstrap_timeout_ms", timeout_ms)
-        super().__init__(partitions, _Reading(retry.attempt_seconds, configs), retry)
+        super().__init__(partitions, _CommittedConsumer(retry.attempt_seconds, configs), retry)
 
 
 class TransactionalWriter(BlockingTransactionalWriter):
@@ -398,113 +390,72 @@ class TransactionalWriter(BlockingTransactionalWriter):
         timeout_ms = int(retry.attempt_seconds * 1000)
         configs.setdefault("request_timeout_ms", timeout_ms)
         configs.setdefault("bootstrap_timeout_ms", timeout_ms)
-        super().__init__(
-            transactional_id,
-            retry=retry,
-            names=header_names,
-            reading=_Reading(retry.attempt_seconds, configs),
-        )
-        self._checks = TopicChecks(check_ttl_seconds, configs)
-        self._timeout_ms = timeout_ms
-        self._producer: ConditionalProducer | None = None
-        self._producer_configs: dict[str, Any] = {
+        producer_configs = {
             **configs,
             "transactional_id": transactional_id,
             "transaction_timeout_ms": int(transaction_timeout_seconds * 1000),
             "compression_type": compression_type,
             "header_names": header_names,
-            "linger_ms": _LINGER_MS,
-            "delivery_timeout_ms": _LINGER_MS + 2 * timeout_ms,
-            "max_block_ms": timeout_ms,
             "retry_backoff_ms": _RETRY_BACKOFF_MS,
         }
+        super().__init__(
+            transactional_id,
+            _Transaction(producer_configs, _checks_of(check_ttl_seconds, configs), retry.attempt_seconds),
+            _CommittedConsumer(retry.attempt_seconds, configs),
+            retry,
+            header_names,
+        )
 
-    def close(self) -> None:
-        super().close()
-        self._checks.close()
 
-    def _require_check(self, topic: str) -> TopicFacts:
+class _Transaction(_Sender):
+    def open(self) -> None:
         try:
-            return self._checks.require(topic)
+            self._open().init_transactions()
         except KafkaError as error:
-            raise CannotRead from error
-
-    def _open_producer(self) -> None:
-        try:
-            self._producer = ConditionalProducer(**self._producer_configs)
-            self._producer._checks = self._checks  # one admin client for all producers
-            self._producer.init_transactions()
-        except KafkaError as error:
-            self._discard()
+            self.discard()
             if isinstance(error, RetriableError):
                 raise CannotRead from error
             raise
 
-    def _begin(self) -> None:
-        assert self._producer is not None
+    def begin(self) -> None:
         self._producer.begin_transaction()
 
-    def _send(self, part: Part, write_id: bytes) -> int:
-        assert self._producer is not None
+    def send(self, part: Part, write_id: bytes) -> int:
         try:
-            futures = [
-                self._producer.send(
-                    part.topic,
-                    record.value,
-                    record.key,
-                    list(record.headers),
-                    part.partition,
-                    record.timestamp_ms,
-                    expected_offset=None if part.expected is None else part.expected + index,
-                    write_id=write_id,
-                )
-                for index, record in enumerate(part.records)
-            ]
-            self._producer.flush(self._retry.attempt_seconds)
+            futures = self._sent(part.topic, part.partition, part.records, part.expected, write_id)
             offsets = [int(future.get(0).offset) for future in futures]
             return offsets[0]
         except Exception as error:
             code = error.errno if isinstance(error, BrokerResponseError) else None
             message = str(error.args[0]) if error.args and code is not None else None
             retriable = isinstance(error, RetriableError | UnknownError)
-            why = explained(
-                part, error, code=code, message=message, retriable=retriable, transactional_id=self.transactional_id
-            )
+            why = explained(part, error, code=code, message=message, retriable=retriable, transactional_id=self._id)
             raise why from (None if why is error else error)
 
-    def _commit(self) -> None:
-        assert self._producer is not None
+    def commit(self) -> None:
         # Not commit_transaction(), which has no timeout.
         ended = self._producer._transaction_manager.begin_commit()
         self._producer._sender.wakeup()
         try:
             if not ended.wait(self._timeout_ms):
-                raise CommitInDoubt from KafkaTimeoutError(f"no response within {self._retry.attempt_seconds:g} s")
+                raise CommitInDoubt from KafkaTimeoutError(f"no response within {self._attempt_seconds:g} s")
         except BrokerResponseError as error:
             if error.errno in FENCED:
-                raise WriterFenced(self.transactional_id) from error
+                raise WriterFenced(self._id) from error
             raise CommitInDoubt from error
         except KafkaError as error:
             # Most errors arrive as text only, and make the producer unusable.
             code = _ERROR_CODE.search(str(error))
             raise CommitInDoubt(refused=code is not None and int(code[1]) in COMMIT_REFUSED) from error
 
-    def _abort(self) -> bool:
-        assert self._producer is not None
+    def abort(self) -> bool:
         aborted = self._producer._transaction_manager.begin_abort()
         self._producer._sender.wakeup()
         return bool(aborted.wait(self._timeout_ms))
 
-    def _discard(self) -> None:
-        producer, self._producer = self._producer, None
-        _end(producer)
-
-
-def _end(producer: ConditionalProducer | None) -> None:
-    if producer is not None:
-        # close() waits for pending records without a limit; no public method drops them.
-        producer._sender.force_close()
-        KafkaProducer.close(producer)
+    @property
+    def _id(self) -> str:
+        return str(self._configs["transactional_id"])
 
 
 class OrderedFuture(Future):  # type: ignore[misc]
@@ -562,7 +513,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         self._partition_of, self._buffered_max = partitioner, buffered_max
         self._repartition_timeout_seconds = repartition_timeout_seconds
         self._count_header = header_names.partition_count
-        self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
+        self._checks = _checks_of(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
         #: Guards the state; never locked during a blocking call.
