@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import itertools
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -30,14 +28,14 @@ from fencepost._appending import Append, Appended, LogPosition, MaybeAppended, R
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogAppends
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._ordered_consumer import OrderedReads
+from fencepost._ordering import Waiting
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
+    OrderedSends,
     Partitioner,
     Send,
     TopicSends,
-    count_changed,
-    count_headers,
     murmur2,
     refuse_configs,
 )
@@ -682,20 +680,22 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         **configs: Any,
     ) -> None:
         super().__init__(**configs)
-        self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
-        self._given = dict(positions or {})
-        self._reset = configs.get("auto_offset_reset", "latest")
-        self._grouped = configs.get("group_id") is not None
-        self._refresh_seconds = refresh_seconds
-        self._probe_at = 0.0
-        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
         self._admin = AIOKafkaAdminClient(**_only(AIOKafkaAdminClient, configs))
+        self._reads = OrderedReads(
+            topics,
+            _Assignment(self, self._admin),
+            partition_filter=partition_filter,
+            given=positions,
+            grouped=configs.get("group_id") is not None,
+            latest=configs.get("auto_offset_reset", "latest") == "latest",
+            refresh_seconds=refresh_seconds,
+        )
+        self._refresh_seconds = refresh_seconds
 
     async def start(self) -> None:
         await super().start()
         await self._admin.start()
-        for order in self._orders.values():
-            await self._begin(order)
+        await run_async(self._reads.start())
 
     async def stop(self) -> None:
         await super().stop()
@@ -703,26 +703,19 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
 
     def waiting(self) -> dict[TopicPartition, Waiting]:
         """The gated partitions, and what each waits for: {TopicPartition: Waiting}."""
-        return {
-            TopicPartition(topic, partition): waits
-            for topic, order in self._orders.items()
-            for partition in order.unopened
-            if (waits := order.waiting(partition, self._positions(order)))
-        }
+        return {TopicPartition(*where): waits for where, waits in self._reads.waiting().items()}
 
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Any]]:
         """AIOKafkaConsumer.getmany. Also raises KafkaError if the topic's expansions cannot be read."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            await self._open()
-            left = min(max(0.0, deadline - time.monotonic()), self._refresh_seconds)
-            records: dict[TopicPartition, list[Any]] = await super().getmany(
-                *partitions, timeout_ms=left * 1000, max_records=max_records
+        getmany = super().getmany
+        return await run_async(
+            self._reads.fetch(
+                max(0.0, timeout_ms / 1000),
+                lambda seconds: getmany(*partitions, timeout_ms=seconds * 1000, max_records=max_records),
             )
-            if records or time.monotonic() >= deadline:
-                return records
+        )
 
     async def getone(self, *partitions: TopicPartition) -> Any:
         """AIOKafkaConsumer.getone."""
@@ -735,94 +728,51 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         """Raises TypeError: a group coordinator would assign gated partitions."""
         raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
-    async def _begin(self, order: TopicOrder) -> None:
-        await self._learn(order)
-        refuse_without_group(order.topic, order.shares, "given" if self._grouped else None)
-        known = {p: await self._known(TopicPartition(order.topic, p)) for p in order.unopened}
-        created_partitions = [TopicPartition(order.topic, p) for p in known if order.is_created(p)]
-        log_starts = await self.beginning_offsets(created_partitions) if created_partitions else {}
-        fresh = self._reset == "latest" and all(offset is None for offset in known.values())
-        opened = [
-            p
-            for p in known
-            if not order.is_created(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
-        ]
-        await self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
 
-    async def _learn(self, order: TopicOrder) -> None:
-        # The count must be read first: see `TopicOrder.learn`.
-        (described,) = await self._admin.describe_topics([order.topic])
+class _Assignment:
+    def __init__(self, consumer: AIOKafkaConsumer, admin: AIOKafkaAdminClient) -> None:
+        self._consumer = consumer
+        self._admin = admin
+
+    async def describe(self, topic: str) -> tuple[int, dict[str, str | None]]:
+        (described,) = await self._admin.describe_topics([topic])
         if described["error_code"] not in {0, *_NOT_VISIBLE}:
-            raise for_code(described["error_code"])(order.topic)
-        configs = await describe_topic(self._admin, order.topic)
-        order.learn(len(described["partitions"]), expansions_of(order.topic, configs))
+            raise for_code(described["error_code"])(topic)
+        return len(described["partitions"]), await describe_topic(self._admin, topic)
 
-    async def _known(self, tp: TopicPartition) -> int | None:
-        if tp in self._given or not self._grouped:
-            return self._given.get(tp)
-        offset: int | None = await self.committed(tp)
-        return offset
+    async def committed(self, topic: str, partitions: Collection[int]) -> dict[int, int | None]:
+        return {p: await self._consumer.committed(TopicPartition(topic, p)) for p in partitions}
 
-    async def _open(self) -> None:
-        now = time.monotonic()
-        probe = now >= self._probe_at
-        if probe:
-            self._probe_at = now + self._refresh_seconds
-        for order in self._orders.values():
-            if probe:
-                await self._learn(order)
-            if not order.unopened:
-                continue
-            if probe:
-                await self._read_prior_partitions(order, now)
-            ready = order.ready(self._positions(order))
-            if ready:
-                # Ignore auto_offset_reset: all records of an added partition are newer than the expansion.
-                starts = {p: await self._known(TopicPartition(order.topic, p)) for p in ready}
-                tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
-                begins = await self.beginning_offsets(tps) if tps else {}
-                starts.update({tp.partition: offset for tp, offset in begins.items()})
-                await self._assign(order, ready, starts)
+    async def log_starts(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        found = await self._consumer.beginning_offsets([TopicPartition(topic, p) for p in partitions])
+        return {tp.partition: offset for tp, offset in found.items()}
 
-    async def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
-        unread = order.unread_prior_partitions(self._positions(order), now)
-        for prior_partition in unread:
-            if not order.reads(prior_partition):
-                self._others[order.topic][prior_partition] = await self._known(
-                    TopicPartition(order.topic, prior_partition)
-                )
-        if unread and order.ends_are_due(now):
-            ends = await self.end_offsets([TopicPartition(order.topic, prior_partition) for prior_partition in unread])
-            for tp, end in ends.items():
-                order.ended_at(tp.partition, end)
+    earliest = log_starts
 
-    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
-        positions = dict(self._others[order.topic])
-        for partition in order.opened:
-            positions[partition] = self._position_now(TopicPartition(order.topic, partition))
-        return positions
+    async def log_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        found = await self._consumer.end_offsets([TopicPartition(topic, p) for p in partitions])
+        return {tp.partition: offset for tp, offset in found.items()}
 
-    def _position_now(self, tp: TopicPartition) -> int | None:
+    def position(self, topic: str, partition: int) -> int | None:
         # Not position(), which waits for an unknown position.
-        subscription = self._subscription.subscription
+        tp = TopicPartition(topic, partition)
+        subscription = self._consumer._subscription.subscription
         assignment = None if subscription is None else subscription.assignment
         if assignment is None or tp not in assignment.tps:
             return None
         state = assignment.state_value(tp)
         return int(state.position) if state.has_valid_position else None
 
-    async def _assign(self, order: TopicOrder, partitions: list[int], starts: Mapping[int, int | None]) -> None:
+    def assign(self, topic: str, starts: Mapping[int, int | None], opened: Collection[tuple[str, int]]) -> None:
         # aiokafka forgets positions and pauses at each assignment.
-        seeks = {tp: position for tp in self.assignment() if (position := self._position_now(tp)) is not None}
-        paused = self.paused()
-        for partition, offset in starts.items():
+        offsets = {tp: self.position(*tp) for tp in self._consumer.assignment()}
+        offsets |= {TopicPartition(topic, partition): offset for partition, offset in starts.items()}
+        paused = self._consumer.paused()
+        self._consumer.assign([TopicPartition(*where) for where in opened])
+        for tp, offset in offsets.items():
             if offset is not None:
-                seeks[TopicPartition(order.topic, partition)] = offset
-        order.opened.update(partitions)
-        self.assign([TopicPartition(o.topic, p) for o in self._orders.values() for p in sorted(o.opened)])
-        for tp, position in seeks.items():
-            self.seek(tp, position)
-        self.pause(*paused)
+                self._consumer.seek(tp, offset)
+        self._consumer.pause(*paused)
 
 
 class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
@@ -859,12 +809,8 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         )
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
         super().__init__(**configs)
-        self._partition_of, self._buffered_max = partitioner, buffered_max
-        self._repartition_timeout_seconds = repartition_timeout_seconds
-        self._count_header = header_names.partition_count
+        self._sends = OrderedSends(partitioner, header_names, repartition_timeout_seconds, buffered_max)
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
-        self._sends: dict[str, TopicSends] = {}
-        self._numbers = itertools.count()
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
         self._forwarding = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -884,22 +830,19 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
 
         Raises CheckIsOff, ValueError; the future raises PartitionCountChanged.
         """
-        given = count_headers(self._count_header, headers or (), 0)[:-1]
+        given = self._sends.checked(headers)
         await self._checks.require(topic)
         key_serializer, value_serializer = self._serializers
         key = key if key_serializer is None else key_serializer(key)
         value = value if value_serializer is None else value_serializer(value)
-        if topic not in self._sends:
-            count = len(await self.partitions_for(topic))
-            self._sends.setdefault(topic, TopicSends(self._partition_of, count))
-        sends = self._sends[topic]
+        if topic not in self._sends.topics:
+            self._sends.add(topic, len(await self.partitions_for(topic)))
+        sends = self._sends.topics[topic]
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        while len(sends.queue) >= self._buffered_max:
+        while self._sends.is_full(topic):
             await self._change()
         async with self._forwarding:
-            what = (value, given, timestamp_ms or int(time.time() * 1000), future)
-            deadline = time.monotonic() + self._repartition_timeout_seconds
-            send = Send(next(self._numbers), topic, key, partition, deadline, what)
+            send = self._sends.new(topic, key, value, given, partition, timestamp_ms, future)
             if sends.submit(send):
                 try:
                     await self._forward(sends, send)
@@ -923,32 +866,31 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
     async def flush(self) -> None:
         """AIOKafkaProducer.flush, including records to repartition."""
         await super().flush()
-        while any(map(len, self._sends.values())):
+        while len(self._sends):
             await self._change()
 
     async def stop(self) -> None:
-        if not self._closed and self._sends:
+        if not self._closed and self._sends.topics:
             await self.flush()
         await super().stop()
         for resender in self._resenders.values():
             resender.cancel()
         if running := [*self._resenders.values(), *self._outcomes]:
             await asyncio.wait(running)
-        for sends in self._sends.values():
-            for send in sends.give_up():
-                send.what[3].set_exception(count_changed(send, None, "the producer was closed"))
+        for send, error in self._sends.give_up():
+            send.outcome.set_exception(error)
         await self._checks.close()
 
     async def _forward(self, sends: TopicSends, send: Send) -> None:
-        value, headers, timestamp_ms, _ = send.what
-        with_count = count_headers(self._count_header, headers, send.partition_count)
-        inner = await super().send(send.topic, value, send.key, send.chosen_partition, timestamp_ms, with_count)
+        inner = await super().send(
+            send.topic, send.value, send.key, send.chosen_partition, send.timestamp_ms, self._sends.headers(send)
+        )
         outcome = asyncio.create_task(self._outcome(inner, sends, send))
         self._outcomes.add(outcome)
         outcome.add_done_callback(self._outcomes.discard)
 
     async def _outcome(self, inner: asyncio.Future[Any], sends: TopicSends, send: Send) -> None:
-        future = send.what[3]
+        future = send.outcome
         try:
             metadata = await inner
         except KafkaError as error:
@@ -977,10 +919,9 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
             except KafkaError:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 count = 0
-            for send in sends.update_count(count, time.monotonic()):
-                if not send.what[3].done():
-                    reason = f"tried for {self._repartition_timeout_seconds:g} s"
-                    send.what[3].set_exception(count_changed(send, count or None, reason))
+            for send, error in self._sends.update_count(topic, count):
+                if not send.outcome.done():
+                    send.outcome.set_exception(error)
             self._report()
             if sends.stale:
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -989,10 +930,10 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
                 while (again := sends.next()) is not None:
                     try:
                         await self._forward(sends, again)
-                    except KafkaError as error:
+                    except KafkaError as failed:
                         sends.ended(again)
-                        if not again.what[3].done():
-                            again.what[3].set_exception(error)
+                        if not again.outcome.done():
+                            again.outcome.set_exception(failed)
                     self._report()
 
     def _report(self) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 try:
@@ -34,25 +33,32 @@ from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import BlockingChecks, CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._ordered_consumer import OrderedReads
+from fencepost._ordering import Waiting
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
+    OrderedSends,
     Partitioner,
     Send,
     TopicSends,
     count_changed,
-    count_headers,
     crc32,
     murmur2,
     refuse_configs,
 )
 from fencepost._reading import BlockingLogReader
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
-from fencepost._steps import CannotRead
+from fencepost._steps import CannotRead, run
 from fencepost._transaction import FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
-from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired, TransactionConflict, WriterFenced
-from fencepost.expansions import expansions_of
+from fencepost.errors import (
+    FencepostError,
+    OffsetMismatch,
+    PartitionCountChanged,
+    PartitionRequired,
+    TransactionConflict,
+    WriterFenced,
+)
 from fencepost.records import (
     CHECK_CONFIG,
     COUNT_CHECK_CONFIG,
@@ -655,33 +661,31 @@ class OrderedConsumer(Consumer):
         if self._stores:
             ours["enable.auto.offset.store"] = False  # stored here, to cover offsets without records after the last one
         super().__init__({**({} if self._grouped else alone), **config, **ours}, **kwargs)
-        self._latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
-        self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
-        self._given = dict(positions or {})
+        #: {(topic, partition): offset after the last record returned, and after offsets without records}.
         self._read: dict[tuple[str, int], int] = {}
-        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
-        self._refresh_seconds = refresh_seconds
-        self._timeout_seconds = timeout_seconds
-        self._probe_at = 0.0
         consumers_own = ("group.", "partition.assignment.", "session.", "heartbeat.", "auto.offset.", "enable.auto.")
-        self._admin = AdminClient(
+        admin = AdminClient(
             {k: v for k, v in config.items() if k not in _CALLBACKS and not k.startswith(consumers_own)}
         )
+        latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
+        self._reads = OrderedReads(
+            topics,
+            _Assignment(self, admin, self._read, OFFSET_END if latest else OFFSET_BEGINNING, timeout_seconds),
+            partition_filter=partition_filter,
+            given=positions,
+            grouped=self._grouped,
+            latest=latest,
+            refresh_seconds=refresh_seconds,
+        )
         try:
-            for order in self._orders.values():
-                self._start(order)
+            run(self._reads.start())
         except BaseException:
             super().close()
             raise
 
     def waiting(self) -> dict[tuple[str, int], Waiting]:
         """The gated partitions, and what each waits for: {(topic, partition): Waiting}."""
-        return {
-            (topic, partition): waits
-            for topic, order in self._orders.items()
-            for partition in order.unopened
-            if (waits := order.waiting(partition, self._positions(order)))
-        }
+        return self._reads.waiting()
 
     def poll(self, timeout: float | None = -1) -> Message | None:
         """Consumer.poll. Also raises KafkaException if the topic's expansions cannot be read."""
@@ -707,15 +711,10 @@ class OrderedConsumer(Consumer):
         raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
     def _get(self, timeout: float | None, query: Callable[[float], Sequence[Message | None]]) -> list[Message]:
-        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
-        while True:
-            self._open()
-            left = self._refresh_seconds
-            if deadline is not None:
-                left = min(left, max(0.0, deadline - time.monotonic()))
-            messages = [message for message in query(left) if message is not None and self._record(message)]
-            if messages or (deadline is not None and time.monotonic() >= deadline):
-                return messages
+        def records(seconds: float) -> list[Message]:
+            return [message for message in query(seconds) if message is not None and self._record(message)]
+
+        return run(self._reads.fetch(timeout, records))
 
     def _record(self, message: Message) -> bool:
         """Record the position. False for an end-of-partition event that the application did not enable."""
@@ -731,75 +730,60 @@ class OrderedConsumer(Consumer):
                 self.store_offsets(offsets=[TopicPartition(topic, partition, position)])
         return error is None or error.code() != KafkaError._PARTITION_EOF or self._reports_ends
 
-    def _start(self, order: TopicOrder) -> None:
-        self._learn(order)
-        refuse_without_group(order.topic, order.shares, "given" if self._grouped else None)
-        known = self._known(order, order.unopened)
-        fresh = self._latest and all(offset is None for offset in known.values())
-        opened = [
-            p for p in known if not order.is_created(p) or fresh or was_read(known[p], self._bounds(order.topic, p)[0])
-        ]
-        self._assign(order, {p: known[p] for p in opened})
 
-    def _learn(self, order: TopicOrder) -> None:
-        # The count must be read first: see `TopicOrder.learn`.
-        count = len(self._admin.list_topics(order.topic, self._timeout_seconds).topics[order.topic].partitions)
-        configs = describe_topic(self._admin, order.topic, self._timeout_seconds)
-        order.learn(count, expansions_of(order.topic, configs))
+class _Assignment:
+    """`read`: the consumer's positions; `reset`: where a partition without a known offset starts."""
 
-    def _known(self, order: TopicOrder, partitions: Sequence[int]) -> dict[int, int | None]:
-        known = {p: self._given.get((order.topic, p)) for p in partitions}
-        query = [TopicPartition(order.topic, p) for p, offset in known.items() if offset is None]
-        if self._grouped and query:
-            for tp in self.committed(query, timeout=self._timeout_seconds):
-                if tp.error is not None:
-                    raise KafkaException(tp.error)
-                known[tp.partition] = tp.offset if tp.offset >= 0 else None
+    def __init__(
+        self,
+        consumer: Consumer,
+        admin: AdminClient,
+        read: dict[tuple[str, int], int],
+        reset: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._consumer = consumer
+        self._admin = admin
+        self._read = read
+        self._reset = reset
+        self._timeout_seconds = timeout_seconds
+
+    def describe(self, topic: str) -> tuple[int, dict[str, str | None]]:
+        count = len(self._admin.list_topics(topic, self._timeout_seconds).topics[topic].partitions)
+        return count, describe_topic(self._admin, topic, self._timeout_seconds)
+
+    def committed(self, topic: str, partitions: Collection[int]) -> dict[int, int | None]:
+        query = [TopicPartition(topic, p) for p in partitions]
+        known: dict[int, int | None] = {}
+        for tp in self._consumer.committed(query, timeout=self._timeout_seconds):
+            if tp.error is not None:
+                raise KafkaException(tp.error)
+            known[tp.partition] = tp.offset if tp.offset >= 0 else None
         return known
 
+    def log_starts(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        return {p: self._bounds(topic, p)[0] for p in partitions}
+
+    def earliest(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        return dict.fromkeys(partitions, OFFSET_BEGINNING)
+
+    def log_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        return {p: self._bounds(topic, p)[1] for p in partitions}
+
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        bounds = self.get_watermark_offsets(TopicPartition(topic, partition), timeout=self._timeout_seconds)
+        bounds = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=self._timeout_seconds)
         if bounds is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return bounds
 
-    def _open(self) -> None:
-        now = time.monotonic()
-        probe = now >= self._probe_at
-        if probe:
-            self._probe_at = now + self._refresh_seconds
-        for order in self._orders.values():
-            if probe:
-                self._learn(order)
-            if not order.unopened:
-                continue
-            if probe:
-                self._read_prior_partitions(order, now)
-            ready = order.ready(self._positions(order))
-            if ready:
-                # Ignore auto.offset.reset: all records of an added partition are newer than the expansion.
-                starts = self._known(order, ready)
-                self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
+    def position(self, topic: str, partition: int) -> int | None:
+        return self._read.get((topic, partition))
 
-    def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
-        unread = order.unread_prior_partitions(self._positions(order), now)
-        others = [prior_partition for prior_partition in unread if not order.reads(prior_partition)]
-        if others:
-            self._others[order.topic].update(self._known(order, others))
-        for prior_partition in unread if order.ends_are_due(now) else ():
-            order.ended_at(prior_partition, self._bounds(order.topic, prior_partition)[1])
-
-    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
-        return {**self._others[order.topic], **{p: self._read.get((order.topic, p)) for p in order.opened}}
-
-    def _assign(self, order: TopicOrder, starts: Mapping[int, int | None]) -> None:
-        """Assign `starts` {partition: offset}; None uses the reset policy."""
-        order.opened.update(starts)
-        default = OFFSET_END if self._latest else OFFSET_BEGINNING
-        self.incremental_assign(
-            [TopicPartition(order.topic, p, default if at is None else at) for p, at in sorted(starts.items())]
+    def assign(self, topic: str, starts: Mapping[int, int | None], opened: Collection[tuple[str, int]]) -> None:
+        self._consumer.incremental_assign(
+            [TopicPartition(topic, p, self._reset if at is None else at) for p, at in sorted(starts.items())]
         )
-        self._read.update({(order.topic, p): at for p, at in starts.items() if at is not None and at >= 0})
+        self._read.update({(topic, p): at for p, at in starts.items() if at is not None and at >= 0})
 
 
 class OrderedProducer(Producer):
@@ -842,14 +826,14 @@ class OrderedProducer(Producer):
                 f"partitioner={named!r} is not supported (pass partitioner=, or set one of {', '.join(_PARTITIONERS)})"
             )
         super().__init__({"enable.idempotence": True, **config}, **kwargs)
-        self._partition_of = partitioner or _PARTITIONERS[named]
-        self._repartition_timeout_seconds, self._buffered_max = repartition_timeout_seconds, buffered_max
+        self._sends = OrderedSends(
+            partitioner or _PARTITIONERS[named], header_names, repartition_timeout_seconds, buffered_max
+        )
+        self._sends.reason += " (on_delivery gets no message)"
+        self._repartition_timeout_seconds = repartition_timeout_seconds
         self._timeout_seconds = check_timeout_seconds
-        self._count_header = header_names.partition_count
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
         self._checks = _checks_of(check_ttl_seconds, config, check_timeout_seconds, COUNT_CHECK_CONFIG)
-        self._sends: dict[str, TopicSends] = {}
-        self._numbers = itertools.count()
         self._lock = threading.RLock()
         self._query_at = 0.0
 
@@ -869,27 +853,21 @@ class OrderedProducer(Producer):
         The call blocks while it reads the topic configs: the first time for a topic, then every `check_ttl_seconds`.
         Raises CheckIsOff, ValueError, BufferError.
         """
-        given = count_headers(
-            self._count_header, headers.items() if isinstance(headers, Mapping) else headers or [], 0
-        )[:-1]
+        given = self._sends.checked(headers.items() if isinstance(headers, Mapping) else headers)
         self._checks.require(topic)
+        deliver = on_delivery or callback or self._default_delivery
+        key = key.encode() if isinstance(key, str) else key
         with self._lock:
-            if topic not in self._sends:
-                self._sends[topic] = TopicSends(self._partition_of, self._count(topic))
-            sends = self._sends[topic]
-            if len(sends.queue) >= self._buffered_max:
+            if topic not in self._sends.topics:
+                self._sends.add(topic, self._count(topic))
+            if self._sends.is_full(topic):
                 raise BufferError(
-                    f"{self._buffered_max} records are queued until the partition count of {topic!r} is known "
+                    f"{self._sends.buffered_max} records are queued until the partition count of {topic!r} is known "
                     "(call poll())"
                 )
-            send = Send(
-                next(self._numbers),
-                topic,
-                key.encode() if isinstance(key, str) else key,
-                partition if partition >= 0 else None,
-                time.monotonic() + self._repartition_timeout_seconds,
-                (value, given, timestamp or int(time.time() * 1000), on_delivery or callback or self._default_delivery),
-            )
+            sends = self._sends.topics[topic]
+            chosen = partition if partition >= 0 else None
+            send = self._sends.new(topic, key, value, given, chosen, timestamp, deliver)
             if sends.submit(send):
                 try:
                     self._forward(sends, send)
@@ -925,42 +903,41 @@ class OrderedProducer(Producer):
 
     def __len__(self) -> int:
         with self._lock:
-            return super().__len__() + sum(len(sends) - len(sends.in_flight) for sends in self._sends.values())
+            in_flight = sum(len(sends.in_flight) for sends in self._sends.topics.values())
+            return super().__len__() + len(self._sends) - in_flight
 
     def _count(self, topic: str) -> int:
         return len(self.list_topics(topic, self._timeout_seconds).topics[topic].partitions)
 
     def _forward(self, sends: TopicSends, send: Send) -> None:
-        value, headers, timestamp, deliver = send.what
-
         def delivered(err: KafkaError | None, msg: Message) -> None:
             with self._lock:
                 if err is not None and err.code() in _COUNT_REFUSED:
                     sends.refuse(send)
                     return
                 sends.ended(send)
-            if deliver is not None:
-                deliver(err, msg)
+            if send.outcome is not None:
+                send.outcome(err, msg)
 
         super().produce(
             send.topic,
-            value,
+            send.value,
             send.key,
             -1 if send.chosen_partition is None else send.chosen_partition,
             on_delivery=delivered,
-            timestamp=timestamp,
-            headers=count_headers(self._count_header, headers, send.partition_count),
+            timestamp=send.timestamp_ms,
+            headers=self._sends.headers(send),
         )
 
     def _resend_refused(self) -> None:
         with self._lock:
-            late: list[tuple[Send, int | None]] = []
-            for topic, sends in self._sends.items():
+            late: list[tuple[Send, PartitionCountChanged]] = []
+            for topic, sends in self._sends.topics.items():
                 if sends.drained and time.monotonic() >= self._query_at:
-                    count = None
+                    count = 0
                     with contextlib.suppress(KafkaException):
                         count = self._count(topic)
-                    late += [(send, count) for send in sends.update_count(count or 0, time.monotonic())]
+                    late += self._sends.update_count(topic, count)
                     if sends.stale:
                         self._query_at = time.monotonic() + _PAUSE_SECONDS
                 while (again := sends.next()) is not None:
@@ -971,12 +948,10 @@ class OrderedProducer(Producer):
                         if isinstance(error, BufferError) or error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
                             break  # at the next poll
                         sends.queue.popleft()
-                        late.append((again, sends.count))
-        for send, count in late:
-            deliver = send.what[3]
-            if deliver is not None:
-                reason = f"tried for {self._repartition_timeout_seconds:g} s (on_delivery gets no message)"
-                deliver(count_changed(send, count, reason), None)
+                        late.append((again, count_changed(again, sends.count, self._sends.reason)))
+        for send, late_error in late:
+            if send.outcome is not None:
+                send.outcome(late_error, None)
 
 
 #: librdkafka setting `partitioner` → partitioner.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 try:
@@ -22,24 +21,23 @@ from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import BlockingChecks, CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._ordered_consumer import OrderedReads
+from fencepost._ordering import Waiting
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
+    OrderedSends,
     Partitioner,
     Send,
     TopicSends,
-    count_changed,
-    count_headers,
     murmur2,
     refuse_configs,
 )
 from fencepost._reading import BlockingLogReader
 from fencepost._refusals import refusal, verify
-from fencepost._steps import CannotRead
+from fencepost._steps import CannotRead, run
 from fencepost._transaction import COMMIT_REFUSED, FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt
 from fencepost.errors import OffsetMismatch, PartitionRequired, WriterFenced
-from fencepost.expansions import expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
     COUNT_CHECK_CONFIG,
@@ -510,12 +508,8 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
-        self._partition_of, self._buffered_max = partitioner, buffered_max
-        self._repartition_timeout_seconds = repartition_timeout_seconds
-        self._count_header = header_names.partition_count
+        self._sends = OrderedSends(partitioner, header_names, repartition_timeout_seconds, buffered_max)
         self._checks = _checks_of(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
-        self._sends: dict[str, TopicSends] = {}
-        self._numbers = itertools.count()
         #: Guards the state; never locked during a blocking call.
         self._changed = threading.Condition()
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
@@ -537,23 +531,19 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
 
         Raises CheckIsOff, ValueError; the future fails with PartitionCountChanged.
         """
-        headers = count_headers(self._count_header, headers or [], 0)[:-1]
+        headers = self._sends.checked(headers)
         self._checks.require(topic)
         key_bytes = _serialized(self._serializers[0], topic, headers, key)
         value_bytes = _serialized(self._serializers[1], topic, headers, value)
-        if topic not in self._sends:
-            count = self._count(topic)
+        if topic not in self._sends.topics:
+            count = len(self.partitions_for(topic))
             with self._changed:
-                self._sends.setdefault(topic, TopicSends(self._partition_of, count))
-        sends, future = self._sends[topic], OrderedFuture()
-        self._wait_for_space(sends)
+                self._sends.add(topic, count)
+        sends, future = self._sends.topics[topic], OrderedFuture()
+        self._wait_for_space(topic)
         with self._forwarding:
-            now = time.monotonic()
             with self._changed:
-                what = (value_bytes, headers, timestamp_ms or int(time.time() * 1000), future)
-                send = Send(
-                    next(self._numbers), topic, key_bytes, partition, now + self._repartition_timeout_seconds, what
-                )
+                send = self._sends.new(topic, key_bytes, value_bytes, headers, partition, timestamp_ms, future)
                 direct = sends.submit(send)
             if direct:
                 try:
@@ -569,7 +559,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         while True:
             super().flush(max(0.0, deadline - time.monotonic()))
             with self._changed:
-                if not any(map(len, self._sends.values())):
+                if not len(self._sends):
                     return
                 if time.monotonic() >= deadline:
                     raise KafkaTimeoutError(f"flush timed out after {timeout} s: some records are not appended")
@@ -580,7 +570,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             return  # __del__ of a producer whose __init__ raised
         if not self._ending:
             with contextlib.suppress(KafkaTimeoutError):
-                if any(map(len, self._sends.values())):
+                if len(self._sends):
                     self.flush(timeout)
             with self._changed:
                 self._ending = True
@@ -589,40 +579,36 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         if self._resender is not None:
             self._resender.join()
         with self._changed:
-            left = [send for sends in self._sends.values() for send in sends.give_up()]
-        for send in left:
-            send.what[3].failure(count_changed(send, None, "the producer was closed"))
+            left = self._sends.give_up()
+        for send, error in left:
+            send.outcome.failure(error)
         self._checks.close()
 
-    def _count(self, topic: str) -> int:
-        partitions = self.partitions_for(topic)
-        return len(partitions)
-
-    def _wait_for_space(self, sends: TopicSends) -> None:
+    def _wait_for_space(self, topic: str) -> None:
         deadline = time.monotonic() + self.config["max_block_ms"] / 1000
         with self._changed:
-            while len(sends.queue) >= self._buffered_max:
+            while self._sends.is_full(topic):
                 if time.monotonic() >= deadline:
                     raise KafkaTimeoutError(
-                        f"{self._buffered_max} records are queued until the topic's partition count is known"
+                        f"{self._sends.buffered_max} records are queued until the topic's partition count is known"
                     )
                 self._changed.wait(_PAUSE_SECONDS)
 
     def _forward(self, sends: TopicSends, send: Send) -> None:
-        value, headers, timestamp_ms, _ = send.what
-        with_count = count_headers(self._count_header, headers, send.partition_count)
-        inner = super().send(send.topic, value, send.key, with_count, send.chosen_partition, timestamp_ms)
+        inner = super().send(
+            send.topic, send.value, send.key, self._sends.headers(send), send.chosen_partition, send.timestamp_ms
+        )
         inner.add_callback(lambda metadata: self._appended(sends, send, metadata))
         inner.add_errback(lambda error: self._failed(sends, send, error))
 
     def _appended(self, sends: TopicSends, send: Send, metadata: Any) -> None:
         self._ended(sends, send)
-        send.what[3].success(metadata)
+        send.outcome.success(metadata)
 
     def _failed(self, sends: TopicSends, send: Send, error: Exception) -> None:
         if not (isinstance(error, BrokerResponseError) and error.errno == INVALID_PARTITIONS):
             self._ended(sends, send)
-            send.what[3].failure(error)
+            send.outcome.failure(error)
             return
         with self._changed:
             sends.refuse(send, str(error.args[0]) if error.args else None)
@@ -641,21 +627,21 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         """Runs in its own thread: the library's I/O thread runs the callbacks, which must not block."""
         while True:
             with self._changed:
-                while not (stale := [each for each in self._sends.items() if each[1].drained]):
+                while not (stale := self._sends.drained):
                     if self._ending:
                         return
                     self._changed.wait(_PAUSE_SECONDS)
-            for topic, sends in stale:
-                self._repartition(topic, sends)
+            for topic in stale:
+                self._repartition(topic, self._sends.topics[topic])
 
     def _repartition(self, topic: str, sends: TopicSends) -> None:
         self._metadata.request_update()
         with contextlib.suppress(KafkaError):
-            count = self._count(topic)
+            count = len(self.partitions_for(topic))
             with self._changed:
-                late = sends.update_count(count, time.monotonic())
-            for send in late:
-                send.what[3].failure(count_changed(send, count, f"tried for {self._repartition_timeout_seconds:g} s"))
+                late = self._sends.update_count(topic, count)
+            for send, error in late:
+                send.outcome.failure(error)
         if sends.stale:
             time.sleep(_PAUSE_SECONDS)
             return
@@ -670,7 +656,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                     self._forward(sends, send_next)
                 except Exception as error:
                     self._ended(sends, send_next)
-                    send_next.what[3].failure(error)
+                    send_next.outcome.failure(error)
 
 
 def _serialized(serializer: Any, topic: str, headers: list[tuple[str, bytes]], data: Any) -> Any:
@@ -712,37 +698,34 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
     ) -> None:
         self._admin: Any = None
         super().__init__(**configs)
-        self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
-        self._given = dict(positions or {})
-        self._refresh_seconds = refresh_seconds
-        self._probe_at = 0.0
-        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
         try:
             self._admin = KafkaAdminClient(**{k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG})
-            for order in self._orders.values():
-                self._start(order)
+            self._reads = OrderedReads(
+                topics,
+                _Assignment(self, self._admin),
+                partition_filter=partition_filter,
+                given=positions,
+                grouped=self.config["group_id"] is not None,
+                latest=self.config["auto_offset_reset"] == "latest",
+                refresh_seconds=refresh_seconds,
+            )
+            run(self._reads.start())
         except BaseException:
             self.close(autocommit=False)
             raise
 
     def waiting(self) -> dict[TopicPartition, Waiting]:
         """The gated partitions, and what each waits for: {TopicPartition: Waiting}."""
-        return {
-            TopicPartition(topic, partition): waits
-            for topic, order in self._orders.items()
-            for partition in order.unopened
-            if (waits := order.waiting(partition, self._positions(order)))
-        }
+        return {TopicPartition(*where): waits for where, waits in self._reads.waiting().items()}
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """KafkaConsumer.poll. Also raises KafkaError if the topic's expansions cannot be read."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            self._open()
-            left = max(0.0, deadline - time.monotonic())
-            records = super().poll(min(left, self._refresh_seconds) * 1000, max_records, update_offsets)
-            if records or time.monotonic() >= deadline:
-                return records
+        poll = super().poll
+        return run(
+            self._reads.fetch(
+                max(0.0, timeout_ms / 1000), lambda seconds: poll(seconds * 1000, max_records, update_offsets)
+            )
+        )
 
     def subscribe(self, *_: Any, **__: Any) -> None:
         """Raises TypeError: a group coordinator would assign gated partitions."""
@@ -754,84 +737,38 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         if admin is not None:
             admin.close()
 
-    def _start(self, order: TopicOrder) -> None:
-        self._learn(order)
-        refuse_without_group(order.topic, order.shares, self.config["group_id"])
-        known = {p: self._known(TopicPartition(order.topic, p)) for p in order.unopened}
-        starts = {p: known[p] for p in known if known[p] is not None}
-        created_partitions = [p for p in known if order.is_created(p)]
-        log_starts = (
-            self.beginning_offsets([TopicPartition(order.topic, p) for p in created_partitions])
-            if created_partitions
-            else {}
-        )
-        fresh = not starts and self.config["auto_offset_reset"] == "latest"
-        opened = [
-            p
-            for p in known
-            if not order.is_created(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
-        ]
-        self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
 
-    def _learn(self, order: TopicOrder) -> None:
-        # The count must be read first: see `TopicOrder.learn`.
-        (described,) = self._admin.describe_topics([order.topic])
-        order.learn(len(described["partitions"]), expansions_of(order.topic, describe_topic(self._admin, order.topic)))
+class _Assignment:
+    def __init__(self, consumer: KafkaConsumer, admin: KafkaAdminClient) -> None:
+        self._consumer = consumer
+        self._admin = admin
 
-    def _known(self, tp: TopicPartition) -> int | None:
-        if tp in self._given or self.config["group_id"] is None:
-            return self._given.get(tp)
-        offset: int | None = self.committed(tp)
-        return None if offset is None or offset < 0 else offset
+    def describe(self, topic: str) -> tuple[int, dict[str, str | None]]:
+        (described,) = self._admin.describe_topics([topic])
+        return len(described["partitions"]), describe_topic(self._admin, topic)
 
-    def _open(self) -> None:
-        now = time.monotonic()
-        probe = now >= self._probe_at
-        if probe:
-            self._probe_at = now + self._refresh_seconds
-        for order in self._orders.values():
-            if probe:
-                self._learn(order)
-            if not order.unopened:
-                continue
-            if probe:
-                self._read_prior_partitions(order, now)
-            ready = order.ready(self._positions(order))
-            if ready:
-                # Ignore auto_offset_reset: all records of an added partition are newer than the expansion.
-                starts = {p: self._known(TopicPartition(order.topic, p)) for p in ready}
-                tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
-                starts.update(
-                    {tp.partition: offset for tp, offset in self.beginning_offsets(tps).items()} if tps else {}
-                )
-                self._assign(order, ready, starts)
+    def committed(self, topic: str, partitions: Collection[int]) -> dict[int, int | None]:
+        found = {p: self._consumer.committed(TopicPartition(topic, p)) for p in partitions}
+        return {p: None if offset is None or offset < 0 else offset for p, offset in found.items()}
 
-    def _read_prior_partitions(self, order: TopicOrder, now: float) -> None:
-        unread = order.unread_prior_partitions(self._positions(order), now)
-        ours = {prior_partition for prior_partition in unread if order.reads(prior_partition)}
-        for prior_partition in unread - ours:
-            self._others[order.topic][prior_partition] = self._known(TopicPartition(order.topic, prior_partition))
-        if unread and order.ends_are_due(now):
-            for tp, end in self.end_offsets(
-                [TopicPartition(order.topic, prior_partition) for prior_partition in unread]
-            ).items():
-                order.ended_at(tp.partition, end)
+    def log_starts(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        found = self._consumer.beginning_offsets([TopicPartition(topic, p) for p in partitions])
+        return {tp.partition: offset for tp, offset in found.items()}
 
-    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
-        positions = dict(self._others[order.topic])
-        for partition in order.opened:
-            positions[partition] = self._subscription_position(TopicPartition(order.topic, partition))
-        return positions
+    earliest = log_starts
 
-    def _subscription_position(self, tp: TopicPartition) -> int | None:
+    def log_ends(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        found = self._consumer.end_offsets([TopicPartition(topic, p) for p in partitions])
+        return {tp.partition: offset for tp, offset in found.items()}
+
+    def position(self, topic: str, partition: int) -> int | None:
         # Not position(), which waits for an unknown position.
-        state = self._subscription.assignment.get(tp)
+        state = self._consumer._subscription.assignment.get(TopicPartition(topic, partition))
         position = None if state is None else state.position
         return None if position is None else int(position.offset)
 
-    def _assign(self, order: TopicOrder, partitions: list[int], starts: Mapping[int, int | None]) -> None:
-        order.opened.update(partitions)
-        self.assign([TopicPartition(o.topic, p) for o in self._orders.values() for p in sorted(o.opened)])
+    def assign(self, topic: str, starts: Mapping[int, int | None], opened: Collection[tuple[str, int]]) -> None:
+        self._consumer.assign([TopicPartition(*where) for where in opened])
         for partition, offset in starts.items():
             if offset is not None:
-                self.seek(TopicPartition(order.topic, partition), offset)
+                self._consumer.seek(TopicPartition(topic, partition), offset)
