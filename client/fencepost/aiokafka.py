@@ -564,13 +564,14 @@ class _Transaction:
             sent = await self._in_time(asyncio.gather(*futures))
             return int(sent[0].offset)
         except (KafkaError, TimeoutError) as error:
-            code = _code_of(error)
+            cause = self._cause(error)
+            code = _code_of(cause)
             if code == POLICY_VIOLATION and part.expected is not None:
                 # aiokafka hides which refusal it is. A committed read shows whether it was a mismatch.
                 observation = await run_async(self._reading.probe(part.topic, part.partition, part.expected))
                 if observation is not None and observation.log_end != part.expected:
                     raise OffsetMismatch(part.topic, part.partition, part.expected, observation.log_end) from error
-            retriable = isinstance(error, TimeoutError) or error.retriable or isinstance(error, UnknownError)
+            retriable = _is_temporary(cause)
             why = explained(part, error, code=code, retriable=retriable, transactional_id=self._id)
             raise why from (None if why is error else error)
 
@@ -595,6 +596,12 @@ class _Transaction:
 
     async def close(self) -> None:
         await self._checks.close()
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Why aiokafka's sender stopped, if it did: each record then fails with a KafkaError that lacks the cause."""
+        sender = self._producer._sender.sender_task
+        stopped = sender.exception() if type(error) is KafkaError and sender.done() and not sender.cancelled() else None
+        return error if stopped is None else stopped.__cause__ or stopped
 
     async def _in_time(self, call: Awaitable[T]) -> T:
         return await asyncio.wait_for(call, self._attempt_seconds)
@@ -622,6 +629,14 @@ async def _started(client: Any, stop: str = "stop") -> Any:
         await getattr(client, stop)()
         raise
     return client
+
+
+def _is_temporary(error: BaseException) -> bool:
+    """Whether a failed append may succeed in the next transaction. Errors of neither Kafka nor aiokafka stop its sender
+    when the connection to the coordinator is lost."""
+    if not isinstance(error, KafkaError) or type(error) is KafkaError:
+        return True
+    return bool(error.retriable) or isinstance(error, UnknownError | KafkaTimeoutError)
 
 
 def _code_of(error: BaseException | None) -> int | None:
