@@ -18,12 +18,7 @@ from fencepost._transaction import (
     refuse_required,
     resolve,
 )
-from fencepost.errors import (
-    OutcomeUnknown,
-    TransactionAborted,
-    TransactionConflict,
-    WriterFenced,
-)
+from fencepost.errors import OutcomeUnknown, TransactionAborted, TransactionConflict, WriterFenced
 from fencepost.records import HeaderNames, new_write_id
 from fencepost.retries import RetryPolicy
 

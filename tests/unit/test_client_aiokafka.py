@@ -11,7 +11,7 @@ from aiokafka import errors
 
 from fencepost import HeaderNames, Record, TransactionAborted, WriterFenced
 from fencepost._transaction import parts_of
-from fencepost.aiokafka import _Transaction
+from fencepost.aiokafka._writers import _Transaction
 
 
 async def _append(error: Exception, stopped_by: Exception | None) -> None:
@@ -37,7 +37,7 @@ async def _append(error: Exception, stopped_by: Exception | None) -> None:
     transaction = _Transaction(configs, SimpleNamespace(), reading, 1.0)  # type: ignore[arg-type]
     transaction._producer = Producer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fencepost.aiokafka.AIOKafkaProducer.send", Producer.send)
+        patch.setattr("fencepost.aiokafka._writers.AIOKafkaProducer.send", Producer.send)
         await transaction.send(parts_of({("t", 0): (0, [Record(b"x")])})[0], b"write")
 
 
