@@ -14,9 +14,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from fencepost.retries import RetryPolicy
+if TYPE_CHECKING:
+    from fencepost.retries import RetryPolicy
 
 T = TypeVar("T")
 

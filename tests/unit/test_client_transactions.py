@@ -28,7 +28,6 @@ from fencepost import (
     TransactionAborted,
     TransactionConflict,
     WriterFenced,
-    retries,
     retrying,
     retrying_async,
 )
@@ -234,7 +233,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     fake = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: now.seconds, sleep=sleep)
     monkeypatch.setattr(module, "time", fake)
-    monkeypatch.setattr(retries, "time", fake)
     return now
 
 

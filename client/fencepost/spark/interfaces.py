@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -12,31 +12,13 @@ TopicPartition = tuple[str, int]
 """Topic and partition."""
 
 
-class Answer(Protocol):
-    """Response to one append. With error 44, `base_offset` is the log end offset, or -1."""
+class Answer(NamedTuple):
+    """Produce response for one batch: error code (0 if appended), base offset, and the message. With error 44, the base
+    offset is the log end offset, or -1."""
 
-    @property
-    def code(self) -> int: ...
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def message(self) -> str | None: ...
-
-
-class Logged(Protocol):
-    """A batch in the log. `bodies`: its records without the sink's headers; empty for a control batch. `is_whole`:
-    compaction removed none of them."""
-
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def next_offset(self) -> int: ...
-    @property
-    def bodies(self) -> Sequence[bytes]: ...
-    @property
-    def commit_tag(self) -> bytes | None: ...
-    @property
-    def is_whole(self) -> bool: ...
+    code: int
+    base_offset: int
+    message: str | None
 
 
 class Log(Protocol):
@@ -51,7 +33,7 @@ class Log(Protocol):
         """Send one request without retries. The future returns an Answer, or raises Unknown or SinkError."""
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
-        """The batches (Logged) from the one that contains `start` up to `end`, perhaps more."""
+        """The batches (`encoding.Logged`) from the one that contains `start` up to `end`, perhaps more."""
 
     def last_batch(self, topic: str, partition: int, end: int) -> Any:
         """The batch that ends at `end`, or None."""
