@@ -12,7 +12,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, ProducerFenced, UnknownError
 
 from fencepost._appending import Append, Appended, LogPosition, MaybeAppended, Refused, Reply
-from fencepost._checks import TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogAppends
 from fencepost._reading import Positions, Reading
 from fencepost._refusals import POLICY_VIOLATION
@@ -132,9 +131,7 @@ class _Appender:
 
     def __init__(self, producer: ConditionalProducer) -> None:
         self.producer = producer
-
-    async def require(self, topic: str) -> TopicFacts:
-        return await self.producer._checks.require(topic)
+        self.require = producer._checks.require
 
     async def send(self, append: Append) -> Reply:
         batch = self.producer.create_batch()
@@ -314,12 +311,10 @@ class _Transaction:
     def __init__(self, configs: dict[str, Any], checks: TopicChecks, reading: Reading, attempt_seconds: float) -> None:
         self._configs = configs
         self._checks = checks
+        self.require = checks.require
         self._reading = reading
         self._attempt_seconds = attempt_seconds
         self._producer: Any = None
-
-    async def require(self, topic: str) -> TopicFacts:
-        return await self._checks.require(topic)
 
     async def open(self) -> None:
         producer = ConditionalProducer(**self._configs)

@@ -13,7 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented,
 )
 
 from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
-from fencepost._checks import BlockingChecks, TopicFacts
+from fencepost._checks import BlockingChecks
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
 from fencepost._reading import BlockingLogReader
 from fencepost._steps import CannotRead
@@ -150,11 +150,9 @@ class _Appender:
     error = KafkaException
 
     def __init__(self, producer: ConditionalProducer, attempt_seconds: float) -> None:
+        self.require = producer._checks.require
         self._producer = producer
         self._attempt_seconds = attempt_seconds
-
-    def require(self, topic: str) -> TopicFacts:
-        return self._producer._checks.require(topic)
 
     def send(self, append: Append) -> Reply:
         delivered = _produce(
@@ -313,12 +311,10 @@ class _Transaction:
     ) -> None:
         self._config = config
         self._checks = checks
+        self.require = checks.require
         self._names = names
         self._attempt_seconds = attempt_seconds
         self._producer: Any = None
-
-    def require(self, topic: str) -> TopicFacts:
-        return self._checks.require(topic)
 
     def open(self) -> None:
         self._producer = ConditionalProducer(self._config, header_names=self._names)

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, RetriableError, UnknownError
 
 from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
-from fencepost._checks import BlockingChecks, TopicFacts
+from fencepost._checks import BlockingChecks
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
 from fencepost._reading import BlockingLogReader
 from fencepost._steps import CannotRead
@@ -72,6 +72,7 @@ class _Sender:
 
     def __init__(self, configs: Mapping[str, Any], checks: BlockingChecks, attempt_seconds: float) -> None:
         self._checks = checks
+        self.require = checks.require
         self._attempt_seconds = attempt_seconds
         self._timeout_ms = int(attempt_seconds * 1000)
         self._producer: Any = None
@@ -81,9 +82,6 @@ class _Sender:
             "delivery_timeout_ms": _LINGER_MS + 2 * self._timeout_ms,
             "max_block_ms": self._timeout_ms,
         }
-
-    def require(self, topic: str) -> TopicFacts:
-        return self._checks.require(topic)
 
     def _open(self) -> Any:
         if self._producer is None:
