@@ -41,6 +41,13 @@ async def _append(error: Exception, stopped_by: Exception | None) -> None:
         await transaction.send(parts_of({("t", 0): (0, [Record(b"x")])})[0], b"write")
 
 
+def _lookup_failed(cause: Exception) -> Exception:
+    """What aiokafka makes of an error while it looks up the coordinator."""
+    failed = errors.KafkaError(repr(cause))
+    failed.__cause__ = cause
+    return failed
+
+
 STOPPED = errors.KafkaError("Unexpected error during batch delivery")
 
 
@@ -48,7 +55,12 @@ STOPPED = errors.KafkaError("Unexpected error during batch delivery")
     ("error", "stopped_by", "raised"),
     [
         pytest.param(STOPPED, AttributeError("send"), TransactionAborted, id="connection to the coordinator lost"),
-        pytest.param(STOPPED, errors.KafkaConnectionError(), TransactionAborted, id="connection error"),
+        pytest.param(
+            STOPPED, _lookup_failed(errors.KafkaConnectionError()), TransactionAborted, id="no connection at the lookup"
+        ),
+        pytest.param(
+            STOPPED, _lookup_failed(errors.ClusterAuthorizationFailedError()), errors.KafkaError, id="lookup refused"
+        ),
         pytest.param(STOPPED, errors.CoordinatorNotAvailableError(), TransactionAborted, id="no coordinator"),
         pytest.param(STOPPED, errors.TopicAuthorizationFailedError("t"), errors.KafkaError, id="no permission"),
         pytest.param(STOPPED, errors.InvalidProducerEpoch(), WriterFenced, id="fenced"),

@@ -385,8 +385,11 @@ class _Transaction:
     def _cause(self, error: BaseException) -> BaseException:
         """Why aiokafka's sender stopped, if it did: each record then fails with a KafkaError that lacks the cause."""
         sender = self._producer._sender.sender_task
-        stopped = sender.exception() if type(error) is KafkaError and sender.done() and not sender.cancelled() else None
-        return error if stopped is None else stopped.__cause__ or stopped
+        if type(error) is KafkaError and sender.done() and not sender.cancelled():
+            error = sender.exception() or error
+        while type(error) is KafkaError and error.__cause__ is not None:
+            error = error.__cause__
+        return error
 
     async def _in_time(self, call: Awaitable[T]) -> T:
         return await asyncio.wait_for(call, self._attempt_seconds)
