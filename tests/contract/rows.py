@@ -24,6 +24,7 @@ OLD_FORMAT, POLICY_VIOLATION, OUT_OF_ORDER, INVALID_RECORD = 43, 44, 45, 87
 _CHECK, _COUNT, _LEVEL = (
     f"fencepost.{name}" for name in ("check.expected.offsets", "check.partition.count", "idempotence.level")
 )
+_AGE = {"fencepost.max.record.age.ms": "60000"}
 _BASE = {"fencepost.expected.offsets.source": "base"}
 #: Topic configs, by the name that rows use.
 CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -39,6 +40,9 @@ CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     "idempotent": {_LEVEL: "required"},
     "checked-and-safe": {_CHECK: "true", _LEVEL: "safe"},
     "checked-and-idempotent": {_CHECK: "true", _LEVEL: "required"},
+    "aged": _AGE,
+    "checked-and-aged": {_CHECK: "true", **_AGE},
+    "counted-and-aged": {_COUNT: "true", **_AGE},
 }
 
 NO_SESSION: Final = {SEQUENCER: "sessions decide this, not sequencers"}

@@ -232,6 +232,9 @@ class FuzzServices(Counting):
     def leader_epoch(self, partition: TopicPartition) -> int:
         return 0
 
+    def unix_ms(self, now: float) -> int:
+        return round((now + UNIX_SECONDS) * 1000)
+
     def fresh(self, now: float) -> bool:
         return self.is_fresh
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import ProduceResponse
 
-from fencepost_policies.append import Check
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
+from fencepost_policies.append import NO_FACTS, Append, Check
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -147,7 +147,7 @@ NO_PRODUCER = (-1, -1, -1)
     ],
 )
 def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
-    refusal = check_idempotence("t", 3, producer_id, level)
+    refusal = IdempotenceLevel().check(Append("t", 3, 1, None, producer_id=producer_id), level, NO_FACTS)
     assert (None if refusal is None else refusal.error_code) == code
 
 

@@ -671,8 +671,8 @@ def test_fast_path_ends_once_topic_is_count_checked(
 ) -> None:
     talk = Barriers()
     taken: list[object] = []
-    real = FastPath._take_single
-    monkeypatch.setattr(FastPath, "_take_single", lambda *args: taken.append(real(*args)) or taken[-1])
+    real = FastPath._take_direct
+    monkeypatch.setattr(FastPath, "_take_direct", lambda *args: taken.append(real(*args)) or taken[-1])
     talk.client(query(("both", 0, expecting(41, b"v"))))
 
     frame = query(("both", 0, expecting(42, b"v")), correlation=2)

@@ -1392,6 +1392,30 @@ def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
     talk.accepted(retry, 11)
 
 
+def test_later_append_passes_a_waiting_one_but_not_a_retry() -> None:
+    talk = confirmed(10, Check.ON)
+    records = expecting(10, b"a", b"b", producer=(5, 0, 0))
+    lost = talk.submit(records)
+    talk.admitted(lost)
+    talk.report(g.Lost(lost))
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(lost, g.NotYet(10)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    other = talk.submit(expecting(10, b"x"), connection=2)
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(other)
+    talk.submit(batch(b"waits", producer=(8, 0, 0)), connection=3)  # the lost append may still be queued
+    retry = talk.submit(records, connection=4)
+    later = talk.submit(batch(b"later"), connection=5)
+    talk.kafka(other, base_offset=10)
+    talk.accepted(other, 10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, in_log(other.records, 10)))
+    talk.snapshot(11, next_sequence=11)
+    talk.mismatch(retry, expected=10, actual=11)
+    assert talk.admitted(later) == g.Fence(SHARED, 0, 11)
+
+
 def test_first_try_appended_before_retry_is_not_repeated() -> None:
     talk = confirmed(10, Check.ON)
     records, retry = retry_of_absent_batch(talk)
@@ -1609,7 +1633,7 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
     talk.accepted(sent, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
     talk.silent()
-    assert not talk.sequencer.take(replace(waiting), talk.now)
+    assert not talk.sequencer.may_take(replace(waiting), talk.now)
     if answered:
         talk.report(g.Canceled(late))
     talk.report(g.TransactionJoined(MARKER, answered))
@@ -2131,7 +2155,7 @@ def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
     talk.report(g.TransactionJoins("app", 7))
     talk.silent()
     if way == "fast path":
-        assert talk.sequencer.appended_batch(pending, PartitionResult(TP.partition, 0, 10), talk.now) is None
+        assert not talk.sequencer.may_complete(pending, PartitionResult(TP.partition, 0, 10))
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(7)

@@ -78,6 +78,9 @@ class ServicesStandIn(Counting):
     def taken_over(self, now: float) -> bool:
         return self.is_taken_over
 
+    def unix_ms(self, now: float) -> int:
+        return round(now * 1000)
+
     def fresh(self, now: float) -> bool:
         return self.is_fresh
 

@@ -587,6 +587,9 @@ class Proxy:
     def taken_over(self, now: float) -> bool:
         return now >= self._takeover_until
 
+    def unix_ms(self, now: float) -> int:
+        return round(time.time() * 1000)
+
     def fresh(self, now: float) -> bool:
         return self._state is not None and now < self._state.fresh_until
 

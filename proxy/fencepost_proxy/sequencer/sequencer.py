@@ -74,7 +74,7 @@ sequencer does not: with an expected offset, the producer id must belong to the 
 
 from __future__ import annotations
 
-from fencepost_policies.append import Check, Facts, Refusal
+from fencepost_policies.append import NO_FACTS, Check, Refusal
 from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import (
@@ -120,11 +120,9 @@ from fencepost_proxy.sequencer.state import (
 from fencepost_proxy.types import MARKER, SEQUENCE_MODULUS
 from fencepost_proxy.wire.produce import PartitionResult
 
-_FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
-
 
 class PartitionSequencer(InDoubtResolver):
-    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `appended_batch` only."""
+    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `complete` only."""
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
@@ -193,14 +191,14 @@ class PartitionSequencer(InDoubtResolver):
         effects, self._effects = self._effects, []
         return effects
 
-    # ---- fast path: an append without complications, in two calls instead of five events
+    # ---- fast path: an append without complications, by calls instead of events
 
-    def take(self, pending: PendingAppend, now: float) -> bool:
-        """`Submitted`, `Admit` and `Sent` in one. True: send it now. False: nothing changed, submit it instead."""
+    def may_take(self, pending: PendingAppend, now: float) -> bool:
+        """Whether `take` may follow: the append fits at once. Sets its mode, offset and fence; changes nothing else."""
         if self._queue or self._admitted or self._in_doubt_appends or self._being_read or self._awaits_marker(now):
             return False
         append = pending.append
-        if append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None:
+        if append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None:
             return False
         kind = pending.kind = self._kind_of(pending)
         if self.phase is not Phase.OPEN and (
@@ -216,14 +214,15 @@ class PartitionSequencer(InDoubtResolver):
                 return False
         if self._waits_for_queued(pending, now) or not self._fits_with_in_flight(pending, now):
             return False
-        if kind is not AppendMode.PASS_THROUGH and not self._fence_at_end(pending, now):
-            return False
+        return kind is AppendMode.PASS_THROUGH or self._fence_at_end(pending, now)
+
+    def take(self, pending: PendingAppend, now: float) -> None:
+        """`Submitted`, `Admit` and `Sent` in one, after `may_take`."""
         self._check = pending.check
-        if kind.fenced and append.producer_id >= 0:
+        if pending.kind.fenced and pending.append.producer_id >= 0:
             self.memory.record_fenced(pending)
         self._admitted = pending
         self._sent(pending, now)
-        return True
 
     def _fence_at_end(self, pending: PendingAppend, now: float) -> bool:
         """What `_decide` does for a fenced append that fits; False in all other cases."""
@@ -240,8 +239,8 @@ class PartitionSequencer(InDoubtResolver):
         self._fence(pending, end, snapshot)
         return True
 
-    def appended_batch(self, pending: PendingAppend, result: PartitionResult, now: float) -> PartitionResult | None:
-        """`Answered` with the expected success, and its `Answer`. None: nothing changed, use the event instead."""
+    def may_complete(self, pending: PendingAppend, result: PartitionResult) -> bool:
+        """Whether `complete` may follow: the result is the expected success. Changes nothing."""
         if (
             self._queue
             or self._admitted
@@ -250,30 +249,28 @@ class PartitionSequencer(InDoubtResolver):
             or self._joining
             or pending.duplicate_waiters
         ):
-            return None
+            return False
         if not self._in_flight or self._in_flight[0] is not pending or result.error_code != Error.NONE:
-            return None
+            return False
         if not pending.kind.fenced:
             if self.phase is Phase.OPEN:
-                if result.base_offset != self._log_end:
-                    return None
-                self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
-            elif self.phase is not Phase.UNCONFIRMED:
-                return None
-            self._in_flight.popleft()
-            self.memory.resolved(pending)
-            return result
-        if (
-            result.base_offset != pending.at
-            or result.log_append_time_ms != -1
-            or pending.append.max_timestamp_ms < 0
-            or self._snapshot is None
-        ):
-            return None
+                return result.base_offset == self._log_end
+            return self.phase is Phase.UNCONFIRMED
+        return (
+            result.base_offset == pending.at
+            and result.log_append_time_ms == -1
+            and pending.append.max_timestamp_ms >= 0
+            and self._snapshot is not None
+        )
+
+    def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
+        """`Answered` with the expected success, and its `Answer`, after `may_complete`."""
         self._in_flight.popleft()
-        self._record_appended(pending, result.log_append_time_ms, now)
+        if pending.kind.fenced:
+            self._record_appended(pending, result.log_append_time_ms, now)
+        elif self.phase is Phase.OPEN:
+            self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
         self.memory.resolved(pending)
-        return result
 
     # ---- events
 
@@ -289,7 +286,7 @@ class PartitionSequencer(InDoubtResolver):
         if pending.append.transactional and pending.check is Check.REQUIRED:
             refusal = self._no_transactions(pending)
         if refusal is None:
-            refusal = POLICY.check(pending.append, _FACTS[pending.check])
+            refusal = POLICY.check(pending.append, pending.check, NO_FACTS)
         if refusal is None:
             refusal = self.memory.violation_of(pending)
         if refusal is not None:
@@ -690,11 +687,12 @@ class PartitionSequencer(InDoubtResolver):
         ):
             self._resolve(now)
         while self._queue and self._admitted is None and self.phase in (Phase.UNCONFIRMED, Phase.OPEN):
-            if self._awaits_marker(now):
+            # Before any append passes another: an in-doubt retry may return to its place in the queue.
+            if self._in_doubt_appends or self._awaits_marker(now):
                 return
             if self._waits_for_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
-            if self._in_doubt_appends or not self._fits_with_in_flight(self._queue[0], now):
+            if not self._fits_with_in_flight(self._queue[0], now):
                 return
             pending = self._queue[0]
             if self._predecessor_is_read(pending):

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from fencepost_policies.append import Check, Refusal
+from fencepost_policies.append import Append, Facts, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
 from fencepost_proxy.sequencer.events import Answered, Canceled, Lost, PendingAppend, Sent, Submitted
 from fencepost_proxy.sequencer.state import sent_after
@@ -46,7 +46,7 @@ from fencepost_proxy.session.produce_exchange import (
 )
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.proofs import PROVES_NOTHING
-from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
+from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings, append_of
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS, PRODUCE
@@ -183,6 +183,7 @@ class CheckedProduce(AtBarriers):
         else:
             self._check_levels(produce, now)
             self._deny_topics(produce)
+            self._check_on_arrival(produce, now)
             if not self._waits_before_sequencers(produce, now):
                 self._take_drafts_entered(produce, now)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
@@ -208,7 +209,7 @@ class CheckedProduce(AtBarriers):
             policy = services.policy(topic.name)
             if policy is None or topic.name in denied or topic.name == services.state_topic:
                 continue
-            if policy.is_checked or policy.count_check is not Check.OFF:
+            if policy.reads_records:
                 placed = policy.partitioner is not None and services.in_grace_period(topic.name, now)
                 count = services.partition_count(topic.name, now) if placed else None
                 for data in topic.partitions:
@@ -309,11 +310,11 @@ class CheckedProduce(AtBarriers):
         for pipeline_key in produce.misread:
             self._failed_pipelines[pipeline_key] = Failed(produce.results[pipeline_key[0]])
             pending_response.pipeline_keys.append(pipeline_key)
-        for topic in produce.request.topics if produce.count_refused or produce.denied else ():
+        for topic in produce.request.topics if produce.refused_by_policy or produce.denied else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.is_checked else ():
                 key = TopicPartition(topic.name, data.partition)
-                if key in produce.count_refused or topic.name in produce.denied:
+                if key in produce.refused_by_policy or topic.name in produce.denied:
                     pipeline_key = (key, pipeline_of(data))
                     self._failed_pipelines[pipeline_key] = Failed(produce.results[key])
                     pending_response.pipeline_keys.append(pipeline_key)
@@ -355,6 +356,32 @@ class CheckedProduce(AtBarriers):
                 produce.results[key] = PartitionResult(partition=key.partition, error_code=error_code)
                 if produce.leveled is not None:
                     produce.leveled.safe.discard(key)
+
+    def _check_on_arrival(self, produce: ProduceExchange, now: float) -> None:
+        """Apply the policies of `Stage.ARRIVAL`. On an unchecked topic, what a refusal means for the producer's later
+        batches is Kafka's matter, as when Kafka itself refuses a batch."""
+        for topic in produce.request.topics:
+            policy = self._services.policy(topic.name)
+            if policy is None or not policy.on_arrival:
+                continue
+            for data in topic.partitions:
+                key = TopicPartition(topic.name, data.partition)
+                if key in produce.results:
+                    continue
+                assert produce.readings is not None
+                scan = produce.readings.of(key, data.records, policy)
+                if isinstance(scan, Refusal):
+                    if not policy.is_checked:  # else `_take_draft` refuses it
+                        self._refuse(produce, key, scan)
+                    continue
+                refusal = self._refused_on_arrival(policy, append_of(key, scan), now)
+                if refusal is not None:
+                    self._refuse(produce, key, refusal)
+                    produce.refused_by_policy |= {key}
+
+    def _refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
+        facts = Facts(now_ms=self._services.unix_ms(now))
+        return next(filter(None, (each.check(append, setting, facts) for each, setting in policy.on_arrival)), None)
 
     def _fail_closed(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """The topic configs are outdated, so any topic may be checked: refuse all appends with a retriable error.
@@ -1115,7 +1142,7 @@ class CheckedProduce(AtBarriers):
                     and not (result.error_code == Error.NOT_LEADER_OR_FOLLOWER and self._now >= self._login_ends)
                     and (
                         key in produce.pending_appends
-                        or key in produce.count_refused
+                        or key in produce.refused_by_policy
                         or (produce.leveled is not None and key in produce.leveled.refused)
                     )
                 )

@@ -86,6 +86,9 @@ class Services(partition_counts.Services, Protocol):
     def taken_over(self, now: float) -> bool:
         """Whether the appends of earlier processes are completed."""
 
+    def unix_ms(self, now: float) -> int:
+        """The time of day, Unix milliseconds."""
+
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
 

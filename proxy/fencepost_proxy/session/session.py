@@ -420,7 +420,7 @@ class Session(FastPath):
             return
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
         if api_key == PRODUCE:
-            if not self._single(frame, now):
+            if not self._direct(frame, now):
                 self._produce(frame, now)
         elif APIS[api_key].handling is Handling.ALONE:
             self._login_request(api_key, version, correlation_id, frame)
@@ -453,7 +453,7 @@ class Session(FastPath):
 
         Not while a thread works: the client may be lost, and then nothing would release the reserved memory.
         """
-        a_sequencer_waits = any(each.inner or each.single is not None for each in self._from_upstream)
+        a_sequencer_waits = any(each.inner or each.direct is not None for each in self._from_upstream)
         if self._finishing or not a_sequencer_waits or not self._services.reserve(length):
             return False
         pending_response.reserved_bytes += length
@@ -519,8 +519,8 @@ class Session(FastPath):
         return pending_response
 
     def _collected(self, frame: memoryview, now: float) -> None:
-        if self._from_upstream[0].answer is Answer.SINGLE:
-            self._collected_single(frame, now)
+        if self._from_upstream[0].answer is Answer.DIRECT:
+            self._collected_direct(frame, now)
             return
         pending_response = self._from_upstream.pop(0)
         if not pending_response.inner:
@@ -541,9 +541,9 @@ class Session(FastPath):
         else:
             self._end(pending_response, [INT32.pack(len(frame)), frame])
 
-    def _collected_single(self, frame: memoryview, now: float) -> None:
+    def _collected_direct(self, frame: memoryview, now: float) -> None:
         pending_response = self._from_upstream[0]
-        answer = self._end_single(pending_response, frame, now)
+        answer = self._end_direct(pending_response, frame, now)
         if answer is None:
             self._disable_fast_path()
             self._collected(frame, now)

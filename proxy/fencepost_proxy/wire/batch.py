@@ -90,6 +90,7 @@ _PRODUCER = Struct(">qhi")
 _COPIED_BYTES_MAX = 32 << 20
 _SMALL_BYTES = 1 << 20
 
+_NO_TIMESTAMP = -1
 _INT32_MAX = 0x7FFFFFFF
 _INT64_MAX = 0x7FFFFFFFFFFFFFFF
 _DIGITS_MAX = 19
@@ -237,6 +238,7 @@ class BatchScan(NamedTuple):
     `max_timestamp_ms`: maximum over the records that were read. The broker's maximum over all records is never older.
     It is at most a second newer if the header's maximum is correct and is reached within the first
     `_TIMED_RECORDS_MAX` records.
+    `min_timestamp_ms`: minimum over all records that have one; None if none has, or if `timestamps` was not set.
     `digest`: equal for two batches with equal decompressed record bytes and equal absolute timestamps. It may differ
     for a batch that the broker rewrote: see `digest_batch`, `may_be_rewritten`.
     """
@@ -249,6 +251,7 @@ class BatchScan(NamedTuple):
     write_id: bytes | None
     max_timestamp_ms: int
     digest: bytes
+    min_timestamp_ms: int | None = None
 
 
 def scan_batch(
@@ -256,6 +259,7 @@ def scan_batch(
     names: HeaderNames,
     *,
     source_is_base: bool,
+    timestamps: bool = False,
     decompressed_bytes_max: int,
     header: BatchHeader | None = None,
     effort: Effort | None = None,
@@ -269,7 +273,8 @@ def scan_batch(
 
     Raises `MalformedBatch` if `require_single_batch` does, or if a parsed record is malformed. Raises `LimitError`
     above `decompressed_bytes_max` bytes or `RECORDS_MAX` records, or if `effort`, which is charged, is used up.
-    The CRC is not checked. `header` is the result of `require_single_batch`, if known.
+    The CRC is not checked. `timestamps`: find the oldest one, which takes a walk over all records. `header` is the
+    result of `require_single_batch`, if known.
     """
     if header is None:
         header = require_single_batch(records)
@@ -292,6 +297,7 @@ def scan_batch(
         if end > len(payload):
             raise Malformed("the first record is longer than its batch")
         newest = _newest_delta(payload, header, first)
+        oldest_ms = _oldest_ms(payload, header, effort) if timestamps else None
         stated = _Stated(names, effort)
         if isinstance(payload, bytes):
             _read_headers(payload, header.record_count, stated)
@@ -315,6 +321,7 @@ def scan_batch(
         stated.write_id,
         _timestamp(header, newest),
         digest,
+        oldest_ms,
     )
 
 
@@ -370,6 +377,19 @@ def _newest_delta(payload: bytes | memoryview, header: BatchHeader, first: int) 
             raise Malformed("longer than its batch")
         newest = max(newest, delta)
     return newest
+
+
+def _oldest_ms(payload: bytes | memoryview, header: BatchHeader, effort: Effort) -> int | None:
+    effort.take(0, header.record_count)
+    oldest, at = None, 0
+    for _ in range(header.record_count):
+        at, delta, _ = _record_start(payload, at)
+        if at > len(payload):
+            raise Malformed("longer than its batch")
+        timestamp = header.base_timestamp_ms + delta
+        if timestamp != _NO_TIMESTAMP and (oldest is None or timestamp < oldest):
+            oldest = timestamp
+    return oldest
 
 
 #: Up to this many records a walk is faster than a search.
