@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.growing import OK, check_log, counted, expansions, grow, grow_in_the_end, partition_count, writing
 from tests.support.kafka import unique_topic

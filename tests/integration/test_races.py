@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
 from tests.kit.waiting import until
 from tests.support.proxy import GUARDED_BY_NAME, GUARDED_FOR_LONG, LEASE_SECONDS, ProxyProcess

@@ -4,7 +4,7 @@ A lock file (`locks/<name>.lock`) is one classpath. Each line that is not a comm
 
     group:artifact:version[:classifier] sha256
 
-Comments that start with `# from` name the roots of the lock; `fencepost_proxy.dev.lock` regenerates it from them.
+Comments that start with `# from` name the roots of the lock; `fencepost_dev.lock` regenerates it from them.
 
 Jars are stored as `jars/<sha256>/<file name>`, so that locks share jars and stack traces show their names. The cache
 directory is `$FENCEPOST_CACHE`, else `$XDG_CACHE_HOME/fencepost`, else `~/.cache/fencepost`. Several processes may
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost_proxy.dev.errors import JarError
+from fencepost_dev.errors import JarError
 
 #: Receives progress messages, one line each.
 Progress = Callable[[str], None]
@@ -296,7 +296,7 @@ def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
 
 
 def main() -> None:
-    """`python -m fencepost_proxy.dev.jars [LOCK…]`: downloads the jars of the tests, or of the given locks."""
+    """`python -m fencepost_dev.jars [LOCK…]`: downloads the jars of the tests, or of the given locks."""
     newest = release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION)
     try:
         for lock in sys.argv[1:] or [newest.broker_lock, newest.tools_lock, SPARK_LOCK, CONNECT_LOCK, OLD_BROKER_LOCK]:

@@ -1,7 +1,7 @@
 """Create or regenerate a jar lock file (for maintainers).
 
-    python -m fencepost_proxy.dev.lock kafka-4.3.1                      # regenerate, from the comments in the file
-    python -m fencepost_proxy.dev.lock kafka-4.5.0 ROOT… [--without GROUP:ARTIFACT…]      # create
+    python -m fencepost_dev.lock kafka-4.3.1                      # regenerate, from the comments in the file
+    python -m fencepost_dev.lock kafka-4.5.0 ROOT… [--without GROUP:ARTIFACT…]      # create
 
 ROOT is group:artifact:version. `--without` excludes jars that the runtime already has (Spark's own). The jgo library
 resolves every jar of the roots' Maven runtime classpath; each is downloaded and hashed. Add a lock of a new Kafka
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jgo.maven import MavenContext
 
-from fencepost_proxy.dev.jars import LOCKS, Jar, parse_lock, repository_url, say
+from fencepost_dev.jars import LOCKS, Jar, parse_lock, repository_url, say
 
 TIMEOUT_SECONDS = 60
 _FROM, _WITHOUT = "# from ", "# without "
@@ -60,7 +60,7 @@ def resolve(roots: Iterable[str], without: Iterable[str]) -> list[Jar]:
 def write_lock(path: Path, roots: list[str], without: list[str]) -> int:
     """Returns the number of jars."""
     jars = resolve(roots, without)
-    header = ["# Made by fencepost_proxy.dev.lock; do not edit by hand."]
+    header = ["# Made by fencepost_dev.lock; do not edit by hand."]
     header += [f"{_FROM}{root}" for root in roots]
     header += [f"{_WITHOUT}{name}" for name in without]
     text = "\n".join([*header, *(f"{jar} {jar.sha256}" for jar in jars)]) + "\n"
@@ -71,7 +71,7 @@ def write_lock(path: Path, roots: list[str], without: list[str]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m fencepost_proxy.dev.lock", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m fencepost_dev.lock", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("name", help="name of the lock file, without .lock")
     parser.add_argument(

@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from fencepost_proxy.dev import class_archive, probe
-from fencepost_proxy.dev.errors import ClusterError, PortTakenError
-from fencepost_proxy.dev.jars import DEFAULT_VERSION, Progress, classpath, release, say
-from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import SupervisedProcess
+from fencepost_dev import class_archive, probe
+from fencepost_dev.errors import ClusterError, PortTakenError
+from fencepost_dev.jars import DEFAULT_VERSION, Progress, classpath, release, say
+from fencepost_dev.java import QUICK_JVM, find_jdk, logging_flags
+from fencepost_dev.process import SupervisedProcess
 from fencepost_proxy.types import Address
 
 HOST = "127.0.0.1"

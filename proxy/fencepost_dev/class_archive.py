@@ -3,7 +3,7 @@
 One JVM writes the loaded, parsed and verified classes of a broker to the archive; later JVMs map it into memory.
 Without an archive, brokers only start slower.
 
-`python -m fencepost_proxy.dev.class_archive` (`make jars`) creates the archive in the cache directory and removes older
+`python -m fencepost_dev.class_archive` (`make jars`) creates the archive in the cache directory and removes older
 ones. Its name contains a key of the jars and the Java, and its size: a JVM crashes if it maps a truncated archive.
 """
 
@@ -15,9 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fencepost_proxy.dev.errors import DevError
-from fencepost_proxy.dev.jars import DEFAULT_VERSION, Progress, cache_directory, classpath, release, say
-from fencepost_proxy.dev.java import Jdk, find_jdk
+from fencepost_dev.errors import DevError
+from fencepost_dev.jars import DEFAULT_VERSION, Progress, cache_directory, classpath, release, say
+from fencepost_dev.java import Jdk, find_jdk
 
 _WRITE_SECONDS = 120
 _VERIFY_SECONDS = 60
@@ -39,7 +39,7 @@ def flags(archive: Path | None) -> list[str]:
 
 def make(progress: Progress = say) -> None:
     """Creates the archive of the default release if it is missing. Safe in several processes at once."""
-    from fencepost_proxy.dev.cluster import KafkaCluster  # noqa: PLC0415 - it imports this module
+    from fencepost_dev.cluster import KafkaCluster  # noqa: PLC0415 - it imports this module
 
     jdk, lock = find_jdk(), release(DEFAULT_VERSION).broker_lock
     if archive_of(jdk, lock) is not None:

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost_proxy.dev.errors import JavaError
+from fencepost_dev.errors import JavaError
 
 #: Kafka 4 brokers and Spark 4 both need it.
 JAVA_VERSION_MIN = 17

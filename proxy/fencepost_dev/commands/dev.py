@@ -10,12 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.errors import ClusterError
+from fencepost_dev.jars import DEFAULT_VERSION, RELEASES
 from fencepost_proxy import logs
 from fencepost_proxy.cli.proxy import loop_factory
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.errors import ClusterError
-from fencepost_proxy.dev.jars import DEFAULT_VERSION, RELEASES
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.listeners import bind
 from fencepost_proxy.types import Address

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost_proxy.dev.errors import ToolError
-from fencepost_proxy.dev.jars import DEFAULT_VERSION, cache_directory, classpath, release
-from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import supervised
+from fencepost_dev.errors import ToolError
+from fencepost_dev.jars import DEFAULT_VERSION, cache_directory, classpath, release
+from fencepost_dev.java import QUICK_JVM, find_jdk, logging_flags
+from fencepost_dev.process import supervised
 
 TIMEOUT_SECONDS = 60.0
 COMPILE_TIMEOUT_SECONDS = 120.0

@@ -32,12 +32,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, PolicyViolationError
 
-from fencepost_proxy.dev.cluster import HOST, KafkaCluster
-from fencepost_proxy.dev.errors import DevError
-from fencepost_proxy.dev.java import find_jdk
-from fencepost_proxy.dev.process import SupervisedProcess
-from fencepost_proxy.dev.proof import Proof, read_back, row_hash
-from fencepost_proxy.dev.screen import Screen, bar
+from fencepost_dev.cluster import HOST, KafkaCluster
+from fencepost_dev.errors import DevError
+from fencepost_dev.java import find_jdk
+from fencepost_dev.process import SupervisedProcess
+from fencepost_dev.proof import Proof, read_back, row_hash
+from fencepost_dev.screen import Screen, bar
 
 TOPIC = "flights"
 PARTITIONS = 4
@@ -54,7 +54,7 @@ IDLE_POLL_SECONDS = 0.25
 STALE_SECONDS = 1.0
 KILL_SECONDS = 10.0
 
-JOB = Path(__file__).parents[3] / "spark_jobs" / "bulk_load.py"
+JOB = Path(__file__).parents[2] / "spark_jobs" / "bulk_load.py"
 
 
 @dataclass(frozen=True, slots=True)

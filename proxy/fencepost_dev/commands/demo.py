@@ -45,8 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def run(args: argparse.Namespace) -> int:
     """Returns 0: verified. 1: not verified, or a prerequisite is missing. 130: interrupted."""
     # These need packages (Spark, Kafka clients) that `fencepost proxy` does not.
-    from fencepost_proxy.dev.demo import Demo  # noqa: PLC0415
-    from fencepost_proxy.dev.screen import Screen  # noqa: PLC0415
+    from fencepost_dev.demo import Demo  # noqa: PLC0415
+    from fencepost_dev.screen import Screen  # noqa: PLC0415
 
     def terminated(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
