@@ -65,16 +65,16 @@ class Partition:
 class FakeConsumer:
     error = timeout_error = ConnectionError
 
-    def __init__(self, partition: Partition, trouble: float) -> None:
+    def __init__(self, partition: Partition, problem: float) -> None:
         self.at = partition
-        self.trouble = trouble
+        self.problem = problem
         self.position = 0
 
     def start(self) -> None: ...
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         self.at.something_happens()
-        if self.at.rng.random() < self.trouble:
+        if self.at.rng.random() < self.problem:
             raise ConnectionError("no broker")
         return 0, max(0, len(self.at.log) - self.at.unreplicated)
 
@@ -82,7 +82,7 @@ class FakeConsumer:
         self.position = offset
 
     def poll(self) -> tuple[list[LogRecord], int]:
-        if self.at.rng.random() < self.trouble / 10:
+        if self.at.rng.random() < self.problem / 10:
             raise ConnectionError("no broker")
         at, self.position = self.position, self.position + 1
         entry = self.at.log[at]
@@ -98,9 +98,9 @@ class FakeConsumer:
 class FakeAppender:
     error = ConnectionError
 
-    def __init__(self, partition: Partition, trouble: float) -> None:
+    def __init__(self, partition: Partition, problem: float) -> None:
         self.at = partition
-        self.trouble = trouble
+        self.problem = problem
 
     def close(self) -> None: ...
 
@@ -110,7 +110,7 @@ class FakeAppender:
     def send(self, append: Append) -> Reply:
         rng = self.at.rng
         self.at.something_happens()
-        if rng.random() < self.trouble:
+        if rng.random() < self.problem:
             what = rng.choice(["never arrives", "queued", "answer lost", "answer lost, sent again by the library"])
             if what == "queued":
                 self.at.queued.append(append)
@@ -129,9 +129,9 @@ class FakeAppender:
 
 
 class FakeLogWriter(BlockingLogWriter):
-    def __init__(self, partition: Partition, trouble: float) -> None:
-        self.appender = FakeAppender(partition, trouble)
-        super().__init__("t", 0, self.appender, FakeConsumer(partition, trouble), POLICY, HeaderNames(), 10_000)
+    def __init__(self, partition: Partition, problem: float) -> None:
+        self.appender = FakeAppender(partition, problem)
+        super().__init__("t", 0, self.appender, FakeConsumer(partition, problem), POLICY, HeaderNames(), 10_000)
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def _values(partition: Partition) -> list[bytes]:
 def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     partition = Partition(rng)
-    writer = FakeLogWriter(partition, trouble=rng.choice([0.0, 0.2, 0.5]))
+    writer = FakeLogWriter(partition, problem=rng.choice([0.0, 0.2, 0.5]))
     read: list[LogRecord] = []
     own: list[tuple[int, bytes]] = []
     refused: list[bytes] = []
@@ -198,7 +198,7 @@ def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
 
 def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
     partition = Partition.quiet()
-    writer = FakeLogWriter(partition, trouble=0.0)
+    writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
     writer.appender.send = lambda append: MaybeAppended(TimeoutError("no answer"))  # type: ignore[method-assign]
     with pytest.raises(InDoubt, match="tried for 20 s") as caught:
@@ -214,7 +214,7 @@ def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
 def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
     """Otherwise the proxy could not recognize it."""
     partition = Partition.quiet()
-    writer = FakeLogWriter(partition, trouble=0.0)
+    writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
     tries: list[tuple[bytes, list[int | None]]] = []
 
@@ -233,7 +233,7 @@ def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
 def test_apply_exception_propagates_and_record_is_reread() -> None:
     partition = Partition.quiet()
     partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
-    writer = FakeLogWriter(partition, trouble=0.0)
+    writer = FakeLogWriter(partition, problem=0.0)
 
     def fails_at_b(record: LogRecord) -> None:
         if record.value == b"b":
@@ -247,6 +247,6 @@ def test_apply_exception_propagates_and_record_is_reread() -> None:
 
 
 def test_unreadable_log_raises_library_error_after_timeout() -> None:
-    writer = FakeLogWriter(Partition.quiet(), trouble=1.1)
+    writer = FakeLogWriter(Partition.quiet(), problem=1.1)
     with pytest.raises(ConnectionError, match="no broker"):
         writer.read_to_end(lambda record: None)

@@ -103,15 +103,15 @@ class Cluster:
 class FakeConsumer:
     error = timeout_error = ConnectionError
 
-    def __init__(self, cluster: Cluster, trouble: float) -> None:
-        self.at, self.trouble = cluster, trouble
+    def __init__(self, cluster: Cluster, problem: float) -> None:
+        self.at, self.problem = cluster, problem
         self.partition = self.position = 0
 
     def start(self) -> None: ...
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         self.at.something_happens()
-        if self.at.rng.random() < self.trouble:
+        if self.at.rng.random() < self.problem:
             raise ConnectionError("no broker")
         return 0, self.at.stable(partition)
 
@@ -119,7 +119,7 @@ class FakeConsumer:
         self.partition, self.position = partition, offset
 
     def poll(self) -> tuple[list[LogRecord], int]:
-        if self.at.rng.random() < self.trouble / 10:
+        if self.at.rng.random() < self.problem / 10:
             raise ConnectionError("no broker")
         at, self.position = self.position, self.position + 1
         entry = self.at.logs[self.partition][at]
@@ -137,25 +137,25 @@ class FakeProducer:
 
     error = ConnectionError
 
-    def __init__(self, cluster: Cluster, trouble: float, *, aborts: bool = True) -> None:
-        self.at, self.trouble, self.aborts = cluster, trouble, aborts
+    def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
+        self.at, self.problem, self.aborts = cluster, problem, aborts
         self.epoch: int | None = None
         self.dead = False
 
-    def _trouble(self) -> bool:
+    def _problem(self) -> bool:
         self.at.something_happens()
-        return self.at.rng.random() < self.trouble
+        return self.at.rng.random() < self.problem
 
     def require(self, topic: str) -> TopicFacts:
-        if self._trouble():
+        if self._problem():
             raise ConnectionError("no broker")
         return TopicFacts(None, required=topic == "required")
 
     def open(self) -> None:
-        if self._trouble():
+        if self._problem():
             raise CannotRead from ConnectionError("no coordinator")
         self.epoch, self.dead = self.at.initialise(), False
-        if self._trouble():
+        if self._problem():
             self.discard()
             raise CannotRead from TimeoutError("the answer was lost")
 
@@ -169,7 +169,7 @@ class FakeProducer:
             raise WriterFenced("w")
         self.at.joined.add(part.partition)
         log = self.at.logs[part.partition]
-        lost = self._trouble()
+        lost = self._problem()
         if lost and self.at.rng.random() < 0.5:
             raise TransactionAborted("never arrived")
         if part.expected is not None and part.expected != len(log):
@@ -185,7 +185,7 @@ class FakeProducer:
         assert self.epoch is not None
         if self.epoch != self.at.epoch:
             raise WriterFenced("w")
-        if not self._trouble():
+        if not self._problem():
             assert self.at.end(self.epoch, commit=True)
             return
         what = self.at.rng.choice(["refused", "never arrives", "late", "answer lost"])
@@ -203,7 +203,7 @@ class FakeProducer:
 
     def abort(self) -> bool:
         assert self.epoch is not None
-        if self._trouble():
+        if self._problem():
             self.dead = True
             raise TimeoutError("no coordinator")
         if self.epoch != self.at.epoch:
@@ -218,9 +218,9 @@ class FakeProducer:
 
 
 class FakeWriter(BlockingTransactionalWriter):
-    def __init__(self, cluster: Cluster, trouble: float, *, aborts: bool = True) -> None:
-        self.producer = FakeProducer(cluster, trouble, aborts=aborts)
-        super().__init__("w", self.producer, FakeConsumer(cluster, trouble), POLICY, HeaderNames())
+    def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
+        self.producer = FakeProducer(cluster, problem, aborts=aborts)
+        super().__init__("w", self.producer, FakeConsumer(cluster, problem), POLICY, HeaderNames())
 
 
 @pytest.fixture(autouse=True)
@@ -240,9 +240,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng)
-    trouble = rng.choice([0.0, 0.2, 0.5])
-    writer = FakeWriter(cluster, trouble, aborts=rng.random() < 0.5)
-    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeConsumer(cluster, trouble), POLICY)
+    problem = rng.choice([0.0, 0.2, 0.5])
+    writer = FakeWriter(cluster, problem, aborts=rng.random() < 0.5)
+    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeConsumer(cluster, problem), POLICY)
     done: list[tuple[int, int, bytes]] = []
     nothing: list[bytes] = []
     unknown: list[bytes] = []
@@ -267,7 +267,7 @@ def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
             nothing.append(value)
             with pytest.raises(WriterFenced):
                 writer.append(requested)
-            writer = FakeWriter(cluster, trouble, aborts=writer.producer.aborts)
+            writer = FakeWriter(cluster, problem, aborts=writer.producer.aborts)
         except OutcomeUnknown:
             unknown.append(value)
         except OSError:

@@ -81,7 +81,7 @@ class TakesOver(Driver):
                 proxied.perform(command)
 
     @property
-    def seen_bytes(self) -> bytes:
+    def observed_bytes(self) -> bytes:
         return b"".join(bytes(event.data) for event in self.events if isinstance(event, messages.ClientBytes))
 
 
