@@ -18,8 +18,8 @@ from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
 import fencepost_proxy
-from fencepost_proxy.dev import cluster as clusters
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev import cluster as clusters
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.stage import piped_kafka
 from tests.support import kafka as support

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tests.contract
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.contract.modelled import ModelledLevel
 from tests.contract.real import CONFIG, RealLevel, await_first_append
 from tests.contract.rows import CONFIGS, MODELLED, REAL, SEQUENCER, Row

@@ -31,7 +31,7 @@ from typing import Any
 
 import confluent_kafka
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
 from tests.support.instances import CLIENTS, Process, Reported
 from tests.support.kafka import running_kafka, unique_topic

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 
 #: Topics by name prefix: ordered expansion, and ordered expansion with partition-count checks.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import confluent_kafka
 import kafka as kafka_python
 import pytest
+from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka.admin import AdminClient
 from kafka.admin import NewPartitions, NewTopic
@@ -113,7 +114,7 @@ class Aiokafka:
 
     def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
         self._runner = asyncio.Runner()
-        tps = {fencepost.aiokafka.TopicPartition(topic, p): at for p, at in positions.items()}
+        tps = {AioTopicPartition(topic, p): at for p, at in positions.items()}
 
         async def start() -> fencepost.aiokafka.OrderedConsumer:
             consumer = fencepost.aiokafka.OrderedConsumer(

@@ -17,7 +17,7 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import NewTopic
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.expansion.conftest import EXPANDING
 from tests.expansion.test_library_consumer import Reader, each_library, places, reader
 from tests.kit.waiting import until

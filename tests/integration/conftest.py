@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, filled_topic
 from tests.support.secured import secured_kafka

@@ -17,7 +17,7 @@ import confluent_kafka
 import pytest
 from kafka.protocol.producer import EndTxnRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kafka.protocol.admin import IncrementalAlterConfigsRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import PATIENCE_SECONDS, create, producers
 from tests.kit.waiting import until
 from tests.support.kafka import running_kafka, unique_topic

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import pytest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, final_answer, produce_request

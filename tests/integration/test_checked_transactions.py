@@ -25,8 +25,8 @@ import kafka.errors
 import pytest
 from kafka import KafkaProducer
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import compile_java, run_java, run_tool
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, running_kafka

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy, Hold
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch

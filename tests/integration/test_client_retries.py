@@ -19,7 +19,7 @@ import pytest
 from kafka.protocol.producer import ProduceRequest
 
 from fencepost import Record, RetryPolicy
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import Cut, Drop, Fault, FaultProxy, Hold
 from tests.kit.stage import piped_kafka
 from tests.kit.waiting import until

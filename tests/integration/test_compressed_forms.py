@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.support import raw
 from tests.support.compressed import FORMS, batch
 from tests.support.proxy import ProxyProcess

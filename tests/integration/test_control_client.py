@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.config import Limits
-from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.net.cluster import Leader
 from fencepost_proxy.net.control import (
     ControlClient,

@@ -26,7 +26,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from kafka.errors import KafkaError
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until, until_async

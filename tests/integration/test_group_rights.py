@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic

@@ -17,9 +17,9 @@ import confluent_kafka.admin
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import compile_java, java_command
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.kit.waiting import until
 from tests.support.expanded import ExpandedTopic
 from tests.support.kafka import kafka_version, running_kafka

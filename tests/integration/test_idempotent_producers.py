@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import SETTINGS, delete_records, log_start, producers
 from tests.kit.waiting import until
 from tests.support.fake_cluster import FORGETFUL, FORGETS_EVERY, FakeClusterProcess

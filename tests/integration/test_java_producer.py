@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import compile_java, run_java
 from tests.support.kafka import kafka_version
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log

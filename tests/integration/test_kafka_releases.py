@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import RELEASES
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import RELEASES
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, METADATA, PRODUCE
 from tests.kit.waiting import until

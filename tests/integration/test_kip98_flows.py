@@ -16,8 +16,8 @@ from pathlib import Path
 import kafka as kafka_python
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import MAIN_CLASSES, compile_java, run_java
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.instances import CLIENTS, Process

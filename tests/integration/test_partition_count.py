@@ -12,8 +12,8 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewPartitions, NewTopic
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_policies.partitioners import Partitioner, partition_for
-from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.clients import read_all
 from tests.support.keyed import CLIENTS, Keyed, Sent, end_java, java_process, keyed
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess

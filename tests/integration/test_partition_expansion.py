@@ -23,8 +23,8 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import run_tool
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import run_tool
 from fencepost_proxy.topics.expanding import Step
 from tests.kit.waiting import until
 from tests.support.expanding import (

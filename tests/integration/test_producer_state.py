@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from kafka.protocol.admin import DeleteRecordsRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.batches import now_ms

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.waiting import until
 from tests.support.ports import free_port, free_ports_in_a_row

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
 from tests.kit.waiting import until
 from tests.support.proxy import CHECKED_BY_NAME, CHECKED_WITH_LONG_LEASE, LEASE_SECONDS, ProxyProcess

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess

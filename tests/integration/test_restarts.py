@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from kafka.protocol.admin import DeleteRecordsRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess

@@ -28,8 +28,8 @@ from pyspark.errors import StreamingQueryException
 
 from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import fetch
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import fetch
 from tests.kit.waiting import until
 from tests.support import spark as support
 from tests.support.ports import free_ports_in_a_row

@@ -21,7 +21,7 @@ from fencepost.spark import log as module
 from fencepost.spark.encoding import build
 from fencepost.spark.errors import CannotReach, LogRefused, Unknown
 from fencepost.spark.log import Answer, Log, OffsetsDeleted
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.kafka import running_kafka

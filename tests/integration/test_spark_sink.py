@@ -15,7 +15,7 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.partitioner import murmur2
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 from tests.support.spark import QUERY_SECONDS, TEST_SECONDS, append, contents, create, expand, running_spark
 

@@ -22,8 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.config import Limits
-from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net import state_topic
 from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable

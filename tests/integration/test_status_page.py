@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.fake_cluster import FakeClusterProcess
 from tests.support.kafka import unique_topic

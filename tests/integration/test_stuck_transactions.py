@@ -19,9 +19,9 @@ from urllib.request import urlopen
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import DEFAULT_VERSION
-from fencepost_proxy.dev.tools import run_tool
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import DEFAULT_VERSION
+from fencepost_dev.tools import run_tool
 from tests.kit.waiting import until
 from tests.support.instances import Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic

@@ -40,10 +40,10 @@ from fencepost import (
     WriterFenced,
     retrying,
 )
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
-from fencepost_proxy.dev.java import QUICK_JVM, find_jdk
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
+from fencepost_dev.java import QUICK_JVM, find_jdk
+from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.types import Address
 from tests.kit.fault_proxy import Cut, Direction, FaultProxy
 from tests.kit.waiting import until

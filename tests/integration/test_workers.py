@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fencepost_proxy.dev.process import supervised
-from fencepost_proxy.dev.tools import compile_java, java_command
+from fencepost_dev.process import supervised
+from fencepost_dev.tools import compile_java, java_command
 from tests.order_proof.observed import NANOS, Assigned, Observed, parse
 from tests.support.kafka import kafka_version
 

@@ -28,8 +28,8 @@ from kafka.admin import NewPartitions, NewTopic
 from kafka.errors import KafkaError
 
 from fencepost import jump_hash
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_policies.partitioners import Partitioner, partition_for
-from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.kit import stage as kit
 from tests.kit.waiting import until
 from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group

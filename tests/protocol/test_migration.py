@@ -77,7 +77,7 @@ class TakesOver(Driver):
         proxied = self.opened[0]
         assert proxied.session is not None
         for command in proxied.session.handle(event, 1.0):
-            if not isinstance(command, messages.Count | messages.ToSequencer):
+            if not isinstance(command, messages.Count):
                 proxied.perform(command)
 
     @property

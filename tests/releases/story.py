@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import confluent_kafka
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
 from tests.kit.waiting import until
 from tests.support.expanding import check_log, counted, expand_at_the_end, expansions, writing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.rolling_restart.run import run
 from tests.rolling_restart.stage import Know, two_proxies
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE

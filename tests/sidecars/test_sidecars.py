@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.stage import NODES
 from tests.kit.waiting import until

@@ -18,9 +18,8 @@ import crc32c
 from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.dispatcher import Action, ForConnection, ForControl, Report
+from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
 from fencepost_proxy.session.produce_exchange import batch_to_send
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.services import relayed_versions_without
@@ -66,8 +65,7 @@ _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
-#: Heartbeat times, shorter than in net/, like all times here.
-_HEARTBEAT_SECONDS = 0.1
+#: Shorter than in net/, like all times here, but longer than a restart takes.
 _DEAD_SECONDS = 2.0
 
 
@@ -204,7 +202,6 @@ class Proxy(Counting):
         self.incarnation = 0
         self.paused_until = 0.0
         self.live = False
-        self.died_at = float("-inf")
         self.proxied_connections: dict[int, ProxiedConnection] = {}
         self._next_connection = 0
         self._deferred: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
@@ -231,6 +228,7 @@ class Proxy(Counting):
         self._view = StateView(_CLUSTER_ID)
         self._instance_id = self.world.next_instance_id()
         self.started_at = self.sim.now
+        self.died_at = float("-inf")
         self._takes_over = self.incarnation > 1 or self.number > 0
         self._read_to = 0
         self._fresh_until = float("-inf")
@@ -308,14 +306,14 @@ class Proxy(Counting):
         return self._instance_id
 
     def alone(self, now: float) -> bool:
-        """By heartbeats in the state topic (net/state_topic.py): a start is noticed late, an exit later."""
+        """By heartbeats in the state topic (net/state_topic.py)."""
         if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
             return False  # its predecessor may still count as live
         return not any(other.counts_as_live(now) for other in self.world.proxies if other is not self)
 
     def counts_as_live(self, now: float) -> bool:
-        """A crashed process counts until its heartbeats are old, also if its successor has not been observed yet."""
-        return now - self.died_at < _DEAD_SECONDS or (self.live and now - self.started_at > _HEARTBEAT_SECONDS)
+        """A started process counts at once: the heartbeats of the one that crashed are not old yet."""
+        return self.live or now - self.died_at < _DEAD_SECONDS
 
     def taken_over(self, now: float) -> bool:
         return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds
@@ -349,8 +347,9 @@ class Proxy(Counting):
         clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
         return self.world.barriers.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @property
+    def sequencers(self) -> Dispatcher:
+        return self.dispatcher
 
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
@@ -361,9 +360,6 @@ class Proxy(Counting):
 
     def produce_version_max(self) -> int:
         return 13 if self.world.scenario.by_topic_id else 12
-
-    def may_send(self, pending: sequencers.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return endpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from fencepost_proxy.dev.tools import compile_java, java_command
+from fencepost_dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
 
 CLIENTS = ("java", "confluent-kafka", "kafka-python", "aiokafka")

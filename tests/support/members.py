@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer
 from kafka import KafkaConsumer
 from kafka.errors import KafkaConnectionError
 
-from fencepost_proxy.dev.tools import compile_java, java_command
+from fencepost_dev.tools import compile_java, java_command
 from tests.kit.waiting import until
 from tests.support.rejoining import keep_on_joining
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from fencepost_proxy.dev.jars import classpath, release
+from fencepost_dev.jars import classpath, release
 from fencepost_proxy.types import Address
 from tests.support import raw
 from tests.support.kafka import kafka_version

@@ -24,7 +24,7 @@ from kafka import KafkaProducer
 import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
-from fencepost_proxy.dev.tools import compile_java, java_command
+from fencepost_dev.tools import compile_java, java_command
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version
 from tests.support.ports import free_ports_in_a_row
