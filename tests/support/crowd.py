@@ -1,6 +1,6 @@
 """Clients that misbehave, each kind in one way, until stdin ends.
 
-    python -m tests.support.crowd HOST:PORT PLAIN_TOPIC GUARDED_TOPIC SEED
+    python -m tests.support.crowd HOST:PORT PLAIN_TOPIC CHECKED_TOPIC SEED
 
 A separate process, so that a well-behaved client competes with them at the proxy, not for a Python interpreter. They
 reconnect after a close. Prints `ready` once each has connected, and at the end the numbers of connections as JSON.
