@@ -15,10 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
-from fencepost_proxy.config import Limits
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.net.cluster import Leader
-from fencepost_proxy.net.control import (
+from fencepost_proxy.cluster.client import (
     ControlClient,
     Found,
     NotYet,
@@ -26,6 +23,9 @@ from fencepost_proxy.net.control import (
     OutOfRange,
     UpstreamUnavailable,
 )
+from fencepost_proxy.cluster.metadata import Leader
+from fencepost_proxy.config import Limits
+from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records

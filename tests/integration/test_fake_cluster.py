@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from fencepost_proxy.cluster.client import ControlClient, Found, UpstreamUnavailable
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.net.control import ControlClient, Found, UpstreamUnavailable
 from fencepost_proxy.types import Address, Offset, ProducerId, TopicPartition
 from tests.kit.waiting import until
 from tests.support.fake_cluster import INVALID_RECORD, FakeClusterProcess

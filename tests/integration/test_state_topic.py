@@ -22,13 +22,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from fencepost_proxy.cluster import state_topic
+from fencepost_proxy.cluster.client import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.process_identity import own_identity
+from fencepost_proxy.cluster.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.errors import Error
-from fencepost_proxy.net import state_topic
-from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable
-from fencepost_proxy.net.process_identity import own_identity
-from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     StateError,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from fencepost_proxy.cluster import client as control
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import ControlClient
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import control
-from fencepost_proxy.net.broker import UpstreamUnavailable
-from fencepost_proxy.net.control import ControlClient
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA

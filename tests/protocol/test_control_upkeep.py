@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
+from fencepost_proxy.cluster import client as control
+from fencepost_proxy.cluster.client import ControlClient
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import control
-from fencepost_proxy.net.control import ControlClient
 from fencepost_proxy.net.log_reader import LogReader
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire

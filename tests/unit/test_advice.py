@@ -100,8 +100,8 @@ def given_to(file: str, name: str, keyword: str | None = None) -> Iterator[str]:
 def reasons() -> set[str]:
     sources = [str(each.relative_to(ROOT)) for each in ROOT.rglob("*.py")]
     own = {*returned("net/app.py", "_not_ready"), *given_back("net/sidecar.py", "_validate")}
-    own |= {*set_as("net/sidecar.py", "problem"), *set_as("net/state_topic.py", "waits_because")}
-    own |= {*given_to("net/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
+    own |= {*set_as("net/sidecar.py", "problem"), *set_as("cluster/state_topic.py", "waits_because")}
+    own |= {*given_to("cluster/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
     own |= {*given_to("net/supervisor.py", "replace", "not_ready")}
     stated = {text for file in sources for text in given_to(file, "StateError")}
     whats = {text for each in _until_kafka_can() for text in texts(each)}

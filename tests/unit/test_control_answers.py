@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost_proxy.net import control
-from fencepost_proxy.net.broker import UpstreamUnavailable
-from fencepost_proxy.net.cluster import Leader
-from fencepost_proxy.net.control import CompactedAway, Found
+from fencepost_proxy.cluster import client as control
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import CompactedAway, Found
+from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.types import LeaderEpoch, NodeId, Offset
 from fencepost_proxy.wire.schema import Message
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch

@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_proxy.cluster.client import Fetched, UpstreamUnavailable
 from fencepost_proxy.config import Limits
 from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
 from fencepost_proxy.net import groups
-from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
 from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count

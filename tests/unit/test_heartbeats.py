@@ -1,4 +1,4 @@
-"""Which processes a proxy removes from the state topic: `net/state_topic.py`."""
+"""Which processes a proxy removes from the state topic: `cluster/state_topic.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.topics.state import encode_heartbeat
 from fencepost_proxy.types import Monotonic
 

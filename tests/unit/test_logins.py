@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fencepost_proxy.cluster.sasl import LoginFailed, log_in
 from fencepost_proxy.config import ControlSasl
 from fencepost_proxy.errors import ClientProtocolError, ConfigError
-from fencepost_proxy.net.sasl import LoginFailed, log_in
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE

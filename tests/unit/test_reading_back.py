@@ -13,10 +13,10 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_proxy.cluster.broker import deadline_in
+from fencepost_proxy.cluster.client import Fetched, UpstreamUnavailable
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net import transactions as product
-from fencepost_proxy.net.broker import deadline_in
-from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.session.messages import ValidateCommit

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_proxy.cluster.client import TopicFacts
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.net.app import Proxy
-from fencepost_proxy.net.control import TopicFacts
 from fencepost_proxy.session.messages import Store, Stored
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy

@@ -23,7 +23,7 @@ from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address, TopicPartition
 
 if TYPE_CHECKING:
-    from fencepost_proxy.net.control import ControlClient
+    from fencepost_proxy.cluster.client import ControlClient
     from fencepost_proxy.transactions.watching import TransactionMonitor
 
 _FOUND, _UNKNOWN = 1, 2
@@ -151,9 +151,9 @@ def _of_status(args: argparse.Namespace) -> int:
 
 
 async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], config: ProxyConfig) -> int:
-    from fencepost_proxy.net.broker import Access  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.cluster.broker import Access  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.cluster.client import ControlClient  # noqa: PLC0415
     from fencepost_proxy.net.certificates import Certificates  # noqa: PLC0415
-    from fencepost_proxy.net.control import ControlClient  # noqa: PLC0415
 
     certificates = Certificates(None, config.upstream_tls)
     access = Access(lambda: certificates.upstream, config.control_sasl)
@@ -206,7 +206,7 @@ def _decided(watching: TransactionMonitor) -> bool:
 
 
 async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
-    from fencepost_proxy.net.control import UpstreamUnavailable  # noqa: PLC0415
+    from fencepost_proxy.cluster.client import UpstreamUnavailable  # noqa: PLC0415
     from fencepost_proxy.net.watching import Queries  # noqa: PLC0415
     from fencepost_proxy.transactions.watched import (  # noqa: PLC0415
         OPEN_STATES,

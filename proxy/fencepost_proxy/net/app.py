@@ -24,13 +24,15 @@ from uuid import UUID
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.broker import Access
+from fencepost_proxy.cluster.client import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.tls_failures import of_broker
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
 from fencepost_proxy.groups.queries import Query
 from fencepost_proxy.net import diagnosis
-from fencepost_proxy.net.broker import Access
 from fencepost_proxy.net.certificates import Certificates
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.http import StatusServer
@@ -41,7 +43,6 @@ from fencepost_proxy.net.metrics import AddressNumbers, Metrics, Moment, Partiti
 from fencepost_proxy.net.proxied_connection import ProxiedConnection
 from fencepost_proxy.net.proxied_socket import Buffers, Socket
 from fencepost_proxy.net.sidecar import SidecarProbe
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import (
     ABORT_ONLY_SHOWN,
     AbortOnlyStatus,
@@ -52,7 +53,7 @@ from fencepost_proxy.net.status import (
     StatusSnapshot,
     ViolationStatus,
 )
-from fencepost_proxy.net.tls import TlsSocket, of_broker, of_client, secure
+from fencepost_proxy.net.tls import TlsSocket, of_client, secure
 from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.net.watchdog import Watchdog
 from fencepost_proxy.net.watching import TransactionWatch

@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.client import ControlClient, OutcomeUnknown, TopicInfo, UpstreamUnavailable
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
-from fencepost_proxy.net.control import ControlClient, OutcomeUnknown, TopicInfo, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import ExpansionStatus
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory, encode_expansion, encode_partition_count

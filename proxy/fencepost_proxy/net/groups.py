@@ -15,6 +15,8 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.client import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.groups.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
@@ -34,9 +36,7 @@ from fencepost_proxy.groups.queries import (
     WhereToBegin,
 )
 from fencepost_proxy.groups.watch import Group, Watch
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import GatedStatus
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
 from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory

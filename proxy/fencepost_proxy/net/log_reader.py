@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.client import BrokerFacts, ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.errors import FencepostError
-from fencepost_proxy.net.control import BrokerFacts, ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.appended import read_appended_batch
 from fencepost_proxy.session.dispatcher import ForControl

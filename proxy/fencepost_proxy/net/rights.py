@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.client import TOPICS_DESCRIBED_AT_ONCE, described_topics
+from fencepost_proxy.cluster.metadata import NO_NODE, ClusterMetadata, Leader
+from fencepost_proxy.cluster.state_topic import created_with
+from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net.advice import of_not_ready
-from fencepost_proxy.net.broker import BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.net.cluster import NO_NODE, ClusterMetadata, Leader
-from fencepost_proxy.net.control import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
-from fencepost_proxy.net.state_topic import created_with
-from fencepost_proxy.net.stored import read_stored
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, NodeId

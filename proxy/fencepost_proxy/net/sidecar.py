@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Final
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster import metadata as cluster
+from fencepost_proxy.cluster.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.metadata import ClusterMetadata
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
-from fencepost_proxy.net import cluster
-from fencepost_proxy.net.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.net.cluster import ClusterMetadata
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message

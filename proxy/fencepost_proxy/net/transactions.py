@@ -17,12 +17,12 @@ from uuid import UUID
 from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import deadline_in, remaining
+from fencepost_proxy.cluster.client import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError, LimitError
-from fencepost_proxy.net.broker import deadline_in, remaining
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared, encode_abort_only_record, encode_abort_only_tombstones

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from fencepost_proxy import logs
-from fencepost_proxy.net.broker import BrokerConnection, Call
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.broker import BrokerConnection, Call
+from fencepost_proxy.cluster.client import ControlClient, UpstreamUnavailable
 from fencepost_proxy.transactions.watched import (
     WHY,
     Answer,

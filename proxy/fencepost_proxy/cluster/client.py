@@ -29,10 +29,8 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from fencepost_proxy import logs
-from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error
-from fencepost_proxy.net import cluster
-from fencepost_proxy.net.broker import (
+from fencepost_proxy.cluster import metadata as cluster
+from fencepost_proxy.cluster.broker import (
     PLAINTEXT,
     Access,
     BrokerConnection,
@@ -43,7 +41,9 @@ from fencepost_proxy.net.broker import (
     deadline_in,
     remaining,
 )
-from fencepost_proxy.net.cluster import NO_NODE, ClusterMetadata, Leader, PartitionInfo, TopicInfo
+from fencepost_proxy.cluster.metadata import NO_NODE, ClusterMetadata, Leader, PartitionInfo, TopicInfo
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error
 from fencepost_proxy.types import (
     NO_TOPIC_ID,
     Address,
@@ -83,7 +83,7 @@ __all__ = [
     "UpstreamUnavailable",
 ]
 
-_log = logs.get("net.control")
+_log = logs.get("cluster.client")
 _limited_log = logs.RateLimitedLog(_log)
 _T = TypeVar("_T")
 

@@ -22,10 +22,8 @@ from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
-from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.net import process_identity
-from fencepost_proxy.net.broker import (
+from fencepost_proxy.cluster import process_identity
+from fencepost_proxy.cluster.broker import (
     BrokerConnection,
     OutcomeUnknown,
     PooledConnection,
@@ -33,7 +31,9 @@ from fencepost_proxy.net.broker import (
     deadline_in,
     remaining,
 )
-from fencepost_proxy.net.control import ControlClient, Leader, TopicFacts, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.cluster.client import ControlClient, Leader, TopicFacts, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     INSTANCE_ID_AGE_MAX,
@@ -49,7 +49,7 @@ from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, fence_batch, split_batches
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 
-_log = logs.get("net.state_topic")
+_log = logs.get("cluster.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: `uncompressed`: records cannot decompress to more than was read.
