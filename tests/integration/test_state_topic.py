@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -23,9 +24,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from fencepost_proxy.cluster import state_topic
-from fencepost_proxy.cluster.client import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.appends import Appends
+from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.process_identity import own_identity
+from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import TOPIC_CONFIGS, StateTopic
+from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.errors import Error
@@ -53,7 +61,7 @@ TOPIC_ID = UUID(int=7)
 class Process:
     """One proxy process's access to the state topic: a control client, the topic, and the changes reported to it."""
 
-    def __init__(self, control: ControlClient, name: str) -> None:
+    def __init__(self, control: KafkaClient, name: str) -> None:
         self.control = control
         self.changes: list[StateRecord] = []
         self.state = StateTopic(control, name=name, lease_seconds=LEASE_SECONDS, limits=LIMITS, on_change=self._changed)
@@ -65,7 +73,7 @@ class Process:
 @asynccontextmanager
 async def process(kafka: KafkaCluster, name: str) -> AsyncIterator[Process]:
     """A process that has not started: `await p.state.start()`."""
-    control = ControlClient(kafka.addresses, LIMITS)
+    control = KafkaClient(kafka.addresses, LIMITS)
     await control.start(timeout_seconds=30)
     one = Process(control, name)
     try:
@@ -99,7 +107,7 @@ def test_it_is_created_durable_and_compacted(kafka3: KafkaCluster, name: str) ->
             info = one.control.topic(name)
             assert info is not None
             assert (info.partition_count, info.replication_factor) == (1, 3)
-            facts = await one.control.topic_facts(name)
+            facts = await Configs(one.control).topic_facts(name)
             assert facts.cleanup_policy == {"compact"}
             assert facts.min_insync_replicas == 2
 
@@ -130,14 +138,14 @@ def test_read_to_end_returns_everything_stored_before(kafka: KafkaCluster, name:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await asyncio.gather(one.state.start(), two.state.start())
             queries = 0
-            query = two.control.confirmed_high_watermark
+            query = two.state._confirmed_leader.high_watermark
 
             async def counted(*args: Any, **kwargs: Any) -> Any:
                 nonlocal queries
                 queries += 1
                 return await query(*args, **kwargs)
 
-            two.control.confirmed_high_watermark = counted  # type: ignore[method-assign]
+            two.state._confirmed_leader.high_watermark = counted  # type: ignore[method-assign]
             for number in range(30):
                 await one.state.append([config(f"topic-{number}")])
                 await two.state.read_to_end(timeout_seconds=30)
@@ -178,7 +186,8 @@ def test_all_processes_agree_on_one_producer_id(
                 return init_producer_id
 
             for each in (one, two, three):
-                monkeypatch.setattr(each.control, "init_producer_id", together(each, each.control.init_producer_id))
+                init = together(each, each.state._producer_ids.init)
+                monkeypatch.setattr(each.state, "_producer_ids", SimpleNamespace(init=init))
             agreed = await asyncio.gather(*(p.state.acquire_producer_id() for p in (one, two, three, one)))
             assert len(set(agreed)) == 1
             proposals = [record for record in one.changes if record.key.startswith(b"producer-id/")]
@@ -222,15 +231,15 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
 
 def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Metadata without brokers, as while all of them resume from a pause.
-    named, queried = ControlClient.brokers, []
+    named, queried = KafkaClient.brokers, []
 
-    def brokers(self: ControlClient) -> object:
+    def brokers(self: KafkaClient) -> object:
         queried.append(named.__get__(self))
         return {} if len(queried) <= 2 else queried[-1]
 
     async def story() -> None:
         async with process(kafka, name) as one:
-            monkeypatch.setattr(ControlClient, "brokers", property(brokers))
+            monkeypatch.setattr(KafkaClient, "brokers", property(brokers))
             # The topic is created once the brokers are back, with all available replicas.
             await one.state.start()
             assert len(queried) > 2
@@ -244,20 +253,20 @@ def test_what_it_has_just_created_is_waited_for(
     whose: str, kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The brokers do not show the new topic for a while, as when one of them is busy.
-    shown, queried = ControlClient.log_start, []
+    shown, queried = LogEnds.log_start, []
 
-    async def log_start(self: ControlClient, tp: TopicPartition, **how: Any) -> object:
+    async def log_start(self: LogEnds, tp: TopicPartition, **how: Any) -> object:
         queried.append(tp)
         if len(queried) == 1:
             raise UpstreamUnavailable(f"{tp}: there is none", error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
         return await shown(self, tp, **how)
 
-    async def created_by_another(self: ControlClient, *args: object, **how: object) -> bool:
+    async def created_by_another(self: Topics, *args: object, **how: object) -> bool:
         return False
 
     async def story() -> None:
         async with process(kafka, name) as one:
-            monkeypatch.setattr(ControlClient, "log_start", log_start)
+            monkeypatch.setattr(LogEnds, "log_start", log_start)
             if whose == "its own":
                 # A process that has created the topic waits for it.
                 await one.state.start()
@@ -265,7 +274,7 @@ def test_what_it_has_just_created_is_waited_for(
                 await until_async(lambda: one.state.fresh, "a fresh state")
             else:
                 # If another process reports that it created the topic, this process may lack permission, and fails.
-                monkeypatch.setattr(ControlClient, "create_topic", created_by_another)
+                monkeypatch.setattr(Topics, "create", created_by_another)
                 with pytest.raises(UpstreamUnavailable, match="there is none"):
                     await one.state.start()
 
@@ -450,8 +459,8 @@ def test_unsuitable_existing_topic_is_refused(
 ) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
-            await one.control.create_topic(name, partitions=partitions, replication_factor=1, configs=configs)
-            await one.control.log_end(TopicPartition(name, 0))
+            await Topics(one.control).create(name, partitions=partitions, replication_factor=1, configs=configs)
+            await LogEnds(one.control).log_end(TopicPartition(name, 0))
             with pytest.raises(StateError, match=complaint):
                 await one.state.start()
             assert not one.state.fresh
@@ -477,15 +486,15 @@ def test_another_clusters_records_are_not_taken(kafka: KafkaCluster, name: str) 
 def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
-            await one.control.create_topic(
+            await Topics(one.control).create(
                 name, partitions=1, replication_factor=1, configs={**TOPIC_CONFIGS, "compression.type": "gzip"}
             )
             tp = TopicPartition(name, 0)
-            await one.control.log_end(tp)
+            await LogEnds(one.control).log_end(tp)
             await one.state.start()
             # The broker compresses it, and the decompressed size has no bound.
             batch = encode_uncompressed_batch([(b"topic-config/a", b"{}")], int(time.time() * 1000))
-            assert (await one.control.produce(tp, batch, timeout_ms=5_000)).error_code == 0
+            assert (await Appends(one.control).produce(tp, batch, timeout_ms=5_000)).error_code == 0
             await until_async(lambda: one.state.failure is not None, "a failure")
             assert "compression.type must be" in str(one.state.failure)
 
@@ -584,7 +593,7 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
             await one.state.start()
             await two.state.start()
             await two.state.enter()
-            produce, may_pass = one.control.produce, asyncio.Event()
+            produce, may_pass = one.state._appends.produce, asyncio.Event()
 
             async def produces(*args: Any, **settings: Any) -> PartitionResult:
                 if may_pass.is_set():
@@ -597,7 +606,7 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
                 await may_pass.wait()
                 await produce(*args, **settings)
 
-            monkeypatch.setattr(one.control, "produce", produces)
+            monkeypatch.setattr(one.state, "_appends", SimpleNamespace(produce=produces))
             await one.state.enter()
             # Even with a fresh view: an expansion that begins now could end before this process learns of it.
             await until_async(lambda: one.state._fresh_until > time.monotonic(), "a lease")
@@ -626,13 +635,13 @@ def test_abandoned_process_name_is_not_waited_for(
             for each in (one, two):
                 await each.state.start()
                 await each.state.enter()
-            produce = one.control.produce
+            appends = one.state._appends
 
             async def lost(*_: Any, **__: Any) -> PartitionResult:
-                monkeypatch.setattr(one.control, "produce", produce)
+                monkeypatch.setattr(one.state, "_appends", appends)
                 return PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
-            monkeypatch.setattr(one.control, "produce", lost)
+            monkeypatch.setattr(one.state, "_appends", SimpleNamespace(produce=lost))
             await one.state.enter()
             assert not one.state.unacknowledged  # the others know its old name
             await until_async(
@@ -651,12 +660,12 @@ def test_kafka_requiring_sequence_0_is_refused(kafka: KafkaCluster, name: str, m
         async with process(kafka, name) as one:
             await one.state.start()
             await one.state.enter()
-            (known,) = (await one.control.read_partition(TopicPartition(name, 0))).producers
+            (known,) = (await Producers(one.control).read_partition(TopicPartition(name, 0))).producers
 
             async def again(**_: object) -> tuple[ProducerId, int]:
                 return known, 0
 
-            monkeypatch.setattr(one.control, "init_producer_id", again)
+            monkeypatch.setattr(one.state, "_producer_ids", SimpleNamespace(init=again))
             monkeypatch.setattr(state_topic, "_ANY_SEQUENCE", 500)
             with pytest.raises(StateError, match="begin at sequence 0"):
                 await one.state.enter()

@@ -715,7 +715,7 @@ class ProxiedConnection:
 
 
 class ControlCall:
-    """One request of a sequencer to the control client (net/log_reader.py, cluster/client.py)."""
+    """One request of a sequencer to the control client (net/log_reader.py, cluster/)."""
 
     def __init__(self, proxy: Proxy, requested: ForControl) -> None:
         self.proxy = proxy

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_proxy.cluster.client import Fetched, UpstreamUnavailable
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
 from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
 from fencepost_proxy.net import groups
@@ -70,7 +71,7 @@ class State:
 
 
 class Kafka:
-    """In end_of_log of the control client. `broken` – topics that cannot be queried, with Kafka's error code.
+    """In end_of_log of the Kafka client. `broken` – topics that cannot be queried, with Kafka's error code.
 
     `meanwhile` – happens once, during a query of commits."""
 
@@ -109,11 +110,13 @@ class Story:
         self.ids = {"orders": ORDERS, "others": OTHERS}
         self.metrics = Metrics()
         self.tracker = GroupProgressTracker(
-            kafka,  # type: ignore[arg-type]
             Limits(
                 gated_without_commit_seconds=_IMPATIENCE_SECONDS,
                 gated_without_progress_seconds=_PATIENCE_SECONDS,
             ),
+            groups=kafka,  # type: ignore[arg-type]
+            log_ends=kafka,  # type: ignore[arg-type]
+            fetches=kafka,  # type: ignore[arg-type]
             configured=[],
             policy=lambda topic: TopicPolicy(ordered=True),
             topic_id=self.ids.get,

@@ -23,6 +23,7 @@ from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster import process_identity
+from fencepost_proxy.cluster.appends import Appends
 from fencepost_proxy.cluster.broker import (
     BrokerConnection,
     OutcomeUnknown,
@@ -31,7 +32,14 @@ from fencepost_proxy.cluster.broker import (
     deadline_in,
     remaining,
 )
-from fencepost_proxy.cluster.client import ControlClient, Leader, TopicFacts, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs, TopicFacts
+from fencepost_proxy.cluster.confirmed_leader import ConfirmedLeader
+from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.metadata import Leader, TopicInfo
+from fencepost_proxy.cluster.producer_ids import ProducerIds
+from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics.records import StateRecord
@@ -113,7 +121,7 @@ class _End(NamedTuple):
 
 
 class StateTopic:
-    """See the module. `control` must be started and use the same event loop.
+    """See the module. `kafka` must be started and use the same event loop.
 
     `on_change` is called with the records just applied to `view`, in order, once per Fetch response with records. That
     includes records read during `start` and proposals that lost.
@@ -121,17 +129,23 @@ class StateTopic:
 
     def __init__(
         self,
-        control: ControlClient,
+        kafka: KafkaClient,
         *,
         name: str,
         lease_seconds: float,
         limits: Limits,
         on_change: Callable[[Sequence[StateRecord]], None] = lambda records: None,
     ) -> None:
-        if control.cluster_id is None:
-            raise ValueError("control client is not started: start it before the state topic")
-        self._control = control
-        self._cluster_id = control.cluster_id
+        if kafka.cluster_id is None:
+            raise ValueError("Kafka client is not started: start it before the state topic")
+        self._kafka = kafka
+        self._cluster_id = kafka.cluster_id
+        self._appends = Appends(kafka)
+        self._producer_ids = ProducerIds(kafka)
+        self._topics = Topics(kafka)
+        self._configs = Configs(kafka)
+        self._log_ends = LogEnds(kafka)
+        self._confirmed_leader = ConfirmedLeader(kafka)
         self._tp = TopicPartition(name, 0)
         self._lease_seconds = lease_seconds
         self._limits = limits
@@ -261,7 +275,7 @@ class StateTopic:
         while True:
             self._raise_failure()
             timeout_ms = max(1, int(remaining(deadline) * 1000))
-            result = await self._control.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
+            result = await self._appends.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
             if not result.error_code:
                 break
             text = f"{self._tp.topic}: Produce returned error {result.error_code} ({result.error_message or 'no text'})"
@@ -317,7 +331,7 @@ class StateTopic:
         async with self._querying_end:
             self._next_end = None
             queried_at = Monotonic(time.monotonic())
-            end = await self._control.confirmed_high_watermark(
+            end = await self._confirmed_leader.high_watermark(
                 self._tp, in_sync=self._in_sync, timeout_seconds=self._limits.connect_timeout_seconds
             )
             return _End(queried_at, end)
@@ -332,7 +346,7 @@ class StateTopic:
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         while (agreed := self.view.producer_id(number)) is None:
             self._raise_failure()
-            producer_id, _ = await self._control.init_producer_id(timeout_seconds=remaining(deadline))
+            producer_id, _ = await self._producer_ids.init(timeout_seconds=remaining(deadline))
             # A unique name per proposal: see `topics/state.py`.
             proposal = encode_producer_id(uuid4(), self._cluster_id, producer_id, number)
             try:
@@ -435,7 +449,7 @@ class StateTopic:
         it uses a new producer id and does not start at sequence 0. (Transactions v2 no longer allow this.)
         """
         process, now_ms = uuid4(), int(time.time() * 1000)
-        producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
+        producer_id, _ = await self._producer_ids.init(timeout_seconds=timeout_seconds)
         before = self._process
         records = [encode_process(process, now_ms, process_identity.own_identity()), encode_heartbeat(process, now_ms)]
         self._names.add(process)
@@ -516,13 +530,13 @@ class StateTopic:
 
     async def _open(self) -> None:
         name = self._tp.topic
-        await self._control.refresh_metadata([name])
-        info = self._control.topic(name)
+        await self._kafka.refresh_metadata([name])
+        info = self._kafka.topic(name)
         if info is None:
-            if not self._control.brokers:  # the controller considers all dead, for example after a pause
+            if not self._kafka.brokers:  # the controller considers all dead, for example after a pause
                 raise UpstreamUnavailable("cannot create the state topic: Kafka reports no brokers")
-            replicas, configs = created_with(len(self._control.brokers))
-            created = await self._control.create_topic(name, partitions=1, replication_factor=replicas, configs=configs)
+            replicas, configs = created_with(len(self._kafka.brokers))
+            created = await self._topics.create(name, partitions=1, replication_factor=replicas, configs=configs)
             if created:
                 _log.warning(
                     "state topic created: only checks in the configuration file are in force. If this cluster had a "
@@ -534,13 +548,13 @@ class StateTopic:
                 self._created = True
             # `log_start` retries until there is a leader, and refreshes metadata.
             try:
-                await self._control.log_start(self._tp)
+                await self._log_ends.log_start(self._tp)
             except UpstreamUnavailable as e:
                 if self._created and e.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
                     # A broker that is busy with thousands of new partitions needs up to a minute.
                     raise UpstreamUnavailable(f"{name}: created, but not known to all brokers yet") from e
                 raise
-            info = self._control.topic(name)
+            info = self._kafka.topic(name)
         if info is None:
             raise UpstreamUnavailable(f"{name}: not known to all brokers yet")
         await self._check(info)
@@ -552,7 +566,7 @@ class StateTopic:
                 f"{info.name} has {info.partition_count} partitions: it cannot be this proxy's state topic, which has "
                 "one. Delete the topic if nothing else uses it"
             )
-        facts = await self._control.topic_facts(info.name)
+        facts = await self._configs.topic_facts(info.name)
         if wrong := _wrong_cleanup_policy(info.name, facts):
             raise StateError(wrong)
         self._in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
@@ -563,12 +577,12 @@ class StateTopic:
                 topic=info.name,
                 replicas=info.replication_factor,
             )
-        if info.replication_factor < min(_REPLICAS_MAX, len(self._control.brokers)):
+        if info.replication_factor < min(_REPLICAS_MAX, len(self._kafka.brokers)):
             _log.warning(
                 "state topic has too few replicas: if they are lost, so are the virtual configs and the producer id",
                 topic=info.name,
                 replicas=info.replication_factor,
-                brokers=len(self._control.brokers),
+                brokers=len(self._kafka.brokers),
             )
 
     async def read_settings_again(self) -> None:
@@ -576,7 +590,7 @@ class StateTopic:
 
         A raised min.insync.replicas takes effect after a restart: fewer replicas may have the earlier records.
         """
-        facts = await self._control.topic_facts(self._tp.topic)
+        facts = await self._configs.topic_facts(self._tp.topic)
         if facts.assumed:
             return
         if wrong := _wrong_cleanup_policy(self._tp.topic, facts):
@@ -610,7 +624,7 @@ class StateTopic:
             self._fail(f"following it crashed ({e!r}); restart this proxy")
 
     async def _leader(self) -> Leader:
-        leader = self._control.leader(self._tp)
+        leader = self._kafka.leader(self._tp)
         if leader is None:
             raise UpstreamUnavailable("no leader now")
         return leader
@@ -619,10 +633,10 @@ class StateTopic:
         """After a failure: refresh metadata, which shows whether the topic is the same and its leader."""
         await asyncio.sleep(_PROBE_AGAIN_SECONDS)
         try:
-            await self._control.refresh_metadata([self._tp.topic])
+            await self._kafka.refresh_metadata([self._tp.topic])
         except UpstreamUnavailable:
             return
-        info = self._control.topic(self._tp.topic)
+        info = self._kafka.topic(self._tp.topic)
         if info is None:
             _limited_log.error(
                 "missing",
@@ -638,14 +652,14 @@ class StateTopic:
             )
 
     async def _connection(self, leader: Leader) -> BrokerConnection:
-        address = self._control.brokers.get(leader.node_id)
+        address = self._kafka.brokers.get(leader.node_id)
         if address is None:
             raise UpstreamUnavailable(f"the leader, broker {leader.node_id}, is not in the cluster now")
         if self._proxied is None or self._proxied.address != address:
             if self._proxied is not None:
                 await self._proxied.close()
             self._proxied = PooledConnection(
-                address, limits=self._limits, client_id=_CLIENT_ID, access=self._control.access
+                address, limits=self._limits, client_id=_CLIENT_ID, access=self._kafka.access
             )
         return await self._proxied.connected(deadline_in(self._limits.connect_timeout_seconds))
 
@@ -694,7 +708,7 @@ class StateTopic:
         """Whether freshness needs confirmation by replicas. Not with one replica or min.insync.replicas=1."""
         if self._in_sync == 1:
             return False
-        info = self._control.topic(self._tp.topic)
+        info = self._kafka.topic(self._tp.topic)
         return info is None or info.replication_factor > 1
 
     def _renew(self) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.cluster.client import fetch_call, fetched_partition
+from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
 from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics.state import StateError, StateView

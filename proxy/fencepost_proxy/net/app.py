@@ -24,10 +24,17 @@ from uuid import UUID
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.cluster.broker import Access
-from fencepost_proxy.cluster.client import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.broker import Access, UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.fetches import Fetches
+from fencepost_proxy.cluster.groups import ConsumerGroups
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.tls_failures import of_broker
+from fencepost_proxy.cluster.topics import Topics
+from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
 from fencepost_proxy.groups.queries import Query
@@ -192,13 +199,16 @@ class Proxy:
         self._is_sidecar = config.mode == "sidecar"
         self._sidecar: SidecarProbe | None = None
         self._access = access
-        self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed, access=access)
+        self._control = KafkaClient(config.upstream, limits, on_brokers=self._brokers_changed, access=access)
         self._state: StateTopic | None = None
         self._reads: LogReader | None = None
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
+        log_ends, fetches = LogEnds(self._control), Fetches(self._control)
         self._groups = GroupProgressTracker(
-            self._control,
             limits,
+            groups=ConsumerGroups(self._control),
+            log_ends=log_ends,
+            fetches=fetches,
             configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
             policy=self.policy,
             topic_id=self.topic_id,
@@ -210,8 +220,12 @@ class Proxy:
         self._safe = self._safe_by_file
         self._logged_downgraded: set[tuple[str, str]] = set()
         self._commits = Commits(
-            self._control,
             limits,
+            metadata=self._control.metadata,
+            transactions=Transactions(self._control),
+            producers=Producers(self._control),
+            log_ends=log_ends,
+            fetches=fetches,
             table=self.transactions,
             configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
             policy=self.policy,
@@ -377,9 +391,12 @@ class Proxy:
                 on_change=self._state_changed,
             )
             self._expansions = Expansions(
-                self._control,
                 state,
                 config.limits,
+                metadata=self._control.metadata,
+                topics=Topics(self._control),
+                producers=Producers(self._control),
+                log_ends=LogEnds(self._control),
                 barriers=self,
                 metrics=self._metrics,
                 spawn=self._spawn,
@@ -626,7 +643,7 @@ class Proxy:
         return -1 if leader is None else leader.leader_epoch
 
     def produce_version_max(self) -> int:
-        return self._control.version_max(PRODUCE)
+        return self._control.pool.version_max(PRODUCE)
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         return self.dispatcher.may_send(pending, now)
@@ -887,7 +904,7 @@ class Proxy:
         """Logs one line for all topics: a pattern may match thousands."""
         checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.is_checked]
         try:
-            facts = await self._control.facts_of_topics(checked)
+            facts = await Configs(self._control).facts_of_topics(checked)
         except UpstreamUnavailable:
             self._warned.difference_update(topics)  # the next round retries
             return
@@ -1406,7 +1423,7 @@ class Proxy:
         assert self._reads is not None
         expiration, requested_at = self._reads.expiration, time.monotonic()
         before = expiration.milliseconds
-        facts = await self._control.broker_facts(timeout_seconds=FACTS_SECONDS)
+        facts = await Configs(self._control).broker_facts(timeout_seconds=FACTS_SECONDS)
         lowered = expiration.observe(facts, requested_at)
         if self._accepting and expiration.milliseconds != before:
             _log.warning("producer.id.expiration.ms has changed", was=before, milliseconds=expiration.milliseconds)

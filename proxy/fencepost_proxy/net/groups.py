@@ -1,7 +1,7 @@
 """Group progress tracker: what consumer groups of topics with ordered expansion committed and still have to read.
 
 It answers the queries of `groups/assignment_filter.py`, and checks once a second whether gated partitions may be
-assigned. The control client needs DESCRIBE on these groups and topics, and READ on the topics.
+assigned. The Kafka client needs DESCRIBE on these groups and topics, and READ on the topics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster.client import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.fetches import Fetches
+from fencepost_proxy.cluster.groups import ConsumerGroups
+from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
@@ -125,16 +128,20 @@ class GroupProgressTracker:
 
     def __init__(
         self,
-        control: ControlClient,
         limits: Limits,
         *,
+        groups: ConsumerGroups,
+        log_ends: LogEnds,
+        fetches: Fetches,
         configured: Iterable[Mapping[str, str]],
         policy: Callable[[str], TopicPolicy | None],
         topic_id: Callable[[str], UUID | None],
         metrics: Metrics,
         remembered_seconds: float = _REMEMBERED_SECONDS,
     ) -> None:
-        self._control = control
+        self._groups = groups
+        self._log_ends = log_ends
+        self._fetches = fetches
         self._limits = limits
         self._policy = policy
         self._topic_id = topic_id
@@ -218,7 +225,7 @@ class GroupProgressTracker:
                     case WhereToBegin():
                         return Beginnings(await self._beginnings(query_message))
                     case WhatIsAssigned(group, member):
-                        members = await self._control.consumer_group_assignments(group, timeout_seconds=_REPLY_SECONDS)
+                        members = await self._groups.assignments(group, timeout_seconds=_REPLY_SECONDS)
                         found = members.get(member)
                         return IsAssigned(None if found is None else tuple((t, tuple(ps)) for t, ps in found))
         except (FencepostError, TimeoutError) as error:
@@ -332,7 +339,7 @@ class GroupProgressTracker:
             known_topics = {each.topic for each in query_message.partitions}
         requested = [each for each in query_message.partitions if each.topic in known_topics]
         starts = await asyncio.gather(
-            *(self._control.log_start(each, timeout_seconds=_QUERY_SECONDS) for each in requested)
+            *(self._log_ends.log_start(each, timeout_seconds=_QUERY_SECONDS) for each in requested)
         )
         return dict(zip(requested, starts, strict=True))
 
@@ -346,7 +353,7 @@ class GroupProgressTracker:
         requested = sorted(set(partitions))
         if not requested:
             return {}
-        return await self._control.committed_offsets(group, requested, timeout_seconds=_QUERY_SECONDS)
+        return await self._groups.committed_offsets(group, requested, timeout_seconds=_QUERY_SECONDS)
 
     # ---- the decision
 
@@ -433,7 +440,7 @@ class GroupProgressTracker:
         found = {each: self._starts[topic_id, each][0] for each in partitions if self._known_start(topic_id, each, now)}
         requested = [each for each in partitions if each not in found]
         starts = await asyncio.gather(
-            *(self._control.log_start(each, timeout_seconds=_QUERY_SECONDS) for each in requested)
+            *(self._log_ends.log_start(each, timeout_seconds=_QUERY_SECONDS) for each in requested)
         )
         for partition, start in zip(requested, starts, strict=True):
             self._starts[topic_id, partition] = start, now
@@ -555,14 +562,14 @@ class GroupProgressTracker:
         offset = start
         while offset < end:
             await asyncio.sleep(max(0.0, self._search_again_at - time.monotonic()))
-            fetched = await self._control.fetch_committed(
+            fetched = await self._fetches.fetch_committed(
                 partition, Offset(offset), bytes_max=_FETCH_BYTES, timeout_seconds=_QUERY_SECONDS
             )
             pause = len(fetched.records) / _SEARCH_BYTES_PER_SECOND
             self._search_again_at = max(self._search_again_at, time.monotonic()) + pause
             if fetched.out_of_range:
                 # No records below the log start or above the log end.
-                start = await self._control.log_start(partition, timeout_seconds=_QUERY_SECONDS)
+                start = await self._log_ends.log_start(partition, timeout_seconds=_QUERY_SECONDS)
                 if start <= offset:
                     return highest
                 offset = start
@@ -578,7 +585,7 @@ class GroupProgressTracker:
             highest = highest if found.highest is None else found.highest
             if found.next_offset is None:
                 if fetched.last_stable_offset < end:
-                    log_end = await self._control.high_watermark(partition, timeout_seconds=_QUERY_SECONDS)
+                    log_end = await self._log_ends.high_watermark(partition, timeout_seconds=_QUERY_SECONDS)
                     if fetched.last_stable_offset < min(end, log_end):
                         raise UpstreamUnavailable(f"{partition}: a transaction is open at {fetched.last_stable_offset}")
                 return highest

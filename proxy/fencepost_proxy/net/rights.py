@@ -1,4 +1,4 @@
-"""Checks what Kafka authorizes the control client to do, without changing anything.
+"""Checks what Kafka authorizes the Kafka client to do, without changing anything.
 
 The configuration file and the state topic, read to its end, define the checked topics. For existing topics, Metadata
 returns the authorized operations. Everything else is tried with a request that has no effect: with `validate_only`, or
@@ -16,7 +16,7 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.cluster.client import TOPICS_DESCRIBED_AT_ONCE, described_topics
+from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.cluster.metadata import NO_NODE, ClusterMetadata, Leader
 from fencepost_proxy.cluster.state_topic import created_with
 from fencepost_proxy.cluster.stored import read_stored
