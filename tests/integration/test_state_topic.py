@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from fencepost_proxy.cluster import state_topic
+from fencepost_proxy.cluster import heartbeats, state_topic
 from fencepost_proxy.cluster.appends import Appends
 from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
@@ -508,16 +508,16 @@ def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await one.state.start()
-            assert not one.state.alone(time.monotonic())  # no other process can know of this one yet
-            assert await one.state.enter() is False
-            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
+            assert not one.state.heartbeats.alone(time.monotonic())  # no other process can know of this one yet
+            assert await one.state.heartbeats.enter() is False
+            await until_async(lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process")
             await two.state.start()
-            assert await two.state.enter() is True
-            assert not two.state.alone(time.monotonic())
-            await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
-            assert {one.state.instance_id, two.state.instance_id} == {1, 2}
-            await two.state.leave()
-            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
+            assert await two.state.heartbeats.enter() is True
+            assert not two.state.heartbeats.alone(time.monotonic())
+            await until_async(lambda: not one.state.heartbeats.alone(time.monotonic()), "another live process")
+            assert {one.state.heartbeats.instance_id, two.state.heartbeats.instance_id} == {1, 2}
+            await two.state.heartbeats.leave()
+            await until_async(lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
 
@@ -525,20 +525,20 @@ def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name
 def test_process_without_heartbeats_is_dead_after_a_time(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_DEAD_SECONDS", 10.0)
-    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 1.0)
+    monkeypatch.setattr(heartbeats, "_DEAD_SECONDS", 10.0)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_SECONDS", 1.0)
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             async with process(kafka, name) as two:
                 await two.state.start()
-                await two.state.enter()
-                await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
+                await two.state.heartbeats.enter()
+                await until_async(lambda: not one.state.heartbeats.alone(time.monotonic()), "another live process")
                 await asyncio.sleep(11)
-                assert not one.state.alone(time.monotonic())  # it sends heartbeats
-            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
+                assert not one.state.heartbeats.alone(time.monotonic())  # it sends heartbeats
+            await until_async(lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
 
@@ -546,7 +546,7 @@ def test_process_without_heartbeats_is_dead_after_a_time(
 def test_long_dead_process_is_ignored_and_removed(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_SECONDS", 0.5)
     ghost = uuid4()
 
     async def story() -> None:
@@ -555,8 +555,8 @@ def test_long_dead_process_is_ignored_and_removed(
             await one.state.append([encode_heartbeat(ghost, int((time.time() - 3600) * 1000))])
         async with process(kafka, name) as two:
             await two.state.start()
-            assert await two.state.enter() is False
-            await until_async(lambda: two.state.alone(time.monotonic()), "no other live process")
+            assert await two.state.heartbeats.enter() is False
+            await until_async(lambda: two.state.heartbeats.alone(time.monotonic()), "no other live process")
             await until_async(
                 lambda: encode_heartbeat_tombstone(ghost) in two.changes,
                 "the dead process's tombstone",
@@ -568,12 +568,12 @@ def test_long_dead_process_is_ignored_and_removed(
 def test_process_that_cannot_send_heartbeats_stops_serving(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 8.0)
+    monkeypatch.setattr(heartbeats, "_SILENT_SECONDS_MAX", 8.0)
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             await until_async(lambda: one.state.fresh, "a fresh state")
             await until_async(lambda: not one.state.fresh, "a stale state")
 
@@ -585,14 +585,14 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     """The outcome of a process's first record is unknown. An expansion would not wait for this process."""
-    monkeypatch.setattr(state_topic, "_UNACKNOWLEDGED_SECONDS", 0.2)
+    monkeypatch.setattr(heartbeats, "_UNACKNOWLEDGED_SECONDS", 0.2)
     lost = PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await one.state.start()
             await two.state.start()
-            await two.state.enter()
+            await two.state.heartbeats.enter()
             produce, may_pass = one.state._appends.produce, asyncio.Event()
 
             async def produces(*args: Any, **settings: Any) -> PartitionResult:
@@ -607,17 +607,17 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
                 await produce(*args, **settings)
 
             monkeypatch.setattr(one.state, "_appends", SimpleNamespace(produce=produces))
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             # Even with a fresh view: an expansion that begins now could end before this process learns of it.
-            await until_async(lambda: one.state._fresh_until > time.monotonic(), "a lease")
+            await until_async(lambda: one.state.read_until > time.monotonic(), "a lease")
             assert not one.state.fresh
-            assert one.state.unacknowledged
-            assert two.state.may_append(time.monotonic()) == frozenset()
+            assert one.state.heartbeats.unacknowledged
+            assert two.state.heartbeats.may_append(time.monotonic()) == frozenset()
 
             may_pass.set()
             await until_async(lambda: one.state.fresh, "a fresh state")
             await until_async(
-                lambda: two.state.may_append(time.monotonic()) == {one.state.process},
+                lambda: two.state.heartbeats.may_append(time.monotonic()) == {one.state.heartbeats.process},
                 "the other process to be known",
             )
 
@@ -628,13 +628,13 @@ def test_abandoned_process_name_is_not_waited_for(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new name was not stored. The next heartbeat contains it and removes the old one."""
-    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_SECONDS", 0.3)
 
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             for each in (one, two):
                 await each.state.start()
-                await each.state.enter()
+                await each.state.heartbeats.enter()
             appends = one.state._appends
 
             async def lost(*_: Any, **__: Any) -> PartitionResult:
@@ -642,10 +642,10 @@ def test_abandoned_process_name_is_not_waited_for(
                 return PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
             monkeypatch.setattr(one.state, "_appends", SimpleNamespace(produce=lost))
-            await one.state.enter()
-            assert not one.state.unacknowledged  # the others know its old name
+            await one.state.heartbeats.enter()
+            assert not one.state.heartbeats.unacknowledged  # the others know its old name
             await until_async(
-                lambda: two.state.may_append(time.monotonic()) == {one.state.process},
+                lambda: two.state.heartbeats.may_append(time.monotonic()) == {one.state.heartbeats.process},
                 "the other process to be known",
             )
 
@@ -659,16 +659,16 @@ def test_kafka_requiring_sequence_0_is_refused(kafka: KafkaCluster, name: str, m
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             (known,) = (await Producers(one.control).read_partition(TopicPartition(name, 0))).producers
 
             async def again(**_: object) -> tuple[ProducerId, int]:
                 return known, 0
 
-            monkeypatch.setattr(one.state, "_producer_ids", SimpleNamespace(init=again))
+            monkeypatch.setattr(one.state.heartbeats, "_producer_ids", SimpleNamespace(init=again))
             monkeypatch.setattr(state_topic, "_ANY_SEQUENCE", 500)
             with pytest.raises(StateError, match="begin at sequence 0"):
-                await one.state.enter()
+                await one.state.heartbeats.enter()
 
     asyncio.run(story())
 
@@ -677,16 +677,16 @@ def test_exhausted_instance_id_is_renewed(kafka: KafkaCluster, name: str) -> Non
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             await one.state.append([encode_process(uuid4(), 0) for _ in range(200)])
-            assert (one.state.instance_id, one.state.instance_id_expires) == (1, True)
-            await one.state.enter()
-            assert (one.state.instance_id, one.state.instance_id_expires) == (202, False)
+            assert (one.state.heartbeats.instance_id, one.state.heartbeats.instance_id_expires) == (1, True)
+            await one.state.heartbeats.enter()
+            assert (one.state.heartbeats.instance_id, one.state.heartbeats.instance_id_expires) == (202, False)
             await until_async(
-                lambda: one.state.alone(time.monotonic()), "no other live process"
+                lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process"
             )  # its former identity does not count
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
-            assert one.state.instance_id == 0  # the next process would have the same id
+            assert one.state.heartbeats.instance_id == 0  # the next process would have the same id
 
     asyncio.run(story())
 
@@ -695,22 +695,22 @@ def test_appends_of_silent_process_count_as_queued(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process without heartbeats is live for a while, and its appends count as queued for longer."""
-    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 75.0)
+    monkeypatch.setattr(heartbeats, "_SILENT_SECONDS_MAX", 75.0)
     ghost = uuid4()
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             await one.state.append([encode_heartbeat(ghost, int(time.time() * 1000))])
             now = time.monotonic()
-            assert one.state.live(now) == one.state.may_append(now) == {ghost}
-            assert one.state.live(now + 91) == frozenset()
-            assert one.state.may_append(now + 91) == {ghost}
-            assert one.state.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
+            assert one.state.heartbeats.live(now) == one.state.heartbeats.may_append(now) == {ghost}
+            assert one.state.heartbeats.live(now + 91) == frozenset()
+            assert one.state.heartbeats.may_append(now + 91) == {ghost}
+            assert one.state.heartbeats.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
             # It ended in order after all, with no request in progress.
             await one.state.append([encode_heartbeat_tombstone(ghost)])
-            assert one.state.may_append(now) == frozenset()
+            assert one.state.heartbeats.may_append(now) == frozenset()
 
     asyncio.run(story())
 
@@ -724,12 +724,12 @@ def test_killed_local_process_is_dead_at_once(kafka: KafkaCluster, name: str) ->
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             now_ms = int(time.time() * 1000)
             await one.state.append([encode_process(ghost, now_ms, of_another), encode_heartbeat(ghost, now_ms)])
             now = time.monotonic()
-            assert one.state.live(now) == frozenset()
-            assert one.state.may_append(now) == {ghost}  # its queued appends
-            assert one.state.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
+            assert one.state.heartbeats.live(now) == frozenset()
+            assert one.state.heartbeats.may_append(now) == {ghost}  # its queued appends
+            assert one.state.heartbeats.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
 
     asyncio.run(story())

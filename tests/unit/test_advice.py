@@ -142,6 +142,7 @@ def test_reasons_cover_every_source_of_unreadiness() -> None:
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
     }
     states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "queried"}
+    states |= {"heartbeats"}
     assert queried - states - {"unacknowledged", "fresh"} == SOURCES
     for begins in (
         "waiting for Kafka",

@@ -30,7 +30,7 @@ class Process:
         self.barriers: dict[str, int | None] = {}
         self.stated: list[str] = []
         unused: Any = SimpleNamespace()
-        state = SimpleNamespace(view=self.view, process=None, names=frozenset())
+        state = SimpleNamespace(view=self.view, heartbeats=SimpleNamespace(process=None, names=frozenset()))
         self.expansions = Expansions(
             state,  # type: ignore[arg-type]
             Limits(),

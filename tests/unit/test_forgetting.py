@@ -39,6 +39,10 @@ class State(group_progress.State):
         super().__init__()
         self.grow("orders", OLD, 1, 2, 10)
 
+    @property
+    def heartbeats(self) -> State:
+        return self
+
     def live(self, now: float) -> frozenset[UUID]:
         return frozenset()
 

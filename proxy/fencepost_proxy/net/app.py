@@ -414,7 +414,7 @@ class Proxy:
             try:
                 await state.start()
                 await state.acquire_producer_id()
-                return await state.enter()
+                return await state.heartbeats.enter()
             except FencepostError:
                 await state.close()
                 raise
@@ -501,7 +501,7 @@ class Proxy:
             barrier.empty(now) for barrier in self.dispatcher.barriers.values()
         )
         if self._state is not None and not left[PRODUCE] and not in_doubt_now:
-            await self._state.leave()
+            await self._state.heartbeats.leave()
 
     async def _end_connections(self, until: float, force: asyncio.Event) -> Counter[int]:
         """By API, how many requests were not answered in time."""
@@ -596,11 +596,11 @@ class Proxy:
 
     @property
     def instance_id(self) -> int:
-        return 0 if self._state is None else self._state.instance_id
+        return 0 if self._state is None else self._state.heartbeats.instance_id
 
     def alone(self, now: float) -> bool:
         # With several workers never alone, even before the first heartbeat of another.
-        return self._worker is None and self._state is not None and self._state.alone(now)
+        return self._worker is None and self._state is not None and self._state.heartbeats.alone(now)
 
     def taken_over(self, now: float) -> bool:
         return now >= self._takeover_until
@@ -1398,7 +1398,7 @@ class Proxy:
             self._commits.probe(time.monotonic())
             self._update_relayed_versions()
             logs.report_suppressed()
-            if self._state is not None and self._state.instance_id_expires:
+            if self._state is not None and self._state.heartbeats.instance_id_expires:
                 self._spawn(self._renew_instance_id(), "renew the instance id")
             if self._expansions is not None:
                 self._expansions.maintain(self._count_checked_topics())
@@ -1444,7 +1444,7 @@ class Proxy:
     async def _renew_instance_id(self) -> None:
         assert self._state is not None
         try:
-            await self._state.enter()
+            await self._state.heartbeats.enter()
         except FencepostError as error:
             _limited_log.warning("instance id", "instance id could not be renewed", reason=error)
 
@@ -1786,7 +1786,7 @@ class Proxy:
             return [each for each in (sidecar_problem, why) if each is not None] or ["reading the state topic"]
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
-        if self._state is not None and self._state.unacknowledged:
+        if self._state is not None and self._state.heartbeats.unacknowledged:
             return ["the heartbeat of this process could not be stored yet: appends are blocked"]
         if self._sidecar is not None and self._sidecar.problem is not None:
             return [self._sidecar.problem]

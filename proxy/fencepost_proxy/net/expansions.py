@@ -149,7 +149,7 @@ class Expansions:
         expansion = closing.expansion
         while self._closings.get(expansion.topic_id) is closing:
             now = time.monotonic()
-            process = self._state.process
+            process = self._state.heartbeats.process
             if process is None or not self._running:
                 await self._view_change(now + _QUERY_SECONDS)
                 continue
@@ -184,7 +184,7 @@ class Expansions:
         try:
             await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
             info = self._metadata.topic(topic)
-            process = self._state.process
+            process = self._state.heartbeats.process
             if info is None or process is None:
                 return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: not found")
             # A broker's metadata may be out of date.
@@ -245,15 +245,15 @@ class Expansions:
 
     def _drive_what_is_ours(self) -> None:
         """Resume this process's expansions, and claim those without a live process."""
-        process = self._state.process
+        process = self._state.heartbeats.process
         if process is None or not self._running:
             return
-        live = self._state.live(time.monotonic())
+        live = self._state.heartbeats.live(time.monotonic())
         for expansion in self._state.view.pending_expansions:
             if expansion.proposal in self._procedures:
                 continue
             history = self._history(expansion)
-            match ex.driver(history, own_names=self._state.names, process=process, live=live, new_id=uuid4):
+            match ex.driver(history, own_names=self._state.heartbeats.names, process=process, live=live, new_id=uuid4):
                 case ex.Drive():
                     _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
                     self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
@@ -286,10 +286,10 @@ class Expansions:
         step, since = None, 0.0
         while True:
             now = time.monotonic()
-            history, process = self._history(procedure.expansion), self._state.process
-            may_append = {*self._state.may_append(now), *(() if process is None else (process,))}
+            history, process = self._history(procedure.expansion), self._state.heartbeats.process
+            may_append = {*self._state.heartbeats.may_append(now), *(() if process is None else (process,))}
             not_closed = tuple(may_append - history.closed)
-            world = ex.World(history, self._state.names, not_closed, fresh=self._state.fresh)
+            world = ex.World(history, self._state.heartbeats.names, not_closed, fresh=self._state.fresh)
             requested = procedure.query(world, now)
             if procedure.step is not step:
                 step, since = procedure.step, now
@@ -410,7 +410,7 @@ class Expansions:
         """
         if not self._running:
             return
-        self._state.may_append(time.monotonic())  # detects dead processes early
+        self._state.heartbeats.may_append(time.monotonic())  # detects dead processes early
         self._drive_what_is_ours()
         if not self._primary or not self._state.fresh:
             return
