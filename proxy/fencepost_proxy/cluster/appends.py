@@ -1,4 +1,4 @@
-"""Appends of our own: Produce v3–13, to the leader, on a connection of its own. Needs WRITE on the topic.
+"""Appends of our own: Produce v3–13, to the leader, on a separate connection. Needs WRITE on the topic.
 
 Sent at most once: the caller resolves failures.
 """

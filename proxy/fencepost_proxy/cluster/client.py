@@ -1,7 +1,7 @@
 """The Kafka client: the proxy's requests to Kafka, on separate connections.
 
 `KafkaClient` chooses the connection (`pool`), knows the cluster's metadata (`metadata_cache`) and retries. Each other
-module of this package asks Kafka one kind of question with it.
+module of this package sends one kind of request through it.
 
 It needs READ, WRITE and DESCRIBE on checked topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or
 WRITE on any topic), DESCRIBE_CONFIGS on topics and the cluster, and DESCRIBE on the consumer groups of topics with

@@ -1,4 +1,4 @@
-"""Background tasks that end with their owner."""
+"""Background tasks that `Tasks.close` cancels."""
 
 from __future__ import annotations
 

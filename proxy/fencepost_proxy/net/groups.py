@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -23,8 +21,7 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.groups.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
-from fencepost_proxy.groups.consumable import Aborted, consumable_below
-from fencepost_proxy.groups.gating import Decision, Progress, RemainingRecords, Search, Wait, Why, brought_by, decide
+from fencepost_proxy.groups.gating import Decision, Progress, Wait, Why, brought_by, decide
 from fencepost_proxy.groups.queries import (
     Beginnings,
     GatedPartitions,
@@ -39,15 +36,18 @@ from fencepost_proxy.groups.queries import (
     WhereToBegin,
 )
 from fencepost_proxy.groups.watch import Group, Watch
+from fencepost_proxy.net.group_story import GroupStory
 from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.offset_lookups import OffsetLookups
 from fencepost_proxy.net.status import GatedStatus
+from fencepost_proxy.net.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
 from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory
 from fencepost_proxy.topics.gated import encode_gated, encode_gated_tombstone, encode_released
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
-from fencepost_proxy.types import Offset, TopicPartition
+from fencepost_proxy.types import TopicPartition
 
 _log = logs.get("net.groups")
 _limited_log = logs.RateLimitedLog(_log)
@@ -63,64 +63,16 @@ _QUERY_SECONDS: Final = 5.0
 _RECORDED_SECONDS: Final = 86_400.0
 _TIDY_SECONDS: Final = 600.0
 _NOT_ALLOWED: Final = frozenset({Error.TOPIC_AUTHORIZATION_FAILED, 30})  # 30: GROUP_AUTHORIZATION_FAILED
-#: Records found in the log are searched again if a group does not advance to them: they may be deleted.
-_PROBE_AGAIN_SECONDS: Final = 10.0
 #: A group without requests in this process for this long is not checked.
 _ACTIVE_SECONDS: Final = 120.0
 #: After the last gated partition, how long members may have fewer partitions than the coordinator assigned.
 _REMEMBERED_SECONDS: Final = 1800.0
-_LOG_START_SECONDS: Final = 5.0
 _SHOWN_AS_STANDING_SECONDS: Final = 60.0
-_FETCH_BYTES: Final = 1_048_576
-#: Rate limit of all searches for consumable records.
-_SEARCH_BYTES_PER_SECOND: Final = 32_000_000
-_FIRST_WINDOW: Final = 2
-_WINDOW_FACTOR: Final = 32
-_REMAINING_MAX: Final = 100_000
 _CLIENTS_MAX: Final = 10_000
-_LOOKED_UP_MAX: Final = 100_000
-_BYTES_UNPACKED_MAX: Final = 104_857_600
 
 ALL_RELAYED_VERSIONS: Final = RELAYED_VERSIONS
 _RELAYED_BUT_ASSIGNING: Final = relayed_versions_without(ASSIGNING)
 _RELAYED_BUT_FOLLOWING: Final = relayed_versions_without(FOLLOWING)
-
-_Client = tuple[str, "str | None"]
-#: A new partition of one incarnation of a topic.
-_CreatedPartition = tuple[UUID, TopicPartition]
-#: Commits on prior partitions; -1 for none.
-_Commits = dict[int, int]
-
-
-@dataclass(slots=True)
-class _Probed:
-    """A log-end snapshot, and when it was last read."""
-
-    remaining: RemainingRecords
-    at: float
-
-
-@dataclass(slots=True)
-class _Story:
-    """Per group: gated partitions with start times, progress, and its members' clients.
-
-    `idle_since`: for a gated partition whose prior partitions are all assigned: commits there, and since when they have
-    not advanced. `silent`: no member sent a request here recently.
-    """
-
-    since: dict[TopicPartition, float] = field(default_factory=dict)
-    idle_since: dict[_CreatedPartition, tuple[_Commits, float]] = field(default_factory=dict)
-    stood: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
-    decisions: dict[TopicPartition, Decision] = field(default_factory=dict)
-    clients: dict[_Client, float] = field(default_factory=dict)
-    timed_out: set[_CreatedPartition] = field(default_factory=set)
-    free_since: float | None = None
-    silent: bool = False
-
-    def stood_seconds(self, topic: str, wait: Wait, now: float) -> float:
-        """Time since the group last advanced on that prior partition."""
-        position, since = self.stood.get(TopicPartition(topic, wait.prior_partition), (-1, now))
-        return now - since if position == wait.position else 0.0
 
 
 class GroupProgressTracker:
@@ -141,7 +93,7 @@ class GroupProgressTracker:
     ) -> None:
         self._groups = groups
         self._log_ends = log_ends
-        self._fetches = fetches
+        self._unread = UnreadRecords(log_ends, fetches)
         self._limits = limits
         self._policy = policy
         self._topic_id = topic_id
@@ -150,15 +102,10 @@ class GroupProgressTracker:
         self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION.name, "false") != "false" for each in configured)
         self._ids: dict[str, UUID] = {}
         self._names: dict[UUID, str] = {}
-        self._stories: dict[str, _Story] = {}
-        self._remaining: OrderedDict[tuple[UUID, int, int], _Probed] = OrderedDict()
-        self._starts: dict[_CreatedPartition, tuple[int, float]] = {}
-        # When a client last queried an offset of a partition, and whether it ever queried another one than the end.
-        self._looked_up: OrderedDict[tuple[_Client, TopicPartition], tuple[float, bool]] = OrderedDict()
+        self._stories: dict[str, GroupStory] = {}
+        self._lookups = OffsetLookups()
         self._with_tasks: set[str] = set()
         self._to_store: list[StateRecord] = []
-        self._searching = asyncio.Lock()
-        self._search_again_at = 0.0
         self.relayed_versions: RelayedVersions = ALL_RELAYED_VERSIONS
         self.watch = Watch()
         self.assignment_filter = AssignmentFilter(self.watch, self, time.monotonic)
@@ -244,7 +191,7 @@ class GroupProgressTracker:
 
     async def _may_have(self, query_message: MayHave, host: str) -> GatedPartitions:
         group = query_message.group
-        story = self._stories.setdefault(group, _Story())
+        story = self._stories.setdefault(group, GroupStory())
         story.clients[(host, query_message.client_id)] = time.monotonic()
         if len(story.clients) > _CLIENTS_MAX:
             del story.clients[next(iter(story.clients))]
@@ -275,7 +222,7 @@ class GroupProgressTracker:
         now: float,
     ) -> None:
         """Log and count changes of a group's gated partitions."""
-        story = self._stories.setdefault(group, _Story())
+        story = self._stories.setdefault(group, GroupStory())
         story.silent = False
         for partition in queried:
             decision = gated.get(partition)
@@ -411,7 +358,7 @@ class GroupProgressTracker:
         ]
         if lagging:  # otherwise nothing is gated, wherever the logs start
             lagging += [each for each in queried if commits.get(each, 0) > 0 and each not in lagging]
-        starts = await self._log_starts(next(iter(queried.values())).topic_id, lagging)
+        starts = await self._unread.log_starts(next(iter(queried.values())).topic_id, lagging)
         for partition, expansion in queried.items():
             decision = await self._decide(group, partition, expansion, commits, starts)
             if decision.why is not None:
@@ -435,22 +382,6 @@ class GroupProgressTracker:
             for each in expansions
         )
 
-    async def _log_starts(self, topic_id: UUID, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        now = time.monotonic()
-        found = {each: self._starts[topic_id, each][0] for each in partitions if self._known_start(topic_id, each, now)}
-        requested = [each for each in partitions if each not in found]
-        starts = await asyncio.gather(
-            *(self._log_ends.log_start(each, timeout_seconds=_QUERY_SECONDS) for each in requested)
-        )
-        for partition, start in zip(requested, starts, strict=True):
-            self._starts[topic_id, partition] = start, now
-            found[partition] = start
-        return found
-
-    def _known_start(self, topic_id: UUID, partition: TopicPartition, now: float) -> bool:
-        known = self._starts.get((topic_id, partition))
-        return known is not None and now - known[1] < _LOG_START_SECONDS
-
     async def _decide(
         self,
         group: str,
@@ -466,16 +397,11 @@ class GroupProgressTracker:
             passed=self._passed(group, partition, expansion),
         )
         while True:
-            remaining_by_partition = {
-                prior_partition: probed.remaining
-                for prior_partition, threshold in enumerate(expansion.thresholds)
-                if (probed := self._remaining.get((expansion.topic_id, prior_partition, threshold))) is not None
-            }
-            decision = decide(expansion, partition.partition, progress, remaining_by_partition)
+            decision = decide(expansion, partition.partition, progress, self._unread.known(expansion))
             if not decision.searches:
                 return self._after_waiting(group, partition, expansion, decision)
             for search in decision.searches:
-                await self._search(expansion, topic, search)
+                await self._unread.search(expansion, topic, search)
 
     def _passed(self, group: str, partition: TopicPartition, expansion: Expansion) -> frozenset[int]:
         """Prior partitions without a commit that a member started reading at the end, so none of them is awaited."""
@@ -486,14 +412,10 @@ class GroupProgressTracker:
             prior_partition
             for prior_partition in expansion.prior_partitions
             if any(
-                self._began_at_end(client, TopicPartition(partition.topic, prior_partition)) for client in story.clients
+                self._lookups.began_at_end(each, TopicPartition(partition.topic, prior_partition))
+                for each in story.clients
             )
         )
-
-    def _began_at_end(self, client: _Client, partition: TopicPartition) -> bool:
-        """A client that also queried other offsets may have started there and queried the end to measure its lag."""
-        looked_up = self._looked_up.get((client, partition))
-        return looked_up is not None and not looked_up[1]
 
     def _after_waiting(
         self, group: str, partition: TopicPartition, expansion: Expansion, decision: Decision
@@ -535,62 +457,6 @@ class GroupProgressTracker:
             limit=f"limits.{limit}",
         )
         return Decision()
-
-    # ---- the log
-
-    async def _search(self, expansion: Expansion, topic: str, search: Search) -> None:
-        """Search backwards from the threshold for the last consumable record, as far as needed."""
-        key = expansion.topic_id, search.prior_partition, search.threshold
-        async with self._searching:
-            probed = self._remaining.get(key)
-            if probed is None:
-                probed = self._remaining[key] = _Probed(RemainingRecords.of(search.threshold), time.monotonic())
-                if len(self._remaining) > _REMAINING_MAX:
-                    self._remaining.popitem(last=False)
-            remaining = probed.remaining
-            window = _FIRST_WINDOW
-            while remaining.awaits(search.position) is None:
-                start = max(search.position, remaining.searched_from - window)
-                partition = TopicPartition(topic, search.prior_partition)
-                remaining.found(start, await self._highest(partition, start, remaining.searched_from))
-                window *= _WINDOW_FACTOR
-            probed.at = time.monotonic()
-
-    async def _highest(self, partition: TopicPartition, start: int, end: int) -> int | None:
-        """The highest consumable offset in [start, end)."""
-        highest: int | None = None
-        offset = start
-        while offset < end:
-            await asyncio.sleep(max(0.0, self._search_again_at - time.monotonic()))
-            fetched = await self._fetches.fetch_committed(
-                partition, Offset(offset), bytes_max=_FETCH_BYTES, timeout_seconds=_QUERY_SECONDS
-            )
-            pause = len(fetched.records) / _SEARCH_BYTES_PER_SECOND
-            self._search_again_at = max(self._search_again_at, time.monotonic()) + pause
-            if fetched.out_of_range:
-                # No records below the log start or above the log end.
-                start = await self._log_ends.log_start(partition, timeout_seconds=_QUERY_SECONDS)
-                if start <= offset:
-                    return highest
-                offset = start
-                continue
-            found = await asyncio.to_thread(
-                consumable_below,
-                end,
-                memoryview(fetched.records),
-                (Aborted(*each) for each in fetched.aborted),
-                from_offset=offset,
-                decompressed_bytes_max=_BYTES_UNPACKED_MAX,
-            )
-            highest = highest if found.highest is None else found.highest
-            if found.next_offset is None:
-                if fetched.last_stable_offset < end:
-                    log_end = await self._log_ends.high_watermark(partition, timeout_seconds=_QUERY_SECONDS)
-                    if fetched.last_stable_offset < min(end, log_end):
-                        raise UpstreamUnavailable(f"{partition}: a transaction is open at {fetched.last_stable_offset}")
-                return highest
-            offset = max(found.next_offset, offset + 1)
-        return highest
 
     # ---- periodic checks
 
@@ -657,7 +523,7 @@ class GroupProgressTracker:
 
     def _release_unobserved(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
         """Without authorization the group's progress is unknown: it waits like a group without commits."""
-        story = self._stories.setdefault(group, _Story())
+        story = self._stories.setdefault(group, GroupStory())
         for partition in partitions:
             since = story.since.setdefault(partition, now)
             history = self._history(partition.topic)
@@ -677,7 +543,7 @@ class GroupProgressTracker:
             )
 
     def _stands(self, group: str, decisions: Mapping[TopicPartition, Decision], now: float) -> None:
-        story = self._stories.setdefault(group, _Story())
+        story = self._stories.setdefault(group, GroupStory())
         waits = {
             TopicPartition(each.topic, wait.prior_partition): wait for each, v in decisions.items() for wait in v.waits
         }
@@ -698,16 +564,8 @@ class GroupProgressTracker:
         if story is None:
             return
         for prior_partition, (_, since) in story.stood.items():
-            if now - since < _PROBE_AGAIN_SECONDS:
-                continue
-            topic_id = self._ids.get(prior_partition.topic)
-            for key, probed in list(self._remaining.items()):
-                if (
-                    key[0] == topic_id
-                    and key[1] == prior_partition.partition
-                    and now - probed.at >= _PROBE_AGAIN_SECONDS
-                ):
-                    del self._remaining[key]
+            if now - since >= SEARCH_AGAIN_SECONDS:
+                self._unread.forget_old(self._ids.get(prior_partition.topic), prior_partition.partition, now)
 
     async def _forgive(self, group: str, now: float) -> None:
         """Nothing is gated: delete the record once all members must have their partitions."""
@@ -750,11 +608,8 @@ class GroupProgressTracker:
             _limited_log.warning("tidy", "state topic cleanup failed", reason=error)
 
     def _forget_old(self, now: float) -> None:
-        remembered_seconds = self._limits.gated_without_commit_seconds
-        while self._looked_up and now - next(iter(self._looked_up.values()))[0] > remembered_seconds:
-            self._looked_up.popitem(last=False)
-        if len(self._starts) > _REMAINING_MAX:
-            self._starts.clear()
+        self._lookups.forget_old(now - self._limits.gated_without_commit_seconds)
+        self._unread.bound()
 
     # ---- notices from sessions
 
@@ -770,14 +625,7 @@ class GroupProgressTracker:
                         group=group,
                     )
             case LookedUp(client_id, latest, others):
-                client = host, client_id
-                for partition in (*latest, *others):
-                    before = self._looked_up.get((client, partition))
-                    elsewhere = partition in others or (before is not None and before[1])
-                    self._looked_up[client, partition] = now, elsewhere
-                    self._looked_up.move_to_end((client, partition))
-                while len(self._looked_up) > _LOOKED_UP_MAX:
-                    self._looked_up.popitem(last=False)
+                self._lookups.record((host, client_id), latest, others, now)
 
     # ---- for operators
 
