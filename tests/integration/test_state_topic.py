@@ -32,7 +32,8 @@ from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.process_identity import own_identity
 from fencepost_proxy.cluster.producers import Producers
-from fencepost_proxy.cluster.state_topic import TOPIC_CONFIGS, StateTopic
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.state_topic_settings import TOPIC_CONFIGS
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -32,14 +32,12 @@ from fencepost_proxy.cluster.broker import (
     remaining,
 )
 from fencepost_proxy.cluster.client import KafkaClient
-from fencepost_proxy.cluster.configs import Configs, TopicFacts
 from fencepost_proxy.cluster.confirmed_leader import ConfirmedLeader
 from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
 from fencepost_proxy.cluster.heartbeats import Heartbeats
-from fencepost_proxy.cluster.log_ends import LogEnds
-from fencepost_proxy.cluster.metadata import Leader, TopicInfo
+from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.producer_ids import ProducerIds
-from fencepost_proxy.cluster.topics import Topics
+from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics.records import StateRecord
@@ -55,18 +53,8 @@ from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, r
 _log = logs.get("cluster.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: `uncompressed`: records cannot decompress to more than was read.
-#: `segment.ms`, `min.cleanable.dirty.ratio`: heartbeats are frequent, and a start reads what compaction left.
-TOPIC_CONFIGS: Final = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.ms": "3600000",
-    "min.cleanable.dirty.ratio": "0.1",
-}
 #: First sequence of a batch with a new producer id.
 _ANY_SEQUENCE: Final = 77
-_REPLICAS_MAX: Final = 3
-_IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
 _FETCH_BYTES_MAX: Final = 1_048_576
 _PROBE_AGAIN_SECONDS: Final = 0.1
@@ -84,21 +72,6 @@ _NOT_APPENDED: Final = frozenset(
         Error.KAFKA_STORAGE_ERROR,
     }
 )
-
-
-def created_with(brokers: int) -> tuple[int, Mapping[str, str]]:
-    """Replication factor and configs of a new state topic."""
-    replicas = min(_REPLICAS_MAX, brokers)
-    return replicas, {**TOPIC_CONFIGS, "min.insync.replicas": str(min(_IN_SYNC_REPLICAS_MAX, replicas))}
-
-
-def _wrong_cleanup_policy(topic: str, facts: TopicFacts) -> str | None:
-    if facts.assumed or facts.cleanup_policy == {"compact"}:
-        return None
-    return (
-        f"{topic} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete "
-        "records that must be kept. Set it to compact before records are lost"
-    )
 
 
 class _End(NamedTuple):
@@ -130,11 +103,9 @@ class StateTopic:
         self._cluster_id = kafka.cluster_id
         self._appends = Appends(kafka)
         self._producer_ids = ProducerIds(kafka)
-        self._topics = Topics(kafka)
-        self._configs = Configs(kafka)
-        self._log_ends = LogEnds(kafka)
         self._confirmed_leader = ConfirmedLeader(kafka)
         self._tp = TopicPartition(name, 0)
+        self.settings = StateTopicSettings(kafka, name)
         self._lease_seconds = lease_seconds
         self._limits = limits
         self._on_change = on_change
@@ -142,13 +113,11 @@ class StateTopic:
         #: Why `start` waits, as of the last attempt.
         self.waits_because: str | None = None
         self._topic_id: UUID | None = None
-        self._in_sync = 1  # replicas that acknowledge an append
         self._position = Offset(0)
         #: Send times of the last Fetch that reached the end, and of the last end offset that replicas confirmed.
         self._read_as_of = self._confirmed_as_of = float("-inf")
         self.read_until = Monotonic(float("-inf"))
         self._failure: str | None = None
-        self._created = False  # by this process: it exists even if brokers do not report it yet
         self._proxied: PooledConnection | None = None
         self._tailing: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -180,7 +149,7 @@ class StateTopic:
         """
         while True:
             try:
-                await self._open()
+                self._topic_id = await self.settings.open()
                 self.waits_because = None
                 break
             except UpstreamUnavailable as e:
@@ -304,7 +273,7 @@ class StateTopic:
             self._next_end = None
             queried_at = Monotonic(time.monotonic())
             end = await self._confirmed_leader.high_watermark(
-                self._tp, in_sync=self._in_sync, timeout_seconds=self._limits.connect_timeout_seconds
+                self._tp, in_sync=self.settings.in_sync, timeout_seconds=self._limits.connect_timeout_seconds
             )
             return _End(queried_at, end)
 
@@ -334,86 +303,6 @@ class StateTopic:
                     number=number,
                 )
         return agreed
-
-    # --- opening ------------------------------------------------------------------------------------------------------
-
-    async def _open(self) -> None:
-        name = self._tp.topic
-        await self._kafka.refresh_metadata([name])
-        info = self._kafka.topic(name)
-        if info is None:
-            if not self._kafka.brokers:  # the controller considers all dead, for example after a pause
-                raise UpstreamUnavailable("cannot create the state topic: Kafka reports no brokers")
-            replicas, configs = created_with(len(self._kafka.brokers))
-            created = await self._topics.create(name, partitions=1, replication_factor=replicas, configs=configs)
-            if created:
-                _log.warning(
-                    "state topic created: only checks in the configuration file are in force. If this cluster had a "
-                    "state topic before, switch on its checks again",
-                    topic=name,
-                    replicas=replicas,
-                    min_insync_replicas=int(configs["min.insync.replicas"]),
-                )
-                self._created = True
-            # `log_start` retries until there is a leader, and refreshes metadata.
-            try:
-                await self._log_ends.log_start(self._tp)
-            except UpstreamUnavailable as e:
-                if self._created and e.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
-                    # A broker that is busy with thousands of new partitions needs up to a minute.
-                    raise UpstreamUnavailable(f"{name}: created, but not known to all brokers yet") from e
-                raise
-            info = self._kafka.topic(name)
-        if info is None:
-            raise UpstreamUnavailable(f"{name}: not known to all brokers yet")
-        await self._check(info)
-        self._topic_id = info.topic_id
-
-    async def _check(self, info: TopicInfo) -> None:
-        if info.partition_count != 1:
-            raise StateError(
-                f"{info.name} has {info.partition_count} partitions: it cannot be this proxy's state topic, which has "
-                "one. Delete the topic if nothing else uses it"
-            )
-        facts = await self._configs.topic_facts(info.name)
-        if wrong := _wrong_cleanup_policy(info.name, facts):
-            raise StateError(wrong)
-        self._in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
-        if info.replication_factor > 1 and self._in_sync == 1:
-            _log.warning(
-                "state topic has min.insync.replicas=1: a deposed leader that is cut off from the other brokers cannot "
-                "be detected (set it to 2, then restart every proxy)",
-                topic=info.name,
-                replicas=info.replication_factor,
-            )
-        if info.replication_factor < min(_REPLICAS_MAX, len(self._kafka.brokers)):
-            _log.warning(
-                "state topic has too few replicas: if they are lost, so are the virtual configs and the producer id",
-                topic=info.name,
-                replicas=info.replication_factor,
-                brokers=len(self._kafka.brokers),
-            )
-
-    async def read_settings_again(self) -> None:
-        """Read the topic's configs again. Raises `UpstreamUnavailable`.
-
-        A raised min.insync.replicas takes effect after a restart: fewer replicas may have the earlier records.
-        """
-        facts = await self._configs.topic_facts(self._tp.topic)
-        if facts.assumed:
-            return
-        if wrong := _wrong_cleanup_policy(self._tp.topic, facts):
-            _limited_log.error("cleanup.policy", "cleanup.policy of the state topic was changed", reason=wrong)
-        if facts.min_insync_replicas < self._in_sync:
-            _limited_log.warning(
-                "min.insync.replicas",
-                "min.insync.replicas of the state topic was lowered",
-                topic=self._tp.topic,
-                was=self._in_sync,
-                min_insync_replicas=facts.min_insync_replicas,
-            )
-            # With 1 nothing would be confirmed; two replicas confirm more than none.
-            self._in_sync = max(facts.min_insync_replicas, min(self._in_sync, _IN_SYNC_REPLICAS_MAX))
 
     # --- following ----------------------------------------------------------------------------------------------------
 
@@ -515,7 +404,7 @@ class StateTopic:
     @property
     def _confirming(self) -> bool:
         """Whether freshness needs confirmation by replicas. Not with one replica or min.insync.replicas=1."""
-        if self._in_sync == 1:
+        if self.settings.in_sync == 1:
             return False
         info = self._kafka.topic(self._tp.topic)
         return info is None or info.replication_factor > 1

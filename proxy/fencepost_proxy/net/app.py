@@ -1432,7 +1432,7 @@ class Proxy:
             for topic in {partition.topic for partition in self.dispatcher.sequencers}:
                 self._perform(self.dispatcher.forget_topic(topic, now, same_log=True), now)
         if self._accepting:
-            await self._state.read_settings_again()
+            await self._state.settings.read_again()
 
     def _count_checked_topics(self) -> list[str]:
         """Known topics: enabled by an admin, appended to here, or checked at some earlier time."""

@@ -18,7 +18,7 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.cluster.metadata import NO_NODE, ClusterMetadata, Leader
-from fencepost_proxy.cluster.state_topic import created_with
+from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
