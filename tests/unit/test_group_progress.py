@@ -12,7 +12,7 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
 from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
-from fencepost_proxy.net import groups, unread_records
+from fencepost_proxy.net import gating_decisions, groups, unread_records
 from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
@@ -152,7 +152,7 @@ class Story:
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     """`orders` and `others` were expanded from 1 to 2 partitions; ten records are in each prior partition."""
     clock, state = Clock(), State()
-    for module in (groups, unread_records):
+    for module in (gating_decisions, groups, unread_records):
         monkeypatch.setattr(module, "time", clock)
     state.grow("orders", ORDERS, 1, 2, 10)
     state.grow("others", OTHERS, 1, 2, 10)
@@ -176,11 +176,11 @@ async def test_partition_gated_during_probe_is_not_released(story: Story) -> Non
 
     story.kafka.meanwhile = meanwhile
     assert await story.probes() == {P1, Q1}
-    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) is None
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topics.topic_ids()) is None
 
     story.kafka.commits[Q0] = 10
     assert await story.probes() == {P1}
-    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) == ((OTHERS, (0, 1)),)
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topics.topic_ids()) == ((OTHERS, (0, 1)),)
 
 
 @in_event_loop

@@ -21,7 +21,7 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.groups.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
-from fencepost_proxy.groups.gating import Decision, Progress, Wait, Why, brought_by, decide
+from fencepost_proxy.groups.gating import Decision, Wait, Why, brought_by
 from fencepost_proxy.groups.queries import (
     Beginnings,
     GatedPartitions,
@@ -36,15 +36,16 @@ from fencepost_proxy.groups.queries import (
     WhereToBegin,
 )
 from fencepost_proxy.groups.watch import Group, Watch
+from fencepost_proxy.net.expanded_topics import ExpandedTopics
+from fencepost_proxy.net.gating_decisions import GatingDecisions
 from fencepost_proxy.net.group_story import GroupStory
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.offset_lookups import OffsetLookups
 from fencepost_proxy.net.status import GatedStatus
 from fencepost_proxy.net.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
-from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory
+from fencepost_proxy.topics.expansions import Expansion
 from fencepost_proxy.topics.gated import encode_gated, encode_gated_tombstone, encode_released
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -95,25 +96,25 @@ class GroupProgressTracker:
         self._log_ends = log_ends
         self._unread = UnreadRecords(log_ends, fetches)
         self._limits = limits
-        self._policy = policy
-        self._topic_id = topic_id
+        self.topics = ExpandedTopics(policy, topic_id)
         self._remembered_seconds = remembered_seconds
         self._state: StateTopic | None = None
         self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION.name, "false") != "false" for each in configured)
-        self._ids: dict[str, UUID] = {}
-        self._names: dict[UUID, str] = {}
         self._stories: dict[str, GroupStory] = {}
         self._lookups = OffsetLookups()
+        self._decisions = GatingDecisions(
+            self.topics, self._stories, limits, metrics, groups=groups, unread=self._unread, lookups=self._lookups
+        )
         self._with_tasks: set[str] = set()
-        self._to_store: list[StateRecord] = []
         self.relayed_versions: RelayedVersions = ALL_RELAYED_VERSIONS
         self.watch = Watch()
-        self.assignment_filter = AssignmentFilter(self.watch, self, time.monotonic)
+        self.assignment_filter = AssignmentFilter(self.watch, self.topics, time.monotonic)
         self._metrics = metrics
 
     def attach(self, state: StateTopic) -> None:
         """Set the state topic once it is loaded."""
         self._state = state
+        self.topics.view = state.view
 
     @property
     def _view(self) -> StateView | None:
@@ -126,39 +127,16 @@ class GroupProgressTracker:
         view = self._view
         if view is None:
             return
-        ids = {topic: configs.topic_id for topic, configs in view.topic_configs.items()}
-        ids.update((each.topic, each.topic_id) for each in (*view.expanded, *view.pending_expansions))
-        # A record may be from a deleted topic: metadata takes precedence.
-        self._ids = {topic: self._topic_id(topic) or topic_id for topic, topic_id in ids.items() if self.expands(topic)}
-        self._names = {topic_id: topic for topic, topic_id in self._ids.items()}
-        expanded = any(each.topic in self._ids for each in (*view.expanded, *view.pending_expansions))
+        expanded = self.topics.refresh(view)
         if expanded or self.watch.groups:
             self.relayed_versions = _RELAYED_BUT_FOLLOWING
         else:
-            self.relayed_versions = _RELAYED_BUT_ASSIGNING if self._ids or self._by_file else ALL_RELAYED_VERSIONS
+            self.relayed_versions = (
+                _RELAYED_BUT_ASSIGNING if self.topics.topic_ids() or self._by_file else ALL_RELAYED_VERSIONS
+            )
         for group in view.groups.groups.keys() | self.watch.groups.keys():
             recorded = view.groups.groups.get(group)
             self.watch.record(group, frozenset() if recorded is None else recorded.partitions)
-
-    def expands(self, topic: str) -> bool:
-        policy = self._policy(topic)
-        return policy is not None and policy.ordered
-
-    def new(self, partition: TopicPartition) -> bool:
-        history = self._history(partition.topic)
-        return history is not None and brought_by(history, partition.partition) is not None
-
-    def topic(self, topic_id: UUID) -> str | None:
-        return self._names.get(topic_id)
-
-    def topic_ids(self) -> Mapping[str, UUID]:
-        return self._ids
-
-    def _history(self, topic: str) -> ExpansionHistory | None:
-        view = self._view
-        if view is None or not self.expands(topic):
-            return None
-        return view.history(topic, self._topic_id(topic))
 
     # ---- queries
 
@@ -195,7 +173,7 @@ class GroupProgressTracker:
         story.clients[(host, query_message.client_id)] = time.monotonic()
         if len(story.clients) > _CLIENTS_MAX:
             del story.clients[next(iter(story.clients))]
-        decisions, failed = await self._decisions(group, query_message.partitions, _DECIDE_SECONDS)
+        decisions, failed = await self._decisions.decide(group, query_message.partitions, _DECIDE_SECONDS)
         for reason in set(failed.values()):
             _limited_log.warning(group, "group lookup failed", group=group, reason=_reason_of(reason))
         decisions |= dict.fromkeys(failed, Decision(Why.UNKNOWN))
@@ -259,9 +237,9 @@ class GroupProgressTracker:
         partitions = watched.gated | (frozenset() if known is None else known.partitions)
         if known is not None and known.partitions == partitions:
             return
-        ids = dict(self._ids) if known is None else {**known.topic_ids, **self._ids}
+        ids = {**({} if known is None else known.topic_ids), **self.topics.topic_ids()}
         for topic in {each.topic for each in partitions} - ids.keys():
-            topic_id = self._topic_id(topic)
+            topic_id = self.topics.topic_id(topic)
             if topic_id is not None:
                 ids[topic] = topic_id
         at_ms = int(time.time() * 1000) if known is None else known.at_ms
@@ -280,7 +258,9 @@ class GroupProgressTracker:
         known = group in self.watch.groups or group in view.groups.groups
         if not known:
             topics = {each.topic for each in query_message.partitions}
-            committed = await self._commits(group, [each for topic in topics for each in self._prior_partitions(topic)])
+            committed = await self._decisions.commits(
+                group, [each for topic in topics for each in self._prior_partitions(topic)]
+            )
             known_topics = {each.topic for each in committed}
         else:
             known_topics = {each.topic for each in query_message.partitions}
@@ -291,172 +271,10 @@ class GroupProgressTracker:
         return dict(zip(requested, starts, strict=True))
 
     def _prior_partitions(self, topic: str) -> list[TopicPartition]:
-        history = self._history(topic)
+        history = self.topics.history(topic)
         if history is None or not history.ordered:
             return []
         return [TopicPartition(topic, prior_partition) for prior_partition in history.ordered[0].prior_partitions]
-
-    async def _commits(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        requested = sorted(set(partitions))
-        if not requested:
-            return {}
-        return await self._groups.committed_offsets(group, requested, timeout_seconds=_QUERY_SECONDS)
-
-    # ---- the decision
-
-    async def _decisions(
-        self, group: str, partitions: Iterable[TopicPartition], seconds: float
-    ) -> tuple[dict[TopicPartition, Decision], dict[TopicPartition, Exception]]:
-        """Gated partitions with decisions, and partitions whose lookup failed with reasons.
-
-        Topics are independent: a deleted, leaderless or unauthorized topic does not affect partitions of the others.
-        """
-        topics: dict[str, list[TopicPartition]] = {}
-        for partition in partitions:
-            topics.setdefault(partition.topic, []).append(partition)
-
-        async def of_topic(queried: list[TopicPartition]) -> dict[TopicPartition, Decision]:
-            async with asyncio.timeout(seconds):
-                return await self._of_topic(group, queried)
-
-        answers = await asyncio.gather(*map(of_topic, topics.values()), return_exceptions=True)
-        gated: dict[TopicPartition, Decision] = {}
-        failed: dict[TopicPartition, Exception] = {}
-        for queried, answer in zip(topics.values(), answers, strict=True):
-            if isinstance(answer, FencepostError | TimeoutError):
-                failed |= dict.fromkeys(queried, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                gated |= answer
-        return gated, failed
-
-    async def _of_topic(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Decision]:
-        """Gated partitions of one topic. Raises `UpstreamUnavailable`."""
-        gated: dict[TopicPartition, Decision] = {}
-        queried: dict[TopicPartition, Expansion] = {}
-        view = self._view
-        for partition in partitions:
-            history = self._history(partition.topic)
-            brought = None if history is None else brought_by(history, partition.partition)
-            if isinstance(brought, Why):
-                gated[partition] = Decision(brought)
-            elif brought is not None and view is not None and not self._let_go(view, group, partition, brought):
-                queried[partition] = brought
-        if not queried:
-            return gated
-        prior_partitions = {
-            TopicPartition(each.topic, prior_partition)
-            for each, by in queried.items()
-            for prior_partition in by.prior_partitions
-        }
-        commits = await self._commits(group, prior_partitions | queried.keys())
-        lagging = [
-            prior_partition
-            for prior_partition in prior_partitions
-            if self._is_lagging(prior_partition, commits, queried.values())
-        ]
-        if lagging:  # otherwise nothing is gated, wherever the logs start
-            lagging += [each for each in queried if commits.get(each, 0) > 0 and each not in lagging]
-        starts = await self._unread.log_starts(next(iter(queried.values())).topic_id, lagging)
-        for partition, expansion in queried.items():
-            decision = await self._decide(group, partition, expansion, commits, starts)
-            if decision.why is not None:
-                gated[partition] = decision
-        return gated
-
-    def _let_go(self, view: StateView, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
-        """Whether an operator or a timeout stopped gating, whatever the group committed."""
-        story = self._stories.get(group)
-        timed_out = story is not None and (expansion.topic_id, partition) in story.timed_out
-        return timed_out or view.groups.released(expansion.topic_id, expansion.to_count, group)
-
-    @staticmethod
-    def _is_lagging(
-        prior_partition: TopicPartition, commits: Mapping[TopicPartition, int], expansions: Iterable[Expansion]
-    ) -> bool:
-        return any(
-            prior_partition.topic == each.topic
-            and prior_partition.partition < each.from_count
-            and commits.get(prior_partition, 0) < each.thresholds[prior_partition.partition]
-            for each in expansions
-        )
-
-    async def _decide(
-        self,
-        group: str,
-        partition: TopicPartition,
-        expansion: Expansion,
-        commits: Mapping[TopicPartition, int],
-        starts: Mapping[TopicPartition, int],
-    ) -> Decision:
-        topic = partition.topic
-        progress = Progress(
-            commits={each.partition: offset for each, offset in commits.items() if each.topic == topic},
-            log_starts={each.partition: offset for each, offset in starts.items() if each.topic == topic},
-            passed=self._passed(group, partition, expansion),
-        )
-        while True:
-            decision = decide(expansion, partition.partition, progress, self._unread.known(expansion))
-            if not decision.searches:
-                return self._after_waiting(group, partition, expansion, decision)
-            for search in decision.searches:
-                await self._unread.search(expansion, topic, search)
-
-    def _passed(self, group: str, partition: TopicPartition, expansion: Expansion) -> frozenset[int]:
-        """Prior partitions without a commit that a member started reading at the end, so none of them is awaited."""
-        story = self._stories.get(group)
-        if story is None:
-            return frozenset()
-        return frozenset(
-            prior_partition
-            for prior_partition in expansion.prior_partitions
-            if any(
-                self._lookups.began_at_end(each, TopicPartition(partition.topic, prior_partition))
-                for each in story.clients
-            )
-        )
-
-    def _after_waiting(
-        self, group: str, partition: TopicPartition, expansion: Expansion, decision: Decision
-    ) -> Decision:
-        """Bound the wait for a group that commits nothing, or nothing further.
-
-        The limit does not apply while a prior partition is itself gated. Example: a topic is expanded from 1 to 2 to 4
-        partitions, and a group lags in the first one for an hour. It then gets the second one, without commits on it.
-        """
-        story, created_partitions, now = self._stories.get(group), (expansion.topic_id, partition), time.monotonic()
-        if story is None:
-            return decision
-        lacks_prior_partitions = any(
-            TopicPartition(partition.topic, wait.prior_partition) in story.since for wait in decision.waits
-        )
-        if decision.why is None or lacks_prior_partitions:
-            story.idle_since.pop(created_partitions, None)
-            return decision
-        commits = {wait.prior_partition: wait.position if wait.committed else -1 for wait in decision.waits}
-        before, since = story.idle_since.get(created_partitions, (commits, now))
-        if commits != before:
-            since = now
-        story.idle_since[created_partitions] = commits, since
-        has_committed = max(commits.values(), default=-1) >= 0
-        limit = "gated_without_progress_seconds" if has_committed else "gated_without_commit_seconds"
-        if now - since < getattr(self._limits, limit):
-            return decision
-        story.timed_out.add(created_partitions)
-        # Stored for all processes, or each rebalance would restart the wait.
-        now_ms = int(time.time() * 1000)
-        self._to_store.append(encode_released(expansion.topic_id, expansion.to_count, group, now_ms))
-        self._metrics.partitions_timed_out.inc()
-        _log.warning(
-            "gating timed out: the group committed nothing further on prior partitions within the limit, and may read "
-            "records of a key out of order",
-            group=group,
-            partition=partition,
-            commits=commits,
-            limit=f"limits.{limit}",
-        )
-        return Decision()
 
     # ---- periodic checks
 
@@ -491,7 +309,7 @@ class GroupProgressTracker:
             return False
         try:
             self._probe_again_where_stalled(group, now)
-            decisions, failed = await self._decisions(group, partitions, _QUERY_SECONDS)
+            decisions, failed = await self._decisions.decide(group, partitions, _QUERY_SECONDS)
             before = watched.gated
             as_before = {each for each in failed if before is None or each in before}
             self.watch.update(group, frozenset(decisions) | as_before, frozenset(partitions))
@@ -526,7 +344,7 @@ class GroupProgressTracker:
         story = self._stories.setdefault(group, GroupStory())
         for partition in partitions:
             since = story.since.setdefault(partition, now)
-            history = self._history(partition.topic)
+            history = self.topics.history(partition.topic)
             brought = None if history is None else brought_by(history, partition.partition)
             if not isinstance(brought, Expansion):
                 continue
@@ -565,7 +383,9 @@ class GroupProgressTracker:
             return
         for prior_partition, (_, since) in story.stood.items():
             if now - since >= SEARCH_AGAIN_SECONDS:
-                self._unread.forget_old(self._ids.get(prior_partition.topic), prior_partition.partition, now)
+                self._unread.forget_old(
+                    self.topics.topic_ids().get(prior_partition.topic), prior_partition.partition, now
+                )
 
     async def _forgive(self, group: str, now: float) -> None:
         """Nothing is gated: delete the record once all members must have their partitions."""
@@ -585,8 +405,8 @@ class GroupProgressTracker:
         if self._state is None:
             return
         try:
-            await self._state.append(self._to_store)
-            self._to_store = []
+            await self._state.append(self._decisions.to_store)
+            self._decisions.to_store = []
         except FencepostError as error:  # retried; storing twice is harmless
             _limited_log.warning("store", "failed to store the end of gating", reason=error)
 
@@ -631,7 +451,7 @@ class GroupProgressTracker:
 
     async def release(self, group: str, topic: str) -> str:
         """Stop gating a topic's current new partitions for a group; return a result message."""
-        history, view = self._history(topic), self._view
+        history, view = self.topics.history(topic), self._view
         if history is None or view is None or self._state is None or not history.ordered:
             return f"{topic} has no ordered expansion known to this process: nothing is gated"
         closed = [each for each in history.ordered if not view.groups.released(each.topic_id, each.to_count, group)]
