@@ -109,8 +109,8 @@ dist: jars  ## wheel and sdist in dist/, looked into, and a proxy from the wheel
 # Where the progress of a first download can be seen: pytest would swallow it.
 .PHONY: jars
 jars: $(VENV)/.installed-all
-	@$(BIN)/python -m fencepost_proxy.dev.jars
-	@$(BIN)/python -m fencepost_proxy.dev.class_archive
+	@$(BIN)/python -m fencepost_dev.jars
+	@$(BIN)/python -m fencepost_dev.class_archive
 
 # Compiled together so that they agree: proxy and spark are what the container images install (with what builds PySpark
 # and fetches its jars); the bootstrap is what installs the others.
@@ -121,7 +121,7 @@ lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE
 	@$(COMPILE) --extra proxy --group build -c locks/all.txt pyproject.toml -o locks/proxy.txt
 	@printf 'jgo\nsetuptools\n' | $(COMPILE) --extra spark -c locks/all.txt pyproject.toml - -o locks/spark.txt
 	@$(if $(UPGRADE),echo uv | $(COMPILE) --upgrade - -o locks/bootstrap.txt)
-	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_proxy.dev.lock --help"
+	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_dev.lock --help"
 
 clean:  ## remove .venv and everything that tools left behind
 	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache .hypothesis

@@ -21,8 +21,8 @@ from benchmarks.results import Report, Row, is_product, published, with_goals
 from benchmarks.routes import PeersError, StartError
 from benchmarks.stage import FULL, QUICK, Plan, Run, Stage, say
 from benchmarks.workloads import WORKLOADS, settings_of
-from fencepost_proxy.dev.errors import DevError
-from fencepost_proxy.dev.jars import DEFAULT_VERSION
+from fencepost_dev.errors import DevError
+from fencepost_dev.jars import DEFAULT_VERSION
 
 _HERE = Path(__file__).parent
 RESULTS = _HERE / "results"

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fencepost_proxy.dev.jars import classpath, release
-from fencepost_proxy.dev.java import find_jdk, logging_flags
-from fencepost_proxy.dev.process import supervised
-from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java
+from fencepost_dev.jars import classpath, release
+from fencepost_dev.java import find_jdk, logging_flags
+from fencepost_dev.process import supervised
+from fencepost_dev.tools import MAIN_CLASSES, compile_java
 
 _SOURCES = Path(__file__).parent / "java"
 #: Flags of the scripts in a Kafka distribution.

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
-from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
-from fencepost_proxy.dev.process import SupervisedProcess
+from fencepost_dev.cluster import FREE_PORTS, HOST
+from fencepost_dev.process import SupervisedProcess
 
 HAPROXY = "HAProxy (TCP)"
 #: Common proxies, reported as missing if peers.toml does not name them.

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from benchmarks.scaling import cpu_seconds, rss_kb
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess

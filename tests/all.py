@@ -123,7 +123,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/monitoring",
         "tests/rolling_restart",
     ),
-    ("proxy/fencepost_proxy/dev", "benchmarks", "tests/support", "tests/kit"): (
+    ("proxy/fencepost_dev", "benchmarks", "tests/support", "tests/kit"): (
         f"{_I}embedded_kafka",
         f"{_I}dev_command",
         f"{_I}demo",

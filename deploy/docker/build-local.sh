@@ -44,7 +44,7 @@ done
 import os, shutil, sys
 from pathlib import Path
 
-from fencepost_proxy.dev.jars import DEFAULT_VERSION, SPARK_LOCK, fetch, release
+from fencepost_dev.jars import DEFAULT_VERSION, SPARK_LOCK, fetch, release
 
 fetched = Path(sys.argv[1])
 kafka, connector = fetched / "kafka", fetched / "spark" / "jars"

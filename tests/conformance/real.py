@@ -28,7 +28,7 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.conformance.driver import (
     ANSWER_SECONDS,
     DEFAULTS,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from fencepost_proxy.dev.jars import DEFAULT_VERSION
+from fencepost_dev.jars import DEFAULT_VERSION
 
 GIVEN = Path(__file__).parent / "given"
 #: Limit for one test, in its process or in pytest.

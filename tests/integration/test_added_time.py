@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_port

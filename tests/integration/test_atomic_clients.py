@@ -11,7 +11,7 @@ import aiokafka.errors
 import confluent_kafka
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log

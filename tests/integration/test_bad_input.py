@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, Handling
 from tests.support.batches import batch

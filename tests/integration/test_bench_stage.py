@@ -10,7 +10,7 @@ import pytest
 from benchmarks import stage
 from benchmarks.raw import Connection
 from benchmarks.routes import Peer, Route, StartError, free_ports, product
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.fault_proxy import FaultProxy
 from tests.support.kafka import running_kafka

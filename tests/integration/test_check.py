@@ -20,8 +20,8 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.state import encode_topic_config
 from tests.kit.waiting import until
 from tests.support.certificates import Authority

@@ -31,7 +31,7 @@ from fencepost import (
     Record,
     RetryPolicy,
 )
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.support import clients
 from tests.support.clients import LIBRARIES, Producer
 from tests.support.kafka import running_kafka

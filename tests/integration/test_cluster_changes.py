@@ -20,7 +20,7 @@ import kafka as kafka_python
 import pytest
 from kafka.admin import NewTopic
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import running_kafka, unique_topic

@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.cluster.appends import Appends
 from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
@@ -26,7 +27,6 @@ from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
-from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records

@@ -16,9 +16,9 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import DEFAULT_VERSION, classpath, release, say
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import DEFAULT_VERSION, classpath, release, say
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.api_versions import restrict_api_versions

@@ -17,8 +17,8 @@ import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.proof import Proof, read_back, row_hash
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.proof import Proof, read_back, row_hash
 
 
 def processes_about(path: Path) -> list[str]:

@@ -21,8 +21,8 @@ import pytest
 
 from fencepost.errors import OffsetMismatch
 from fencepost.kafka_python import ConditionalProducer
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import fetch
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import fetch
 from tests.support.clients import create_topic
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
@@ -31,7 +31,7 @@ from tests.support.spark import SETTINGS
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"fencepost", "fencepost_policies", "fencepost_proxy"}
+PACKAGES = {"fencepost", "fencepost_dev", "fencepost_policies", "fencepost_proxy"}
 
 
 def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:

@@ -19,8 +19,8 @@ from kafka.admin import NewTopic
 from kafka.errors import InvalidPartitionsError, PolicyViolationError
 
 from fencepost import OffsetMismatch
-from fencepost_proxy.dev.errors import ToolError
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.errors import ToolError
+from fencepost_dev.tools import compile_java, run_java
 from tests.support.clients import set_check
 from tests.support.docs import ROOT, Command, blocks, commands
 from tests.support.kafka import running_kafka, unique_topic

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.errors import ClusterError, PortTakenError, ToolError
-from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.errors import ClusterError, PortTakenError, ToolError
+from fencepost_dev.tools import compile_java, run_java, run_tool
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, running_kafka
 
@@ -212,7 +212,7 @@ def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     script = (
         "import sys, threading, time\n"
         "from pathlib import Path\n"
-        "from fencepost_proxy.dev.cluster import KafkaCluster\n"
+        "from fencepost_dev.cluster import KafkaCluster\n"
         "cluster = KafkaCluster(version=sys.argv[1], data=Path(sys.argv[2]))\n"
         # As with asyncio.to_thread and fixtures: the thread that started the brokers has ended when they are used.
         "starter = threading.Thread(target=cluster.start)\n"
@@ -242,7 +242,7 @@ def test_taken_port_is_named_before_kafka_starts() -> None:
 def test_port_taken_during_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("fencepost_proxy.dev.cluster._require_free", lambda ports: None)
+        monkeypatch.setattr("fencepost_dev.cluster._require_free", lambda ports: None)
         with pytest.raises(PortTakenError, match=rf"one of the ports .*{port}.* of broker 1 is in use"):
             KafkaCluster(ports=[port], version=kafka_version()).start()
 

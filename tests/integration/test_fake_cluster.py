@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.cluster.appends import Appends
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
@@ -19,7 +20,6 @@ from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import Limits
-from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address, Offset, ProducerId, TopicPartition
 from tests.kit.waiting import until
 from tests.support.fake_cluster import INVALID_RECORD, FakeClusterProcess

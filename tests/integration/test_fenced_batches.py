@@ -13,8 +13,8 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import TopicPartition as ConfluentPartition
 from kafka.protocol.consumer import FetchRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import run_tool
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import run_tool
 from fencepost_proxy.errors import Error
 from fencepost_proxy.wire.batch import (
     BatchHeader,

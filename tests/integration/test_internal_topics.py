@@ -9,7 +9,7 @@ import confluent_kafka
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import INTERNAL_TOPICS
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess

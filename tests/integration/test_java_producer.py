@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import compile_java, run_java
 from tests.support.kafka import kafka_version
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
@@ -55,7 +55,7 @@ def test_java_producer_without_required_expectation_is_refused(
     with Connection(proxy.bootstrap) as client:
         assert client.create_topic(topic) == (0, None)
 
-    nothing_said, stated = sends(proxy.bootstrap, topic, True, "-", "0")
+    nothing_reported, stated = sends(proxy.bootstrap, topic, True, "-", "0")
 
-    assert nothing_said.startswith(f"PolicyViolationException EXPECTATION_REQUIRED topic={topic} partition=0")
+    assert nothing_reported.startswith(f"PolicyViolationException EXPECTATION_REQUIRED topic={topic} partition=0")
     assert stated == "ok 0"

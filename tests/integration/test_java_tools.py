@@ -17,8 +17,8 @@ from pathlib import Path
 import kafka as kafka_python
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java, run_tool
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import MAIN_CLASSES, compile_java, run_java, run_tool
 from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
 
 SOURCES = Path(__file__).parents[1] / "java"
 METADATA = 3
-#: In 3.9.2; see `fencepost_proxy.dev.tools`.
+#: In 3.9.2; see `fencepost_dev.tools`.
 OLDER = {"kafka-console-producer": "kafka.tools.ConsoleProducer"}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.bytewise import CODECS, batch, framed, record, sized, varint

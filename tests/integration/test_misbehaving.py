@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.support.batches import batch, expecting
 from tests.support.clients import read_all

@@ -18,8 +18,8 @@ from urllib.request import Request, urlopen
 import kafka as kafka_python
 import pytest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from tests.integration.test_equivalence import _addresses
 from tests.kit.waiting import until

@@ -12,7 +12,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewPartitions, NewTopic
 from kafka.protocol.metadata import MetadataRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess
 from tests.support.raw import Closed, Connection, Log, Record, batch

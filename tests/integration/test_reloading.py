@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection

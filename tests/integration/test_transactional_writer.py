@@ -40,17 +40,17 @@ from fencepost import (
     WriterFenced,
     retrying,
 )
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
-from fencepost_proxy.dev.java import QUICK_JVM, find_jdk
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
+from fencepost_dev.java import QUICK_JVM, find_jdk
+from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.types import Address
 from tests.kit.fault_proxy import Cut, Direction, FaultProxy
 from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.endings import END_TXN, commits, refuse_commit, version_of
 from tests.support.kafka import kafka_version, running_kafka
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log
 from tests.support.transactions import set_transaction_version, transaction_state
 
@@ -135,7 +135,7 @@ def own_kafka(pipe: FaultProxy) -> Iterator[KafkaCluster]:
 def own_proxy(
     pipe: FaultProxy, own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    with ProxyProcess(pipe.address, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
+    with ProxyProcess(pipe.address, tmp_path_factory.mktemp("proxy"), config=CHECKED_BY_NAME) as process:
         yield process
 
 

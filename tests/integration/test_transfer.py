@@ -19,8 +19,8 @@ from kafka.admin import NewTopic
 
 from fencepost import LogRecord, Record
 from fencepost.kafka_python import LogReader, TransactionalWriter
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.tools import compile_java, run_java
 from tests.kit.waiting import until
 from tests.support.clients import set_check
 from tests.support.kafka import kafka_version

@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from fencepost_proxy.dev.process import supervised
+from fencepost_dev.process import supervised
 from tests.kit.waiting import until
 
 Direction = Literal["request", "response"]

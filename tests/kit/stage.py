@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.waiting import until

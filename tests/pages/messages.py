@@ -19,7 +19,7 @@ KINDS: Final = {
     "exceptions": "`raise X(...)`, calls of exception classes, and of functions whose result is raised",
     "status and advice": "`Problem(...)`, other texts of `net/advice.py`, `findings.py`, `page.{py,js}`, `status.py`",
     "checks": "`Finding(...)`, and other texts of `net/checking.py`, `diagnosis.py`, `rights.py`",
-    "command line": "`help`, `description`, `epilog`, `title`, `metavar` of argparse; other texts of `cli/`",
+    "command line": "`help`, `description`, `epilog`, `title`, `metavar`; other texts of `cli/`, `commands/`",
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
     "log events": "calls of `_log` and `_limited_log`",
     "metrics": "`Shown(...)` and `Section(...)`",
@@ -41,7 +41,7 @@ _FILES: Final = {
     **dict.fromkeys(("net/checking", "net/diagnosis", "net/rights"), "checks"),
     **dict.fromkeys(("config/__init__", "config/keys", "topics/virtual_configs"), "options and config keys"),
     "wire/apis": "API table",
-    "cli/": "command line",
+    **dict.fromkeys(("cli/", "commands/"), "command line"),
 }
 _HELP: Final = ("help", "description", "epilog", "title", "metavar")
 #: Calls whose texts are not shown: patterns, type names and binary formats.

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fencepost_proxy.dev.jars import RELEASES
+from fencepost_dev.jars import RELEASES
 from tests.releases import page, story
 from tests.releases.story import Release
 

@@ -15,7 +15,7 @@ from fencepost_proxy.sequencer import memory as memory_module
 from fencepost_proxy.sequencer import publishing as publishing_module
 from fencepost_proxy.sequencer import sequencer as sequencer_module
 from fencepost_proxy.sequencer import state as state_module
-from fencepost_proxy.sequencer.events import Canceled, PendingAppend
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.memory import Memory
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce as produce_module
@@ -23,7 +23,6 @@ from fencepost_proxy.session import fast_path as fast_path_module
 from fencepost_proxy.session import produce_exchange as produce_exchange_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.messages import ToSequencer
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.barrier import AppendBarrier
@@ -42,7 +41,7 @@ def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) ->
     for produce in self._produce_in_flight.values():
         for key, pending in produce.pending_appends.items():
             if key in produce.sent and key not in produce.results:
-                self._commands.append(ToSequencer(pending, Canceled(pending)))
+                self._sequencers.cancel(pending)
     client_lost(self, now)
 
 
@@ -649,7 +648,7 @@ MUTANTS = (
         "admitted-after-disconnect",
         "an append admitted for a disconnected client is not canceled",
         ("crowd", "pipelines", "one-broker"),
-        edit(Dispatcher, "_report", ("isinstance(event, sessions.AppendAdmitted)", "False")),
+        edit(Dispatcher, "_carry_out", ("self._work.append((sequencer, sequencer.cancel, (pending,)))", "pass")),
         body(Session, "_return_waiting_produce", "pass"),
         rule="no stuck sequencer",
     ),

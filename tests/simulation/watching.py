@@ -7,11 +7,9 @@ from collections.abc import Callable
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.state import SequencerView
-from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from tests.simulation.clock import Sim
@@ -45,21 +43,19 @@ class WatchedDispatcher(Dispatcher):
         #: The last failed append of each pipeline: its order, and when. Independent batches have their own entry.
         self._failed: dict[tuple[tuple[TopicPartition, int, int], bool], tuple[int, float]] = {}
 
-    def _route(self, session: Session, command: sessions.Command) -> None:
-        if isinstance(command, sessions.ToSequencer):
-            pending = command.pending
-            match command.event:
-                case g.Submitted():
-                    self._submits += 1
-                    self._order[pending] = self._submits
-                case g.Canceled():
-                    if pending.duplicate_waiters:
-                        self._order[pending.duplicate_waiters[0]] = self._order[pending]
-                case g.Sent():
-                    self._check_age(pending)
-                case _:
-                    pass
-        super()._route(session, command)
+    def submit(self, pending: g.PendingAppend) -> None:
+        self._submits += 1
+        self._order[pending] = self._submits
+        super().submit(pending)
+
+    def cancel(self, pending: g.PendingAppend) -> None:
+        if pending.duplicate_waiters:
+            self._order[pending.duplicate_waiters[0]] = self._order[pending]
+        super().cancel(pending)
+
+    def sent(self, pending: g.PendingAppend) -> None:
+        self._check_age(pending)
+        super().sent(pending)
 
     def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
         return _WatchedSequencer(partition, self._limits, self._names, self)
@@ -184,9 +180,9 @@ class _WatchedSequencer(PartitionSequencer):
         super().__init__(partition, limits, names)
         self._by = by
 
-    def handle(self, event: g.Event, now: float) -> list[g.Effect]:
-        effects = super().handle(event, now)
-        self._by.record_overtakable(self)  # this event decided which appends may overtake
+    def _finish(self, now: float) -> list[g.Effect]:
+        effects = super()._finish(now)
+        self._by.record_overtakable(self)  # this call decided which appends may overtake
         return effects
 
     def take(self, pending: g.PendingAppend, now: float) -> None:

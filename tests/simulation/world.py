@@ -18,9 +18,8 @@ import crc32c
 from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.dispatcher import Action, ForConnection, ForControl, Report
+from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
 from fencepost_proxy.session.produce_exchange import batch_to_send
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.services import relayed_versions_without
@@ -348,8 +347,9 @@ class Proxy(Counting):
         clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
         return self.world.barriers.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @property
+    def sequencers(self) -> Dispatcher:
+        return self.dispatcher
 
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
@@ -360,9 +360,6 @@ class Proxy(Counting):
 
     def produce_version_max(self) -> int:
         return 13 if self.world.scenario.by_topic_id else 12
-
-    def may_send(self, pending: sequencers.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return endpoint

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
-from fencepost_proxy.dev.process import supervised
-from fencepost_proxy.dev.tools import compile_java, java_command
+from fencepost_dev.process import supervised
+from fencepost_dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
 
 _SOURCE = Path(__file__).parents[1] / "java" / "SoakProducer.java"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
+from fencepost_dev.cluster import KafkaCluster, _free_ports
 from tests.kit import stage as kit
 from tests.kit.fault_proxy import FaultProxies
 from tests.kit.stage import NODES, THREE_REPLICAS, AdvertisedCluster

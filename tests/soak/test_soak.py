@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.process import supervised
+from fencepost_dev.process import supervised
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(2400), pytest.mark.no_cover]
 

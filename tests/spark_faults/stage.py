@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fencepost.spark import stated
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import fetch
-from fencepost_proxy.dev.java import find_jdk
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import fetch
+from fencepost_dev.java import find_jdk
 from tests.kit import waiting
 from tests.spark_faults import gates
 from tests.spark_faults.query import FENCEPOST, ROWS_AT_ONCE

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fencepost_proxy.dev.jars import CONNECT_LOCK, classpath
-from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import SupervisedProcess
+from fencepost_dev.jars import CONNECT_LOCK, classpath
+from fencepost_dev.java import QUICK_JVM, find_jdk, logging_flags
+from fencepost_dev.process import SupervisedProcess
 
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 DISTRIBUTED = "org.apache.kafka.connect.cli.ConnectDistributed"

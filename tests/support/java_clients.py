@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_dev.tools import compile_java, run_java
 from tests.support.kafka import kafka_version
 
 _SOURCE = Path(__file__).parents[1] / "java" / "ScriptedClients.java"

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.jars import DEFAULT_VERSION
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.jars import DEFAULT_VERSION
 
 _numbers = itertools.count(1)
 

@@ -17,8 +17,8 @@ import aiokafka
 import confluent_kafka
 from kafka import KafkaProducer
 
+from fencepost_dev.tools import compile_java, java_command
 from fencepost_policies.partitioners import Partitioner
-from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
 
 WAIT_SECONDS = 60.0

@@ -13,7 +13,7 @@ import warnings
 def main() -> None:
     warnings.simplefilter("ignore")
     from fencepost.spark import register  # noqa: PLC0415 - its import warns
-    from fencepost_proxy.dev.jars import fetch  # noqa: PLC0415
+    from fencepost_dev.jars import fetch  # noqa: PLC0415
     from tests.support.spark import running_spark  # noqa: PLC0415
 
     kafka, proxy, sources, target, checkpoint = sys.argv[1:]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from fencepost_proxy.dev.jars import classpath, release
+from fencepost_dev.jars import classpath, release
 from fencepost_proxy.types import Address
 from tests.support import raw
 from tests.support.kafka import kafka_version
@@ -110,7 +110,7 @@ class RawConnection:
     ) -> None:
         self.socket.close()
 
-    def ask_raw(self, api_key: int, version: int, body: Fields) -> bytes:
+    def query_raw(self, api_key: int, version: int, body: Fields) -> bytes:
         """The response frame without its length. Raises Closed."""
         self.next_correlation_id += 1
         self.socket.sendall(encode_request(api_key, version, self.next_correlation_id, body))
@@ -119,7 +119,7 @@ class RawConnection:
         return frame
 
     def query(self, api_key: int, version: int, body: Fields) -> Fields:
-        return decode_response(api_key, version, self.ask_raw(api_key, version, body))
+        return decode_response(api_key, version, self.query_raw(api_key, version, body))
 
     def receive(self) -> bytes:
         (length,) = struct.unpack(">i", self._exactly(4))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.dev.jars import cache_directory
+from fencepost_dev.jars import cache_directory
 
 _HERE = Path(__file__).parents[1] / "old_clients"
 RELEASES = tuple(sorted(each.stem for each in _HERE.glob("*.txt")))

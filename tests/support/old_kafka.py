@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fencepost_proxy.dev.jars import OLD_BROKER_LOCK, classpath
-from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
-from fencepost_proxy.dev.process import SupervisedProcess
-from fencepost_proxy.dev.tools import compile_java
+from fencepost_dev.jars import OLD_BROKER_LOCK, classpath
+from fencepost_dev.java import QUICK_JVM, find_jdk, logging_flags
+from fencepost_dev.process import SupervisedProcess
+from fencepost_dev.tools import compile_java
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.messages import RawConnection

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import random
 
-from fencepost_proxy.dev import cluster
-from fencepost_proxy.dev.errors import PortTakenError
+from fencepost_dev import cluster
+from fencepost_dev.errors import PortTakenError
 
 _ATTEMPTS = 1000
 

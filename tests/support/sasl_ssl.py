@@ -18,8 +18,8 @@ from aiokafka.abc import AbstractTokenProvider as AiokafkaTokenProvider
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.config import ControlSasl, UpstreamTls
-from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.certificates import Authority, Certificate
 from tests.support.kafka import running_kafka
 from tests.support.messages import RawConnection

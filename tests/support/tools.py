@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
+from fencepost_dev.tools import MAIN_CLASSES, compile_java, run_java
 from tests.support.kafka import kafka_version
 
 _RUNNER = Path(__file__).parents[1] / "java" / "ToolRunner.java"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev import class_archive
-from fencepost_proxy.dev.java import Jdk
+from fencepost_dev import class_archive
+from fencepost_dev.java import Jdk
 
 LOCK = "kafka-9.9.9"
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
+from fencepost_dev.tools import MAIN_CLASSES
 from fencepost_proxy.cli import main
-from fencepost_proxy.dev.tools import MAIN_CLASSES
 from tests.support.docs import PAGES, ROOT, SHELL, blocks, commands
 
 _DOCS: Final = "tests/integration/test_docs.py"

@@ -55,7 +55,7 @@ class _GeneralRun(_Run):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.services.sequencer = lambda partition: None  # type: ignore[method-assign]
+        self.dispatcher.sequencer = lambda partition: None  # type: ignore[method-assign]
         self.call = self._event_only(self.call)
 
     @staticmethod
@@ -349,8 +349,10 @@ class _SequencerRun(sequencers._Run):
     def _do(self, op: Op) -> None:
         self.took = False
         if op[0] == "join":
-            joined = g.TransactionJoined(str(op[1]), op[2] == 1)
-            self._event(joined if op[2] else g.TransactionJoins(str(op[1]), 1))
+            if op[2]:
+                self._call(self.sequencer.joined, str(op[1]), op[2] == 1)
+            else:
+                self._call(self.sequencer.join, str(op[1]), 1)
         else:
             super()._do(op)
 
@@ -381,19 +383,19 @@ class _SequencerRun(sequencers._Run):
             self.taken.add(pending)
             self.sent.append(pending)
         else:
-            self._event(g.Submitted(pending))
+            self._call(self.sequencer.submit, pending)
 
-    def _event(self, event: g.Event) -> None:
-        if self.short and isinstance(event, g.Answered) and event.pending in self.taken:
-            pending = event.pending
+    def _call(self, function: Any, *arguments: Any) -> None:
+        if self.short and function == self.sequencer.answered and arguments[0] in self.taken:
+            pending, result = arguments
             self.taken.discard(pending)
-            if self.sequencer.may_complete(pending, event.result):
-                self.sequencer.complete(pending, event.result, self.now)
-                self.transcript += ["Answer", f"{event.result.error_code} {event.result.base_offset} None"]
+            if self.sequencer.may_complete(pending, result):
+                self.sequencer.complete(pending, result, self.now)
+                self.transcript += ["Answer", f"{result.error_code} {result.base_offset} None"]
                 if pending not in self.left:
-                    self._answered(pending, event.result, None)
+                    self._answered(pending, result, None)
                 return
-        super()._event(event)
+        super()._call(function, *arguments)
 
     def everything(self) -> list[Any]:
         reported = [line for line in self.transcript if line != "Admit"]
@@ -580,11 +582,13 @@ class _Switched(ServicesStandIn):
 
     dispatcher: Dispatcher
 
-    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
+    @property
+    def sequencers(self) -> Dispatcher:  # type: ignore[override]
+        return self.dispatcher
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @sequencers.setter
+    def sequencers(self, recorder: object) -> None:
+        """Not used."""
 
 
 def _ends_at(log_end: int, now: float) -> g.LogEndRead:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev import jars
-from fencepost_proxy.dev.errors import JarError
-from fencepost_proxy.dev.jars import Jar, fetch_jars, parse_lock, read_lock
+from fencepost_dev import jars
+from fencepost_dev.errors import JarError
+from fencepost_dev.jars import Jar, fetch_jars, parse_lock, read_lock
 
 A, B = "a" * 64, "b" * 64
 

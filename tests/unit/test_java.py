@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.dev.errors import JavaError
-from fencepost_proxy.dev.java import find_jdk
+from fencepost_dev.errors import JavaError
+from fencepost_dev.java import find_jdk
 
 
 def java_in(directory: Path, printed: str) -> Path:

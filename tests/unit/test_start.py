@@ -38,9 +38,9 @@ def test_proxy_start_loads_no_unneeded_modules() -> None:
         "prometheus_client",
         "http.server",
         "kafka",
-        "fencepost_proxy.cli.dev",
-        "fencepost_proxy.cli.demo",
-        "fencepost_proxy.dev.cluster",
+        "fencepost_dev.commands.dev",
+        "fencepost_dev.commands.demo",
+        "fencepost_dev.cluster",
         "difflib",
         "pyspark",
     }

@@ -30,7 +30,7 @@ Show all options of a command: fencepost COMMAND --help
 """
 
 
-#: One module per command.
+#: One module per command: those of `_DEV_COMMANDS` in `fencepost_dev.commands`, the others here.
 _COMMANDS: Final = (
     "demo",
     "dev",
@@ -44,6 +44,7 @@ _COMMANDS: Final = (
     "health",
     "completion",
 )
+_DEV_COMMANDS: Final = ("demo", "dev")
 
 
 class _ShowVersion(argparse.Action):
@@ -66,7 +67,8 @@ def command_parser(command: str | None = None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in [command] if command in _COMMANDS else _COMMANDS:
         # Imported here, so that `main` can report a missing package without a stack trace.
-        import_module(f"fencepost_proxy.cli.{name}").add_parser(subparsers)
+        package = "fencepost_dev.commands" if name in _DEV_COMMANDS else "fencepost_proxy.cli"
+        import_module(f"{package}.{name}").add_parser(subparsers)
     return parser
 
 

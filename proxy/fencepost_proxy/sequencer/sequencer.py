@@ -1,6 +1,6 @@
 """The partition sequencer: orders the appends to one checked partition and decides the answer to each.
 
-Sans-IO: events in, effects out, no clock (every event carries `now`). One object per partition and process. `session/`
+Sans-IO: calls in, effects out, no clock (every call has `now`). One object per partition and process. `session/`
 submits appends, `net/` does the reads.
 
 Principle
@@ -64,8 +64,8 @@ attempt may still be appended.
 Transactions
 ------------
 A marker takes an offset without passing the sequencer. So a fenced append and a possible marker are never in flight
-together. A transaction joins the partition only after all fenced appends in flight are answered (`TransactionJoins`,
-`MayJoin`). Fenced conditional appends are then answered "try again" until its marker is read back.
+together. A transaction joins the partition only after all fenced appends in flight are answered (`join`, `MayJoin`).
+Fenced conditional appends are then answered "try again" until its marker is read back.
 A transaction that has records here owns the partition. Another transaction's conditional append is answered "try
 again". It is refused if its transaction owns a partition, too, since the two might deadlock.
 Kafka adds a batch to an open transaction by producer id alone, whatever transactional id the client may use. The
@@ -80,11 +80,9 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import (
     NO_PRODUCER,
     Admit,
-    Answered,
     AppendMode,
     BasePublished,
     BatchRead,
-    Canceled,
     Effect,
     Event,
     Fence,
@@ -92,17 +90,12 @@ from fencepost_proxy.sequencer.events import (
     LogEndRead,
     LogEndSnapshot,
     LogEndUnknown,
-    Lost,
     MayJoin,
     PendingAppend,
     ReadBatch,
     ReadLogEnd,
     Resent,
-    Sent,
-    Submitted,
     Tick,
-    TransactionJoined,
-    TransactionJoins,
     Violation,
 )
 from fencepost_proxy.sequencer.in_doubt import InDoubtResolver
@@ -122,7 +115,7 @@ from fencepost_proxy.wire.produce import PartitionResult
 
 
 class PartitionSequencer(InDoubtResolver):
-    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `complete` only."""
+    """Sequencer of one checked partition; see the module. Enter through its public methods only."""
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
@@ -145,20 +138,59 @@ class PartitionSequencer(InDoubtResolver):
             read_at=None if self._snapshot is None else self._snapshot.requested_at,
         )
 
-    # ---- entry point
+    # ---- calls of sessions: each returns what follows from it
+
+    def submit(self, pending: PendingAppend, now: float) -> list[Effect]:
+        self._submitted(pending, now)
+        return self._finish(now)
+
+    def cancel(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """It will not be sent: its client has disconnected, or another partition refused its request."""
+        self._canceled(pending)
+        return self._finish(now)
+
+    def sent(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """An admitted append was passed to its connection."""
+        self._sent(pending, now)
+        return self._finish(now)
+
+    def answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> list[Effect]:
+        self._answered(pending, result, now)
+        return self._finish(now)
+
+    def lost(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """The connection was lost between `sent` and the answer."""
+        self._lost(pending, now)
+        return self._finish(now)
+
+    def join(self, transactional_id: str, connection: int, now: float) -> list[Effect]:
+        """A transaction is about to add this partition; a marker will follow, with or without records.
+
+        `connection` waits for `MayJoin` before it sends the request. `transactional_id`: `MARKER` if the client sends a
+        marker itself.
+        """
+        if transactional_id == MARKER:
+            self._marker_comes()
+        else:
+            self._joined(transactional_id, float("inf"))
+        self._joining[transactional_id, connection] = None
+        return self._finish(now)
+
+    def joined(self, transactional_id: str, answered: bool, now: float) -> list[Effect]:
+        """The coordinator has `answered`, or will not get the request. Otherwise the connection was lost, and the
+        request may still arrive."""
+        until = now if answered else now + self._limits.queued_seconds
+        if transactional_id == MARKER:
+            self._marker_answered(until)
+        else:
+            self._joining = {each: None for each in self._joining if each[0] != transactional_id}
+            self._joined(transactional_id, until)
+        return self._finish(now)
+
+    # ---- results of reads, and time
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Submitted(pending):
-                self._submitted(pending, now)
-            case Canceled(pending):
-                self._canceled(pending)
-            case Sent(pending):
-                self._sent(pending, now)
-            case Answered(pending, result):
-                self._answered(pending, result, now)
-            case Lost(pending):
-                self._lost(pending, now)
             case LogEndRead(snapshot):
                 self._log_end_read(snapshot, now)
             case LogEndUnknown(_, error_code):
@@ -167,23 +199,15 @@ class PartitionSequencer(InDoubtResolver):
                 self._probed(pending, result, now)
             case Resent(pending, result):
                 self._resent(pending, result, now)
-            case TransactionJoins(transactional_id, connection):
-                if transactional_id == MARKER:
-                    self._marker_comes()
-                else:
-                    self._joined(transactional_id, float("inf"))
-                self._joining[transactional_id, connection] = None
-            case TransactionJoined(transactional_id, answered) if transactional_id == MARKER:
-                self._marker_answered(now if answered else now + self._limits.queued_seconds)
-            case TransactionJoined(transactional_id, answered):
-                self._joining = {each: None for each in self._joining if each[0] != transactional_id}
-                self._joined(transactional_id, now if answered else now + self._limits.queued_seconds)
             case BasePublished(ok, ours):
                 self._base_published(ok, ours, now)
             case Tick():
                 self._tick(now)
             case Forget(same_log):
                 self._forget(same_log=same_log)
+        return self._finish(now)
+
+    def _finish(self, now: float) -> list[Effect]:
         if self._joining:
             self._let_join()
         self._advance(now)
@@ -191,7 +215,7 @@ class PartitionSequencer(InDoubtResolver):
         effects, self._effects = self._effects, []
         return effects
 
-    # ---- fast path: an append without complications, by calls instead of events
+    # ---- fast path: an append without complications
 
     def may_take(self, pending: PendingAppend, now: float) -> bool:
         """Whether `take` may follow: the append fits at once. Sets its mode, offset and fence; changes nothing else."""
@@ -217,7 +241,7 @@ class PartitionSequencer(InDoubtResolver):
         return kind is AppendMode.PASS_THROUGH or self._fence_at_end(pending, now)
 
     def take(self, pending: PendingAppend, now: float) -> None:
-        """`Submitted`, `Admit` and `Sent` in one, after `may_take`."""
+        """`submit`, `Admit` and `sent` in one, after `may_take`."""
         self._check = pending.check
         if pending.kind.fenced and pending.append.producer_id >= 0:
             self.memory.record_fenced(pending)
@@ -264,7 +288,7 @@ class PartitionSequencer(InDoubtResolver):
         )
 
     def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
-        """`Answered` with the expected success, and its `Answer`, after `may_complete`."""
+        """`answered` with the expected success, and its `Answer`, after `may_complete`."""
         self._in_flight.popleft()
         if pending.kind.fenced:
             self._record_appended(pending, result.log_append_time_ms, now)
@@ -272,7 +296,7 @@ class PartitionSequencer(InDoubtResolver):
             self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
         self.memory.resolved(pending)
 
-    # ---- events
+    # ---- what the calls do
 
     def _submitted(self, pending: PendingAppend, now: float) -> None:
         pending.kind = self._kind_of(pending)

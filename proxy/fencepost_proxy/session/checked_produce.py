@@ -28,13 +28,13 @@ from uuid import UUID
 
 from fencepost_policies.append import Append, Facts, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
-from fencepost_proxy.sequencer.events import Answered, Canceled, Lost, PendingAppend, Sent, Submitted
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.state import sent_after
 from fencepost_proxy.session.barriers import AtBarriers
 from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, leveled_produce
-from fencepost_proxy.session.messages import Count, TopicStale, ToSequencer
+from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, Failed, PendingResponse
 from fencepost_proxy.session.produce_exchange import (
@@ -624,7 +624,7 @@ class CheckedProduce(AtBarriers):
             produce.waiting_for, produce.submitted_at = pending, now
             if pending.append.transactional:
                 self._submits(pending)
-            self._commands.append(ToSequencer(pending, Submitted(pending)))
+            self._sequencers.submit(pending)
             return
         produce.waiting_for = None
         self._send_produce(produce, now)
@@ -650,7 +650,7 @@ class CheckedProduce(AtBarriers):
             or self.client_closed
             or self.upstream_closed
         ):
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
             return
         # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
         if self._without_id(sent, [pending]):
@@ -670,7 +670,7 @@ class CheckedProduce(AtBarriers):
         self._forward(pending_response, sent, sent.request_for(pending))
         if pending.append.transactional:
             self._sends(pending)
-        self._commands.append(ToSequencer(pending, Sent(pending)))
+        self._sequencers.sent(pending)
 
     def _append_completed(
         self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float
@@ -743,7 +743,7 @@ class CheckedProduce(AtBarriers):
             self._return_after_failed(produce)
         if produce.admitted and now >= self._login_ends:
             self._return_unsent(produce)
-        if any(not self._services.may_send(pending, now) for pending in produce.admitted):
+        if any(not self._sequencers.may_send(pending, now) for pending in produce.admitted):
             # An admission without a confirmed fence expires.
             self._resubmit_admitted(produce)
             return False
@@ -757,7 +757,7 @@ class CheckedProduce(AtBarriers):
         for pending in produce.admitted:
             if pending.append.transactional:
                 self._sends(pending)
-            self._commands.append(ToSequencer(pending, Sent(pending)))
+            self._sequencers.sent(pending)
         produce.admitted = []
         self._forward(pending_response, produce, request)
         return True
@@ -782,7 +782,7 @@ class CheckedProduce(AtBarriers):
 
     def _resubmit_admitted(self, produce: ProduceExchange) -> None:
         for pending in produce.admitted:
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
         produce.to_submit = sorted([*produce.to_submit, *produce.admitted], key=lambda t: t.partition, reverse=True)
         produce.admitted = []
 
@@ -796,7 +796,7 @@ class CheckedProduce(AtBarriers):
         for pending in tuple(produce.admitted):
             if self._fails_with_its_pipeline(produce, pending):
                 produce.admitted.remove(pending)
-                self._commands.append(ToSequencer(pending, Canceled(pending)))
+                self._sequencers.cancel(pending)
 
     def _return_unsent(self, produce: ProduceExchange) -> None:
         """The client's login expired while it waited. Kafka would close the connection without a result.
@@ -813,7 +813,7 @@ class CheckedProduce(AtBarriers):
             )
         for pending in produce.admitted:
             self._pipeline_failed(pending_response, pending, produce.results[pending.partition])
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
             self._commands.append(Count("refusal", "try_again", pending.partition))
         produce.admitted = []
 
@@ -865,7 +865,7 @@ class CheckedProduce(AtBarriers):
     def _refuse_the_rest(self, produce: ProduceExchange) -> None:
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
         for pending in produce.admitted:
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
         produce.admitted, produce.to_submit = [], []
         first = next(produce.refusals())
         pending_response = self._waiting_response
@@ -926,8 +926,8 @@ class CheckedProduce(AtBarriers):
         self._commands += [
             TopicStale(pending.partition.topic),
             Count("refusal", "try_again", pending.partition),
-            ToSequencer(pending, Canceled(pending)),
         ]
+        self._sequencers.cancel(pending)
 
     # ---- results
 
@@ -984,7 +984,7 @@ class CheckedProduce(AtBarriers):
             pending.may_write = self._has_proved(key.topic)
             if result.error_code:
                 self._services.kafka_refused(result.error_code)
-            self._commands.append(ToSequencer(pending, Answered(pending, result)))
+            self._sequencers.answered(pending, result)
         else:
             produce.results.setdefault(key, result)
 
@@ -1097,7 +1097,7 @@ class CheckedProduce(AtBarriers):
         for pending in produce.pending_appends.values():
             if pending.partition in produce.sent and pending.partition not in produce.results:
                 pending.may_write = self._has_proved(pending.partition.topic)
-                self._commands.append(ToSequencer(pending, Lost(pending)))
+                self._sequencers.lost(pending)
                 if produce.count_checked is not None:
                     produce.count_checked.in_doubt = True  # the sequencer may resend it
 
@@ -1108,7 +1108,7 @@ class CheckedProduce(AtBarriers):
         if produce is not None:
             for pending in (*produce.admitted, produce.waiting_for):
                 if pending is not None:
-                    self._commands.append(ToSequencer(pending, Canceled(pending)))
+                    self._sequencers.cancel(pending)
             if produce.sent:  # in part: it goes on as one of `_produce_in_flight`, until that is answered
                 for key in produce.partitions():
                     if key not in produce.sent and key not in produce.results:

@@ -294,7 +294,7 @@ class FastPath(CheckedProduce):
         fitting = []
         for partition, start, end in batches:
             key = TopicPartition(topic, partition)
-            sequencer = services.sequencer(key)
+            sequencer = self._sequencers.sequencer(key)
             if sequencer is None:
                 return None
             records = frame[start:end]
@@ -338,7 +338,7 @@ class FastPath(CheckedProduce):
         }
         completed = []
         for pending in direct.pending_appends:
-            sequencer, result = self._services.sequencer(pending.partition), results.get(pending.partition.partition)
+            sequencer, result = self._sequencers.sequencer(pending.partition), results.get(pending.partition.partition)
             if sequencer is None or result is None or not sequencer.may_complete(pending, result):
                 return None
             completed.append((sequencer, pending, result))

@@ -293,14 +293,18 @@ def scan_batch(
         )
     payload = bytes(unpacked) if says_something else unpacked
     try:
-        end, first, _ = _record_start(payload, 0)
+        end, first, rest_at = _record_start(payload, 0)
         if end > len(payload):
             raise Malformed("the first record is longer than its batch")
-        newest = _newest_delta(payload, header, first)
+        newest = first if header.record_count == 1 else _newest_delta(payload, header, first)
         oldest_ms = _oldest_ms(payload, header, effort) if timestamps else None
         stated = _Stated(names, effort)
         if isinstance(payload, bytes):
-            _read_headers(payload, header.record_count, stated)
+            if header.record_count == 1:
+                stated.read_record(payload, rest_at, end, 0)
+                _require_end(end, payload, 1)
+            else:
+                _read_headers(payload, header.record_count, stated)
         digest = _digest(payload, header, first)
     except MALFORMED as error:
         raise MalformedBatch(f"malformed record: {reason_of(error)}") from error
@@ -413,8 +417,12 @@ def _walk_headers(payload: bytes, count: int, stated: _Stated) -> None:
             raise Malformed("longer than its batch")
         stated.read_record(payload, rest_at, end, index)
         at = end
-    if at != total:
-        raise Malformed(f"{total - at} extra bytes after {count} records")
+    _require_end(at, payload, count)
+
+
+def _require_end(at: int, payload: bytes, count: int) -> None:
+    if at != len(payload):
+        raise Malformed(f"{len(payload) - at} extra bytes after {count} records")
 
 
 def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
@@ -586,7 +594,11 @@ class _Stated:
         header_count = data[at]
         if header_count == 0 and at == end - 1:
             return
-        header_count, at = read_varint(data, at)
+        if header_count < 0x80:
+            header_count = (header_count >> 1) ^ -(header_count & 1)
+            at += 1
+        else:
+            header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
             raise Malformed(f"invalid header count {header_count}")
         if header_count > self.effort.steps_left:
@@ -595,7 +607,12 @@ class _Stated:
         spellings = self.names.spellings
         observed: tuple[bytes, ...] = ()
         for _ in range(header_count):
-            length, at = read_varint(data, at)
+            length = data[at]
+            if length < 0x80:
+                length = (length >> 1) ^ -(length & 1)
+                at += 1
+            else:
+                length, at = read_varint(data, at)
             if length < 0 or at + length > end:
                 raise Malformed(f"invalid header name length {length}")
             name = data[at : at + length]

@@ -1,0 +1,140 @@
+"""`fencepost dev`: runs Kafka and the proxy in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.errors import ClusterError
+from fencepost_dev.jars import DEFAULT_VERSION, RELEASES
+from fencepost_proxy import logs
+from fencepost_proxy.cli.proxy import loop_factory
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.net.listeners import bind
+from fencepost_proxy.types import Address
+
+DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
+_WATCH_SECONDS: Final = 1.0
+
+_DESCRIPTION: Final = """\
+Run a real Kafka (KRaft) and the proxy on this machine, in the foreground. The Kafka jars are downloaded once, verified
+by hash and cached. Needs JDK 17 or newer (JAVA_HOME, else PATH).
+
+When clients can connect, the command prints one line on stdout:
+  ready bootstrap=HOST:PORT kafka=HOST:PORT[,HOST:PORT...]
+bootstrap= is the proxy, kafka= the brokers. Progress and logs go to stderr.
+Ctrl-C or SIGTERM stops everything; the exit code is 0."""
+
+_EXAMPLES: Final = """\
+examples:
+  fencepost dev
+      run one broker; clients connect to 127.0.0.1:19092; all data is deleted at the end
+
+  fencepost dev --brokers 3 --data ./data
+      run three brokers; a later run with the same --data has the same topics and records
+
+  fencepost dev --listen 127.0.0.1:0 --kafka-version 3.9.2
+      run an older Kafka; the proxy listens on any free port (read it from the ready line)
+
+environment:
+  FENCEPOST_CACHE       directory of the jars (default ~/.cache/fencepost)
+  FENCEPOST_MAVEN_URL   Maven repository to download them from
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "dev",
+        help="run Kafka and the proxy on this machine, for development",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--brokers", type=_count, default=1, metavar="N", help="number of Kafka brokers (default 1)")
+    add("--listen", type=_address, default=DEFAULT_LISTEN, metavar="HOST:PORT",
+        help=f"bootstrap address of the proxy (default {DEFAULT_LISTEN}; port 0: any free port)")  # fmt: skip
+    add("--data", type=Path, metavar="DIR", help="keep Kafka's data in DIR (default: a temporary directory)")
+    add("--kafka-version", choices=sorted(RELEASES), default=DEFAULT_VERSION, metavar="V",
+        help=f"one of {', '.join(RELEASES)} (default {DEFAULT_VERSION})")  # fmt: skip
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 9")
+    return int(text)
+
+
+def _address(text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until a signal. Raises `FencepostError` if a prerequisite or an option is wrong."""
+    # Before the event loop handles signals, SIGTERM must clean up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
+    bind(args.listen, "clients").close()  # report a used port before Kafka starts
+    cluster = KafkaCluster(args.brokers, version=args.kafka_version, data=args.data)
+    try:
+        cluster.start()
+        config = ProxyConfig(upstream=cluster.addresses, listen=args.listen)
+        logs.setup(config.log.level, config.log.format)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(config, cluster))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        cluster.stop()
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
+    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - keeps `--help` fast
+
+    def print_ready(bootstrap: Address) -> None:
+        print(f"ready bootstrap={bootstrap} kafka={cluster.bootstrap}", flush=True)
+
+    serving = asyncio.create_task(serve(config, on_ready=print_ready), name="serve")
+    watching = asyncio.create_task(_watch(cluster), name="watch brokers")
+    stopping = asyncio.Event()
+    queried = asyncio.create_task(stopping.wait(), name="wait for a signal")
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stopping.set)
+    done, rest = await asyncio.wait({serving, watching, queried}, return_when=asyncio.FIRST_COMPLETED)
+    print("stopping", file=sys.stderr)
+    # The proxy stops before the brokers, so that clients see no broker failure.
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        try:
+            task.result()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {config.listen}: {error.strerror or error} (--listen)") from error
+
+
+async def _watch(cluster: KafkaCluster) -> None:
+    """Raises `ClusterError` when a broker process has exited."""
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        for node_id in cluster.node_ids:
+            if not cluster.running(node_id):
+                cluster.keep_data()
+                raise ClusterError(f"broker {node_id} exited unexpectedly (see {cluster.log_file(node_id)})")
