@@ -100,7 +100,14 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}replaced_topics",
         f"{_I}broker_settings",
     ),
-    ("proxy/fencepost_proxy/net", "proxy/fencepost_proxy/config", "proxy/fencepost_proxy/cli", "deploy", "locks"): (
+    (
+        "proxy/fencepost_proxy/cluster",
+        "proxy/fencepost_proxy/net",
+        "proxy/fencepost_proxy/config",
+        "proxy/fencepost_proxy/cli",
+        "deploy",
+        "locks",
+    ): (
         f"{_I}workers",
         f"{_I}reloading",
         f"{_I}proxy_command",

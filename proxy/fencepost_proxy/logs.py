@@ -1,9 +1,9 @@
 """Structured logging: one line per event, as `key=value` or JSON. Values come from peers and are untrusted.
 
-    log = logs.get("net.control")
+    log = logs.get("cluster.client")
     log.warning("connection lost", broker=address, reason=error)
 
-    2026-03-01T12:00:00.123Z WARNING net.control connection lost broker=kafka-1:9092 reason="closed by peer"
+    2026-03-01T12:00:00.123Z WARNING cluster.client connection lost broker=kafka-1:9092 reason="closed by peer"
 
 A topic name or client id may contain a line feed, a terminal escape or a forged `level=ERROR`. Control characters are
 escaped, and a value with a space, a quote or `=` is quoted. Event texts are constants of the proxy. Record contents are
@@ -223,7 +223,7 @@ class _Flood(logging.Filter):
 
 
 def get(logger: str) -> Log:
-    """The log of a module, named relative to `fencepost_proxy`, for example `net.control`."""
+    """The log of a module, named relative to `fencepost_proxy`, for example `cluster.client`."""
     return Log(logging.getLogger(f"{_ROOT}.{logger}"))
 
 

@@ -1,4 +1,4 @@
-"""The control client against a real Kafka: exact results, and bounded waits when Kafka does not respond."""
+"""The Kafka client against a real Kafka: exact results, and bounded waits when Kafka does not respond."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
 from fencepost_dev.cluster import KafkaCluster
+from fencepost_proxy.cluster.appends import Appends
+from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.fetches import Fetches, Found, NotYet, OutOfRange
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.metadata import Leader
+from fencepost_proxy.cluster.producer_ids import ProducerIds
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net.cluster import Leader
-from fencepost_proxy.net.control import (
-    ControlClient,
-    Found,
-    NotYet,
-    OutcomeUnknown,
-    OutOfRange,
-    UpstreamUnavailable,
-)
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
@@ -33,13 +34,13 @@ from tests.kit.waiting import until_async
 
 pytestmark = pytest.mark.kafka
 
-Story = Callable[[ControlClient], Awaitable[None]]
+Story = Callable[[KafkaClient], Awaitable[None]]
 LIMITS = replace(Limits(), request_timeout_seconds=10.0, connect_timeout_seconds=2.0)
 
 
 @asynccontextmanager
-async def started(kafka: KafkaCluster, limits: Limits = LIMITS) -> AsyncIterator[ControlClient]:
-    client = ControlClient(kafka.addresses, limits)
+async def started(kafka: KafkaCluster, limits: Limits = LIMITS) -> AsyncIterator[KafkaClient]:
+    client = KafkaClient(kafka.addresses, limits)
     try:
         await client.start(timeout_seconds=60)
         yield client
@@ -67,13 +68,13 @@ def paused(kafka: KafkaCluster, *nodes: int) -> Iterator[None]:
             kafka.resume(node)
 
 
-async def new_topic(client: ControlClient, *, replicas: int = 1, **configs: str) -> TopicPartition:
+async def new_topic(client: KafkaClient, *, replicas: int = 1, **configs: str) -> TopicPartition:
     name = f"control-{uuid4().hex[:8]}"
     settings = {key.replace("_", "."): value for key, value in configs.items()}
-    assert await client.create_topic(name, partitions=1, replication_factor=replicas, configs=settings)
+    assert await Topics(client).create(name, partitions=1, replication_factor=replicas, configs=settings)
     tp = TopicPartition(name, 0)
     # Every broker knows the topic, and it has a leader.
-    await client.log_end(tp)
+    await LogEnds(client).log_end(tp)
     return tp
 
 
@@ -91,72 +92,72 @@ def values_of(found: object) -> list[bytes | None]:
 
 
 def test_log_end_is_right_after_each_append(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        assert (await client.log_end(tp)).offset == 0
+        assert (await LogEnds(client).log_end(tp)).offset == 0
 
         for expected in (0, 3):
-            result = await client.produce(tp, batch(b"a", b"b", b"c"), timeout_ms=5_000)
+            result = await Appends(client).produce(tp, batch(b"a", b"b", b"c"), timeout_ms=5_000)
             assert (result.error_code, result.base_offset) == (0, expected)
 
-        end = await client.log_end(tp)
+        end = await LogEnds(client).log_end(tp)
         assert end.offset == 6
         assert Leader(end.node_id, end.leader_epoch) == client.leader(tp)
-        assert await client.high_watermark(tp) == 6
-        assert await client.log_start(tp) == 0
+        assert await LogEnds(client).high_watermark(tp) == 6
+        assert await LogEnds(client).log_start(tp) == 0
 
     with_client(kafka, story)
 
 
-def believe(client: ControlClient, tp: TopicPartition, leader: Leader) -> None:
+def believe(client: KafkaClient, tp: TopicPartition, leader: Leader) -> None:
     """Replace the client's leader by a false one, as from outdated metadata or from a broker that is ahead."""
     info = client.topic(tp.topic)
     assert info is not None
     partition = replace(info.partitions[tp.partition], leader=leader)
-    topics = {**client._metadata.topics, tp.topic: replace(info, partitions={tp.partition: partition})}
-    client._metadata = replace(client._metadata, topics=topics)
+    topics = {**client.metadata.known.topics, tp.topic: replace(info, partitions={tp.partition: partition})}
+    client.metadata.known = replace(client.metadata.known, topics=topics)
 
 
 def test_leader_move_is_followed_by_every_query(kafka3: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client, replicas=3, min_insync_replicas="2")
-        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
-        before = await client.log_end(tp)
+        assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        before = await LogEnds(client).log_end(tp)
 
         await asyncio.to_thread(kafka3.shut_down, before.node_id)
         try:
             # The client is not informed: it still uses the old leader and its epoch.
             believe(client, tp, Leader(before.node_id, before.leader_epoch))
-            after = await client.log_end(tp)
+            after = await LogEnds(client).log_end(tp)
             assert after.offset == before.offset == 1
             assert after.node_id != before.node_id
             assert after.leader_epoch > before.leader_epoch
 
             believe(client, tp, Leader(after.node_id, before.leader_epoch))  # right broker, old epoch: fenced
-            assert await client.log_end(tp) == after
+            assert await LogEnds(client).log_end(tp) == after
 
             believe(client, tp, Leader(before.node_id, before.leader_epoch))
-            assert values_of(await client.read_batch(tp, Offset(0))) == [b"a"]
+            assert values_of(await Fetches(client).read_batch(tp, Offset(0))) == [b"a"]
             believe(client, tp, Leader(before.node_id, before.leader_epoch))
-            assert (await client.read_partition(tp)).log_end == after
+            assert (await Producers(client).read_partition(tp)).log_end == after
         finally:
             await asyncio.to_thread(kafka3.restart, before.node_id)
 
-        assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000)).error_code == 0
-        assert (await client.log_end(tp)).offset == 2
+        assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000)).error_code == 0
+        assert (await LogEnds(client).log_end(tp)).offset == 2
 
     with_client(kafka3, story)
 
 
 def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client, replicas=3)
-        end = await client.log_end(tp)
+        end = await LogEnds(client).log_end(tp)
         follower = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
 
         # A follower replica responds to DescribeProducers, and that request has no epoch to fence it.
         believe(client, tp, Leader(follower, end.leader_epoch))
-        reading = await client.read_partition(tp)
+        reading = await Producers(client).read_partition(tp)
 
         assert reading.log_end.node_id == end.node_id
 
@@ -164,15 +165,15 @@ def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
 
 
 def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        end = await client.log_end(tp)
+        end = await LogEnds(client).log_end(tp)
         # As if metadata of a broker that is ahead had named the next epoch: no older response may replace it.
         believe(client, tp, Leader(end.node_id, LeaderEpoch(end.leader_epoch + 1)))
 
         async def refused() -> bool:
             with pytest.raises(UpstreamUnavailable) as caught:
-                await client.log_end(tp, timeout_seconds=0.5)
+                await LogEnds(client).log_end(tp, timeout_seconds=0.5)
             return "error 75" in str(caught.value)
 
         await until_async(refused, "a refusal")
@@ -181,17 +182,17 @@ def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
 
 
 def test_missing_topic_fails_soon_and_is_not_created(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         started_at = time.monotonic()
         with pytest.raises(UpstreamUnavailable, match="no such topic or partition") as caught:
-            await client.log_end(TopicPartition("nobody-made-this", 0), timeout_seconds=120)
+            await LogEnds(client).log_end(TopicPartition("nobody-made-this", 0), timeout_seconds=120)
         assert caught.value.error_code == 3
         assert time.monotonic() - started_at < 60
         assert "nobody-made-this" not in (await client.refresh_metadata(None)).topics
 
         tp = await new_topic(client)
         with pytest.raises(UpstreamUnavailable, match="no such topic or partition"):
-            await client.log_end(TopicPartition(tp.topic, 9))
+            await LogEnds(client).log_end(TopicPartition(tp.topic, 9))
 
     with_client(kafka, story)
 
@@ -200,43 +201,43 @@ def test_missing_topic_fails_soon_and_is_not_created(kafka: KafkaCluster) -> Non
 
 
 def test_producer_state_before_and_after_fenced_append(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        producer_id, epoch = await client.init_producer_id()
-        assert await client.producer_state(tp, producer_id) is None
+        producer_id, epoch = await ProducerIds(client).init()
+        assert (await Producers(client).read_partition(tp)).producers.get(producer_id) is None
 
         before_ms = int(time.time() * 1000)
         fenced = fence_batch(
             memoryview(batch(b"a", b"b")), producer_id=producer_id, producer_epoch=epoch, base_sequence=41
         )
-        assert (await client.produce(tp, bytes(fenced), timeout_ms=5_000)).error_code == 0
+        assert (await Appends(client).produce(tp, bytes(fenced), timeout_ms=5_000)).error_code == 0
 
-        state = await client.producer_state(tp, producer_id)
+        state = (await Producers(client).read_partition(tp)).producers.get(producer_id)
         assert state is not None
         assert (state.epoch, state.last_sequence, state.current_txn_start_offset) == (epoch, 42, None)
         assert before_ms <= state.last_timestamp_ms <= int(time.time() * 1000)
-        reading = await client.read_partition(tp)
+        reading = await Producers(client).read_partition(tp)
         assert reading.consistent
         assert reading.log_end.offset == 2
         assert set(reading.producers) == {producer_id}
-        assert await client.producer_state(tp, ProducerId(producer_id + 1_000_000)) is None
+        assert (await Producers(client).read_partition(tp)).producers.get(ProducerId(producer_id + 1_000_000)) is None
 
     with_client(kafka, story)
 
 
 def test_two_producer_ids_are_never_the_same(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
-        ids = [(await client.init_producer_id())[0] for _ in range(5)]
+    async def story(client: KafkaClient) -> None:
+        ids = [(await ProducerIds(client).init())[0] for _ in range(5)]
         assert len(set(ids)) == 5
 
     with_client(kafka, story)
 
 
 def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        assert (await client.produce(tp, batch(b"plain"), timeout_ms=5_000)).error_code == 0
-        assert await client.open_transactions(tp) == {}
+        assert (await Appends(client).produce(tp, batch(b"plain"), timeout_ms=5_000)).error_code == 0
+        assert await Producers(client).open_transactions(tp) == {}
         producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": tp.topic})
 
         def begin() -> None:
@@ -246,18 +247,18 @@ def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> Non
             producer.flush(90)
 
         await asyncio.to_thread(begin)
-        (open_one,) = (await client.open_transactions(tp)).values()
+        (open_one,) = (await Producers(client).open_transactions(tp)).values()
         assert open_one.current_txn_start_offset == 1
 
         await asyncio.to_thread(producer.commit_transaction, 90)
 
         async def none_open() -> bool:
-            return not await client.open_transactions(tp)
+            return not await Producers(client).open_transactions(tp)
 
         await until_async(none_open, "no open transaction")
         # The marker took offset 2 and can be read like a batch.
-        assert (await client.log_end(tp)).offset == 3
-        marker = await client.read_batch(tp, Offset(2))
+        assert (await LogEnds(client).log_end(tp)).offset == 3
+        marker = await Fetches(client).read_batch(tp, Offset(2))
         assert isinstance(marker, Found)
         assert parse_batch_header(memoryview(marker.batch)).is_control
 
@@ -268,63 +269,63 @@ def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> Non
 
 
 def test_batch_is_read_whole_from_any_offset(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
         for values in ((b"a",), (b"b", b"c", b"d"), (b"e" * 5_000,)):
-            assert (await client.produce(tp, batch(*values), timeout_ms=5_000)).error_code == 0
+            assert (await Appends(client).produce(tp, batch(*values), timeout_ms=5_000)).error_code == 0
 
         for offset in (1, 2, 3):
-            assert values_of(await client.read_batch(tp, Offset(offset))) == [b"b", b"c", b"d"]
-        assert values_of(await client.read_batch(tp, Offset(4), bytes_max=100)) == [b"e" * 5_000]
-        assert await client.read_batch(tp, Offset(5)) == NotYet(Offset(5))
-        assert await client.read_batch(tp, Offset(500)) == NotYet(Offset(5))
+            assert values_of(await Fetches(client).read_batch(tp, Offset(offset))) == [b"b", b"c", b"d"]
+        assert values_of(await Fetches(client).read_batch(tp, Offset(4), bytes_max=100)) == [b"e" * 5_000]
+        assert await Fetches(client).read_batch(tp, Offset(5)) == NotYet(Offset(5))
+        assert await Fetches(client).read_batch(tp, Offset(500)) == NotYet(Offset(5))
 
     with_client(kafka, story)
 
 
 def test_offset_below_log_start_is_out_of_range(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
         for value in (b"a", b"b", b"c"):
-            await client.produce(tp, batch(value), timeout_ms=5_000)
+            await Appends(client).produce(tp, batch(value), timeout_ms=5_000)
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         await asyncio.to_thread(
             lambda: [f.result(90) for f in admin.delete_records([ConfluentPartition(tp.topic, 0, 2)]).values()]
         )
 
-        assert await client.read_batch(tp, Offset(1)) == OutOfRange(Offset(2))
-        assert values_of(await client.read_batch(tp, Offset(2))) == [b"c"]
-        assert await client.log_start(tp) == 2
-        assert (await client.read_partition(tp)).log_start_offset == 2
+        assert await Fetches(client).read_batch(tp, Offset(1)) == OutOfRange(Offset(2))
+        assert values_of(await Fetches(client).read_batch(tp, Offset(2))) == [b"c"]
+        assert await LogEnds(client).log_start(tp) == 2
+        assert (await Producers(client).read_partition(tp)).log_start_offset == 2
 
     with_client(kafka, story)
 
 
 def test_unreplicated_record_counts_in_log_end_only(kafka3: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client, replicas=3)
-        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
-        end = await client.log_end(tp)
+        assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        end = await LogEnds(client).log_end(tp)
 
         with paused(kafka3, *(node for node in kafka3.node_ids if node != end.node_id)):
-            assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).base_offset == 1
-            assert (await client.log_end(tp)).offset == 2
-            assert await client.high_watermark(tp) == 1
-            assert await client.read_batch(tp, Offset(1)) == NotYet(Offset(1))
+            assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).base_offset == 1
+            assert (await LogEnds(client).log_end(tp)).offset == 2
+            assert await LogEnds(client).high_watermark(tp) == 1
+            assert await Fetches(client).read_batch(tp, Offset(1)) == NotYet(Offset(1))
 
         async def replicated() -> bool:
-            return await client.high_watermark(tp) == 2
+            return await LogEnds(client).high_watermark(tp) == 2
 
         await until_async(replicated, "all replicas")
-        assert values_of(await client.read_batch(tp, Offset(1))) == [b"b"]
+        assert values_of(await Fetches(client).read_batch(tp, Offset(1))) == [b"b"]
 
     with_client(kafka3, story)
 
 
 def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        await client.log_end(tp)
+        await LogEnds(client).log_end(tp)
         old = client.topic(tp.topic)
         assert old is not None
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
@@ -334,13 +335,13 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
             return tp.topic not in (await client.refresh_metadata([tp.topic])).topics
 
         await until_async(deleted, "deletion of the topic")
-        await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
-        assert (await client.log_end(tp)).offset == 0
+        await Topics(client).create(tp.topic, partitions=1, replication_factor=1, configs={})
+        assert (await LogEnds(client).log_end(tp)).offset == 0
 
-        result = await client.produce(tp, batch(b"stale"), timeout_ms=5_000, topic_id=old.topic_id)
+        result = await Appends(client).produce(tp, batch(b"stale"), timeout_ms=5_000, topic_id=old.topic_id)
 
         assert result.error_code == 100
-        assert (await client.log_end(tp)).offset == 0
+        assert (await LogEnds(client).log_end(tp)).offset == 0
         new = client.topic(tp.topic)
         assert new is not None
         assert new.topic_id != old.topic_id
@@ -352,34 +353,34 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
 
 
 def test_facts_of_topics_and_brokers(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(
             client, message_timestamp_type="LogAppendTime", max_message_bytes="4321", cleanup_policy="compact"
         )
-        facts = await client.topic_facts(tp.topic)
+        facts = await Configs(client).topic_facts(tp.topic)
         assert (facts.assumed, facts.log_append_time, facts.max_message_bytes) == (False, True, 4321)
         assert facts.cleanup_policy == {"compact"}
-        assert not (await client.topic_facts((await new_topic(client)).topic)).log_append_time
-        assert (await client.broker_facts()).producer_id_expiration_ms == 86_400_000
+        assert not (await Configs(client).topic_facts((await new_topic(client)).topic)).log_append_time
+        assert (await Configs(client).broker_facts()).producer_id_expiration_ms == 86_400_000
 
     with_client(kafka, story)
 
 
 def test_cluster_facts_match_the_running_brokers(kafka3: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         assert client.cluster_id == kafka3.cluster_id
         assert dict(client.brokers) == {NodeId(node): kafka3.address(node) for node in kafka3.node_ids}
         tp = await new_topic(client, replicas=3)
-        end = await client.log_end(tp)
+        end = await LogEnds(client).log_end(tp)
         info = client.topic(tp.topic)
         assert info is not None
         assert (info.partition_count, info.replication_factor) == (1, 3)
-        assert all(client.api_versions(node_id) for node_id in client.brokers)
-        versions = client.api_versions(end.node_id)
+        assert all(client.pool.api_versions(node_id) for node_id in client.brokers)
+        versions = client.pool.api_versions(end.node_id)
         assert versions is not None
         assert versions[0][1] >= 12
-        assert client.api_versions(NodeId(99)) is None
-        assert not await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
+        assert client.pool.api_versions(NodeId(99)) is None
+        assert not await Topics(client).create(tp.topic, partitions=1, replication_factor=1, configs={})
 
     with_client(kafka3, story)
 
@@ -387,9 +388,9 @@ def test_cluster_facts_match_the_running_brokers(kafka3: KafkaCluster) -> None:
 def test_concurrent_metadata_refreshes_share_few_requests(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     queried = 0
 
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         nonlocal queried
-        adopt = client._adopt
+        adopt = client.metadata.adopt
 
         def counting(*args: object, **kwargs: object) -> object:
             nonlocal queried
@@ -397,7 +398,7 @@ def test_concurrent_metadata_refreshes_share_few_requests(kafka: KafkaCluster, m
             return adopt(*args, **kwargs)  # type: ignore[arg-type]
 
         tps = [await new_topic(client) for _ in range(3)]
-        monkeypatch.setattr(client, "_adopt", counting)
+        monkeypatch.setattr(client.metadata, "adopt", counting)
         results = await asyncio.gather(*(client.refresh_metadata([tps[n % 3].topic]) for n in range(60)))
         assert queried <= 6, "60 refreshes share too few requests (a few periodic ones are included)"
         assert all(tps[n % 3].topic in result.topics for n, result in enumerate(results))
@@ -409,49 +410,49 @@ def test_concurrent_metadata_refreshes_share_few_requests(kafka: KafkaCluster, m
 
 
 def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        await client.log_end(tp)
-        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        await LogEnds(client).log_end(tp)
+        assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
 
         with paused(kafka, 1):
             started_at = time.monotonic()
             with pytest.raises(UpstreamUnavailable):
-                await client.log_end(tp, timeout_seconds=0.3)
+                await LogEnds(client).log_end(tp, timeout_seconds=0.3)
             with pytest.raises(OutcomeUnknown):
-                await client.produce(tp, batch(b"in doubt"), timeout_ms=100)
+                await Appends(client).produce(tp, batch(b"in doubt"), timeout_ms=100)
             assert time.monotonic() - started_at < LIMITS.request_timeout_seconds
 
         # The append was in doubt: the broker appends it when it resumes.
         async def appended() -> bool:
-            return (await client.log_end(tp)).offset == 2
+            return (await LogEnds(client).log_end(tp)).offset == 2
 
         await until_async(appended, "an append")
-        assert values_of(await client.read_batch(tp, Offset(1))) == [b"in doubt"]
+        assert values_of(await Fetches(client).read_batch(tp, Offset(1))) == [b"in doubt"]
 
     with_client(kafka, story)
 
 
 def test_restarted_broker_is_found_again(kafka3: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
-        await client.produce(tp, batch(b"a"), timeout_ms=5_000)
-        node_id = (await client.log_end(tp)).node_id
+        await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)
+        node_id = (await LogEnds(client).log_end(tp)).node_id
         await asyncio.to_thread(kafka3.kill, node_id)
         try:
             with pytest.raises(UpstreamUnavailable):
-                await client.log_end(tp, timeout_seconds=0.3)
+                await LogEnds(client).log_end(tp, timeout_seconds=0.3)
         finally:
             await asyncio.to_thread(kafka3.restart, node_id)
-        assert (await client.log_end(tp, timeout_seconds=60)).offset == 1
-        assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000)).base_offset == 1
+        assert (await LogEnds(client).log_end(tp, timeout_seconds=60)).offset == 1
+        assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000)).base_offset == 1
 
     with_client(kafka3, story)
 
 
 def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        client = ControlClient([Address("127.0.0.1", 1)], replace(LIMITS, reconnect_backoff_max_seconds=0.1))
+        client = KafkaClient([Address("127.0.0.1", 1)], replace(LIMITS, reconnect_backoff_max_seconds=0.1))
         with pytest.raises(UpstreamUnavailable, match="cannot connect"):
             await client.start(timeout_seconds=2.0)
         await client.close()
@@ -465,21 +466,22 @@ def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCluster) -> None:
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client)
         [node_id] = kafka.node_ids
         replica_ids = [[NodeId(node_id)], [NodeId(node_id)]]
 
         async def create(count: int, replica_ids: list[list[NodeId]] | None, *, validate_only: bool) -> int:
-            return (await client.create_partitions(tp.topic, count, replica_ids, validate_only=validate_only))[0]
+            created = Topics(client).create_partitions(tp.topic, count, replica_ids, validate_only=validate_only)
+            return (await created)[0]
 
         assert await create(3, replica_ids, validate_only=True) == 0
         assert (await client.refresh_metadata([tp.topic])).topics[tp.topic].partition_count == 1
         assert await create(3, [[NodeId(99)], [NodeId(99)]], validate_only=False) == 39
         assert await create(3, replica_ids, validate_only=False) == 0
-        code, message = await client.create_partitions(tp.topic, 3, None, validate_only=True)
+        code, message = await Topics(client).create_partitions(tp.topic, 3, None, validate_only=True)
         assert (code, message) == (37, "Topic already has 3 partition(s).")
-        assert (await client.create_partitions("there-is-none", 3, None, validate_only=True))[0] == 3
+        assert (await Topics(client).create_partitions("there-is-none", 3, None, validate_only=True))[0] == 3
 
     with_client(kafka, story)
 
@@ -488,18 +490,18 @@ def test_partition_end_is_replicated_at_high_watermark(kafka3: KafkaCluster) -> 
     """Given a paused replica, when a record is appended with acks=1, then the high watermark stays below the log end
     until the replica has it."""
 
-    async def story(client: ControlClient) -> None:
+    async def story(client: KafkaClient) -> None:
         tp = await new_topic(client, replicas=3)
-        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
-        leader = (await client.log_end(tp)).node_id
+        assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        leader = (await LogEnds(client).log_end(tp)).node_id
         followers = [node for node in kafka3.node_ids if node != leader]
         with paused(kafka3, *followers):
-            assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).error_code == 0
-            end = await client.partition_end(tp)
+            assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).error_code == 0
+            end = await LogEnds(client).partition_end(tp)
             assert (end.log_end.offset, end.high_watermark) == (2, 1)
 
         async def replicated() -> bool:
-            end = await client.partition_end(tp)
+            end = await LogEnds(client).partition_end(tp)
             return end.high_watermark == end.log_end.offset == 2
 
         await until_async(replicated, "all replicas")

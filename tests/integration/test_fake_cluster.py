@@ -9,8 +9,17 @@ from dataclasses import asdict, replace
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from fencepost_proxy.cluster.appends import Appends
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.fetches import Fetches, Found
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.producer_ids import ProducerIds
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.topics import Topics
+from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net.control import ControlClient, Found, UpstreamUnavailable
 from fencepost_proxy.types import Address, Offset, ProducerId, TopicPartition
 from tests.kit.waiting import until
 from tests.support.fake_cluster import INVALID_RECORD, FakeClusterProcess
@@ -118,34 +127,34 @@ def _until_led(client: Connection, topic: str) -> None:
 async def queries(bootstrap: str) -> Reports:
     topic = unique_topic("fake")
     reported: Reports = []
-    client = ControlClient([Address.parse(each) for each in bootstrap.split(",")], LIMITS)
+    client = KafkaClient([Address.parse(each) for each in bootstrap.split(",")], LIMITS)
     try:
         await client.start(timeout_seconds=60)
-        reported.append(("created", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
-        reported.append(("again", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
+        reported.append(("created", await Topics(client).create(topic, partitions=1, replication_factor=1, configs={})))
+        reported.append(("again", await Topics(client).create(topic, partitions=1, replication_factor=1, configs={})))
         tp = TopicPartition(topic, 0)
-        reported.append(("empty", (await client.log_end(tp)).offset))
-        producer_id, epoch = await client.init_producer_id()
+        reported.append(("empty", (await LogEnds(client).log_end(tp)).offset))
+        producer_id, epoch = await ProducerIds(client).init()
         records = batch(b"a", b"b", producer=Producer(producer_id, epoch, 5))
-        reported.append(("produce", (await client.produce(tp, records, timeout_ms=5_000)).base_offset))
-        reading = await client.read_partition(tp)
+        reported.append(("produce", (await Appends(client).produce(tp, records, timeout_ms=5_000)).base_offset))
+        reading = await Producers(client).read_partition(tp)
         state = asdict(reading.producers[ProducerId(producer_id)])
         reported.append(
             ("state", {name: state[name] for name in ("epoch", "last_sequence", "current_txn_start_offset")})
         )
         reported.append(("consistent", (reading.consistent, reading.log_start_offset, reading.log_end.offset)))
-        reported.append(("high watermark", await client.high_watermark(tp)))
-        found = await client.read_batch(tp, Offset(1))
+        reported.append(("high watermark", await LogEnds(client).high_watermark(tp)))
+        found = await Fetches(client).read_batch(tp, Offset(1))
         assert isinstance(found, Found)
         reported.append(("batch", [(each.base_offset, each.values) for each in read_batches(found.batch)]))
-        reported.append(("not yet", await client.read_batch(tp, Offset(2))))
-        reported.append(("far after the end", await client.read_batch(tp, Offset(1_000))))
-        reported.append(("facts", asdict(await client.topic_facts(topic))))
-        reported.append(("of many", sorted(await client.facts_of_topics([topic, "no-such-topic"])) == [topic]))
-        reported.append(("brokers", asdict(await client.broker_facts())))
-        reported.append(("transaction", await client.transaction_partitions("no-such-transaction")))
+        reported.append(("not yet", await Fetches(client).read_batch(tp, Offset(2))))
+        reported.append(("far after the end", await Fetches(client).read_batch(tp, Offset(1_000))))
+        reported.append(("facts", asdict(await Configs(client).topic_facts(topic))))
+        reported.append(("of many", sorted(await Configs(client).facts_of_topics([topic, "no-such-topic"])) == [topic]))
+        reported.append(("brokers", asdict(await Configs(client).broker_facts())))
+        reported.append(("transaction", await Transactions(client).describe("no-such-transaction")))
         try:
-            await client.log_end(TopicPartition("no-such-topic", 0), timeout_seconds=60)
+            await LogEnds(client).log_end(TopicPartition("no-such-topic", 0), timeout_seconds=60)
         except UpstreamUnavailable as error:
             reported.append(("missing", error.error_code))
         same = False

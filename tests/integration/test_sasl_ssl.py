@@ -25,8 +25,8 @@ from kafka import KafkaProducer
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+from fencepost_proxy.cluster.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.config import ControlSasl, Limits, UpstreamTls
-from fencepost_proxy.net.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message

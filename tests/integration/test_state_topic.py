@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -23,12 +24,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from fencepost_dev.cluster import KafkaCluster
+from fencepost_proxy.cluster import heartbeats, state_topic
+from fencepost_proxy.cluster.appends import Appends
+from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.metadata import Leader
+from fencepost_proxy.cluster.process_identity import own_identity
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.state_topic_settings import TOPIC_CONFIGS
+from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error
-from fencepost_proxy.net import state_topic
-from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable
-from fencepost_proxy.net.process_identity import own_identity
-from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     StateError,
@@ -53,7 +62,7 @@ TOPIC_ID = UUID(int=7)
 class Process:
     """One proxy process's access to the state topic: a control client, the topic, and the changes reported to it."""
 
-    def __init__(self, control: ControlClient, name: str) -> None:
+    def __init__(self, control: KafkaClient, name: str) -> None:
         self.control = control
         self.changes: list[StateRecord] = []
         self.state = StateTopic(control, name=name, lease_seconds=LEASE_SECONDS, limits=LIMITS, on_change=self._changed)
@@ -65,7 +74,7 @@ class Process:
 @asynccontextmanager
 async def process(kafka: KafkaCluster, name: str) -> AsyncIterator[Process]:
     """A process that has not started: `await p.state.start()`."""
-    control = ControlClient(kafka.addresses, LIMITS)
+    control = KafkaClient(kafka.addresses, LIMITS)
     await control.start(timeout_seconds=30)
     one = Process(control, name)
     try:
@@ -99,7 +108,7 @@ def test_it_is_created_durable_and_compacted(kafka3: KafkaCluster, name: str) ->
             info = one.control.topic(name)
             assert info is not None
             assert (info.partition_count, info.replication_factor) == (1, 3)
-            facts = await one.control.topic_facts(name)
+            facts = await Configs(one.control).topic_facts(name)
             assert facts.cleanup_policy == {"compact"}
             assert facts.min_insync_replicas == 2
 
@@ -130,14 +139,14 @@ def test_read_to_end_returns_everything_stored_before(kafka: KafkaCluster, name:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await asyncio.gather(one.state.start(), two.state.start())
             queries = 0
-            query = two.control.confirmed_high_watermark
+            query = two.state._confirmed_leader.high_watermark
 
             async def counted(*args: Any, **kwargs: Any) -> Any:
                 nonlocal queries
                 queries += 1
                 return await query(*args, **kwargs)
 
-            two.control.confirmed_high_watermark = counted  # type: ignore[method-assign]
+            two.state._confirmed_leader.high_watermark = counted  # type: ignore[method-assign]
             for number in range(30):
                 await one.state.append([config(f"topic-{number}")])
                 await two.state.read_to_end(timeout_seconds=30)
@@ -178,7 +187,8 @@ def test_all_processes_agree_on_one_producer_id(
                 return init_producer_id
 
             for each in (one, two, three):
-                monkeypatch.setattr(each.control, "init_producer_id", together(each, each.control.init_producer_id))
+                init = together(each, each.state._producer_ids.init)
+                monkeypatch.setattr(each.state, "_producer_ids", SimpleNamespace(init=init))
             agreed = await asyncio.gather(*(p.state.acquire_producer_id() for p in (one, two, three, one)))
             assert len(set(agreed)) == 1
             proposals = [record for record in one.changes if record.key.startswith(b"producer-id/")]
@@ -222,15 +232,15 @@ def test_view_expires_while_broker_is_paused_and_recovers(kafka: KafkaCluster, n
 
 def test_start_waits_for_a_living_broker(kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Metadata without brokers, as while all of them resume from a pause.
-    named, queried = ControlClient.brokers, []
+    named, queried = KafkaClient.brokers, []
 
-    def brokers(self: ControlClient) -> object:
+    def brokers(self: KafkaClient) -> object:
         queried.append(named.__get__(self))
         return {} if len(queried) <= 2 else queried[-1]
 
     async def story() -> None:
         async with process(kafka, name) as one:
-            monkeypatch.setattr(ControlClient, "brokers", property(brokers))
+            monkeypatch.setattr(KafkaClient, "brokers", property(brokers))
             # The topic is created once the brokers are back, with all available replicas.
             await one.state.start()
             assert len(queried) > 2
@@ -244,20 +254,20 @@ def test_what_it_has_just_created_is_waited_for(
     whose: str, kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The brokers do not show the new topic for a while, as when one of them is busy.
-    shown, queried = ControlClient.log_start, []
+    shown, queried = LogEnds.log_start, []
 
-    async def log_start(self: ControlClient, tp: TopicPartition, **how: Any) -> object:
+    async def log_start(self: LogEnds, tp: TopicPartition, **how: Any) -> object:
         queried.append(tp)
         if len(queried) == 1:
             raise UpstreamUnavailable(f"{tp}: there is none", error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
         return await shown(self, tp, **how)
 
-    async def created_by_another(self: ControlClient, *args: object, **how: object) -> bool:
+    async def created_by_another(self: Topics, *args: object, **how: object) -> bool:
         return False
 
     async def story() -> None:
         async with process(kafka, name) as one:
-            monkeypatch.setattr(ControlClient, "log_start", log_start)
+            monkeypatch.setattr(LogEnds, "log_start", log_start)
             if whose == "its own":
                 # A process that has created the topic waits for it.
                 await one.state.start()
@@ -265,7 +275,7 @@ def test_what_it_has_just_created_is_waited_for(
                 await until_async(lambda: one.state.fresh, "a fresh state")
             else:
                 # If another process reports that it created the topic, this process may lack permission, and fails.
-                monkeypatch.setattr(ControlClient, "create_topic", created_by_another)
+                monkeypatch.setattr(Topics, "create", created_by_another)
                 with pytest.raises(UpstreamUnavailable, match="there is none"):
                     await one.state.start()
 
@@ -450,8 +460,8 @@ def test_unsuitable_existing_topic_is_refused(
 ) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
-            await one.control.create_topic(name, partitions=partitions, replication_factor=1, configs=configs)
-            await one.control.log_end(TopicPartition(name, 0))
+            await Topics(one.control).create(name, partitions=partitions, replication_factor=1, configs=configs)
+            await LogEnds(one.control).log_end(TopicPartition(name, 0))
             with pytest.raises(StateError, match=complaint):
                 await one.state.start()
             assert not one.state.fresh
@@ -477,15 +487,15 @@ def test_another_clusters_records_are_not_taken(kafka: KafkaCluster, name: str) 
 def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:
-            await one.control.create_topic(
+            await Topics(one.control).create(
                 name, partitions=1, replication_factor=1, configs={**TOPIC_CONFIGS, "compression.type": "gzip"}
             )
             tp = TopicPartition(name, 0)
-            await one.control.log_end(tp)
+            await LogEnds(one.control).log_end(tp)
             await one.state.start()
             # The broker compresses it, and the decompressed size has no bound.
             batch = encode_uncompressed_batch([(b"topic-config/a", b"{}")], int(time.time() * 1000))
-            assert (await one.control.produce(tp, batch, timeout_ms=5_000)).error_code == 0
+            assert (await Appends(one.control).produce(tp, batch, timeout_ms=5_000)).error_code == 0
             await until_async(lambda: one.state.failure is not None, "a failure")
             assert "compression.type must be" in str(one.state.failure)
 
@@ -499,16 +509,16 @@ def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await one.state.start()
-            assert not one.state.alone(time.monotonic())  # no other process can know of this one yet
-            assert await one.state.enter() is False
-            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
+            assert not one.state.heartbeats.alone(time.monotonic())  # no other process can know of this one yet
+            assert await one.state.heartbeats.enter() is False
+            await until_async(lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process")
             await two.state.start()
-            assert await two.state.enter() is True
-            assert not two.state.alone(time.monotonic())
-            await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
-            assert {one.state.instance_id, two.state.instance_id} == {1, 2}
-            await two.state.leave()
-            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
+            assert await two.state.heartbeats.enter() is True
+            assert not two.state.heartbeats.alone(time.monotonic())
+            await until_async(lambda: not one.state.heartbeats.alone(time.monotonic()), "another live process")
+            assert {one.state.heartbeats.instance_id, two.state.heartbeats.instance_id} == {1, 2}
+            await two.state.heartbeats.leave()
+            await until_async(lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
 
@@ -516,20 +526,20 @@ def test_processes_see_each_other_and_get_distinct_ids(kafka: KafkaCluster, name
 def test_process_without_heartbeats_is_dead_after_a_time(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_DEAD_SECONDS", 10.0)
-    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 1.0)
+    monkeypatch.setattr(heartbeats, "_DEAD_SECONDS", 10.0)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_SECONDS", 1.0)
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             async with process(kafka, name) as two:
                 await two.state.start()
-                await two.state.enter()
-                await until_async(lambda: not one.state.alone(time.monotonic()), "another live process")
+                await two.state.heartbeats.enter()
+                await until_async(lambda: not one.state.heartbeats.alone(time.monotonic()), "another live process")
                 await asyncio.sleep(11)
-                assert not one.state.alone(time.monotonic())  # it sends heartbeats
-            await until_async(lambda: one.state.alone(time.monotonic()), "no other live process")
+                assert not one.state.heartbeats.alone(time.monotonic())  # it sends heartbeats
+            await until_async(lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process")
 
     asyncio.run(story())
 
@@ -537,7 +547,7 @@ def test_process_without_heartbeats_is_dead_after_a_time(
 def test_long_dead_process_is_ignored_and_removed(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_SECONDS", 0.5)
     ghost = uuid4()
 
     async def story() -> None:
@@ -546,8 +556,8 @@ def test_long_dead_process_is_ignored_and_removed(
             await one.state.append([encode_heartbeat(ghost, int((time.time() - 3600) * 1000))])
         async with process(kafka, name) as two:
             await two.state.start()
-            assert await two.state.enter() is False
-            await until_async(lambda: two.state.alone(time.monotonic()), "no other live process")
+            assert await two.state.heartbeats.enter() is False
+            await until_async(lambda: two.state.heartbeats.alone(time.monotonic()), "no other live process")
             await until_async(
                 lambda: encode_heartbeat_tombstone(ghost) in two.changes,
                 "the dead process's tombstone",
@@ -559,12 +569,12 @@ def test_long_dead_process_is_ignored_and_removed(
 def test_process_that_cannot_send_heartbeats_stops_serving(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 8.0)
+    monkeypatch.setattr(heartbeats, "_SILENT_SECONDS_MAX", 8.0)
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             await until_async(lambda: one.state.fresh, "a fresh state")
             await until_async(lambda: not one.state.fresh, "a stale state")
 
@@ -576,15 +586,15 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     """The outcome of a process's first record is unknown. An expansion would not wait for this process."""
-    monkeypatch.setattr(state_topic, "_UNACKNOWLEDGED_SECONDS", 0.2)
+    monkeypatch.setattr(heartbeats, "_UNACKNOWLEDGED_SECONDS", 0.2)
     lost = PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             await one.state.start()
             await two.state.start()
-            await two.state.enter()
-            produce, may_pass = one.control.produce, asyncio.Event()
+            await two.state.heartbeats.enter()
+            produce, may_pass = one.state._appends.produce, asyncio.Event()
 
             async def produces(*args: Any, **settings: Any) -> PartitionResult:
                 if may_pass.is_set():
@@ -597,18 +607,18 @@ def test_unacknowledged_process_serves_only_after_reading_its_record(
                 await may_pass.wait()
                 await produce(*args, **settings)
 
-            monkeypatch.setattr(one.control, "produce", produces)
-            await one.state.enter()
+            monkeypatch.setattr(one.state, "_appends", SimpleNamespace(produce=produces))
+            await one.state.heartbeats.enter()
             # Even with a fresh view: an expansion that begins now could end before this process learns of it.
-            await until_async(lambda: one.state._fresh_until > time.monotonic(), "a lease")
+            await until_async(lambda: one.state.read_until > time.monotonic(), "a lease")
             assert not one.state.fresh
-            assert one.state.unacknowledged
-            assert two.state.may_append(time.monotonic()) == frozenset()
+            assert one.state.heartbeats.unacknowledged
+            assert two.state.heartbeats.may_append(time.monotonic()) == frozenset()
 
             may_pass.set()
             await until_async(lambda: one.state.fresh, "a fresh state")
             await until_async(
-                lambda: two.state.may_append(time.monotonic()) == {one.state.process},
+                lambda: two.state.heartbeats.may_append(time.monotonic()) == {one.state.heartbeats.process},
                 "the other process to be known",
             )
 
@@ -619,24 +629,24 @@ def test_abandoned_process_name_is_not_waited_for(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new name was not stored. The next heartbeat contains it and removes the old one."""
-    monkeypatch.setattr(state_topic, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(heartbeats, "_HEARTBEAT_SECONDS", 0.3)
 
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two:
             for each in (one, two):
                 await each.state.start()
-                await each.state.enter()
-            produce = one.control.produce
+                await each.state.heartbeats.enter()
+            appends = one.state._appends
 
             async def lost(*_: Any, **__: Any) -> PartitionResult:
-                monkeypatch.setattr(one.control, "produce", produce)
+                monkeypatch.setattr(one.state, "_appends", appends)
                 return PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
 
-            monkeypatch.setattr(one.control, "produce", lost)
-            await one.state.enter()
-            assert not one.state.unacknowledged  # the others know its old name
+            monkeypatch.setattr(one.state, "_appends", SimpleNamespace(produce=lost))
+            await one.state.heartbeats.enter()
+            assert not one.state.heartbeats.unacknowledged  # the others know its old name
             await until_async(
-                lambda: two.state.may_append(time.monotonic()) == {one.state.process},
+                lambda: two.state.heartbeats.may_append(time.monotonic()) == {one.state.heartbeats.process},
                 "the other process to be known",
             )
 
@@ -650,16 +660,16 @@ def test_kafka_requiring_sequence_0_is_refused(kafka: KafkaCluster, name: str, m
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
-            (known,) = (await one.control.read_partition(TopicPartition(name, 0))).producers
+            await one.state.heartbeats.enter()
+            (known,) = (await Producers(one.control).read_partition(TopicPartition(name, 0))).producers
 
             async def again(**_: object) -> tuple[ProducerId, int]:
                 return known, 0
 
-            monkeypatch.setattr(one.control, "init_producer_id", again)
+            monkeypatch.setattr(one.state.heartbeats, "_producer_ids", SimpleNamespace(init=again))
             monkeypatch.setattr(state_topic, "_ANY_SEQUENCE", 500)
             with pytest.raises(StateError, match="begin at sequence 0"):
-                await one.state.enter()
+                await one.state.heartbeats.enter()
 
     asyncio.run(story())
 
@@ -668,16 +678,16 @@ def test_exhausted_instance_id_is_renewed(kafka: KafkaCluster, name: str) -> Non
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             await one.state.append([encode_process(uuid4(), 0) for _ in range(200)])
-            assert (one.state.instance_id, one.state.instance_id_expires) == (1, True)
-            await one.state.enter()
-            assert (one.state.instance_id, one.state.instance_id_expires) == (202, False)
+            assert (one.state.heartbeats.instance_id, one.state.heartbeats.instance_id_expires) == (1, True)
+            await one.state.heartbeats.enter()
+            assert (one.state.heartbeats.instance_id, one.state.heartbeats.instance_id_expires) == (202, False)
             await until_async(
-                lambda: one.state.alone(time.monotonic()), "no other live process"
+                lambda: one.state.heartbeats.alone(time.monotonic()), "no other live process"
             )  # its former identity does not count
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
-            assert one.state.instance_id == 0  # the next process would have the same id
+            assert one.state.heartbeats.instance_id == 0  # the next process would have the same id
 
     asyncio.run(story())
 
@@ -686,22 +696,22 @@ def test_appends_of_silent_process_count_as_queued(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process without heartbeats is live for a while, and its appends count as queued for longer."""
-    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 75.0)
+    monkeypatch.setattr(heartbeats, "_SILENT_SECONDS_MAX", 75.0)
     ghost = uuid4()
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             await one.state.append([encode_heartbeat(ghost, int(time.time() * 1000))])
             now = time.monotonic()
-            assert one.state.live(now) == one.state.may_append(now) == {ghost}
-            assert one.state.live(now + 91) == frozenset()
-            assert one.state.may_append(now + 91) == {ghost}
-            assert one.state.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
+            assert one.state.heartbeats.live(now) == one.state.heartbeats.may_append(now) == {ghost}
+            assert one.state.heartbeats.live(now + 91) == frozenset()
+            assert one.state.heartbeats.may_append(now + 91) == {ghost}
+            assert one.state.heartbeats.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
             # It ended in order after all, with no request in progress.
             await one.state.append([encode_heartbeat_tombstone(ghost)])
-            assert one.state.may_append(now) == frozenset()
+            assert one.state.heartbeats.may_append(now) == frozenset()
 
     asyncio.run(story())
 
@@ -715,12 +725,12 @@ def test_killed_local_process_is_dead_at_once(kafka: KafkaCluster, name: str) ->
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            await one.state.enter()
+            await one.state.heartbeats.enter()
             now_ms = int(time.time() * 1000)
             await one.state.append([encode_process(ghost, now_ms, of_another), encode_heartbeat(ghost, now_ms)])
             now = time.monotonic()
-            assert one.state.live(now) == frozenset()
-            assert one.state.may_append(now) == {ghost}  # its queued appends
-            assert one.state.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
+            assert one.state.heartbeats.live(now) == frozenset()
+            assert one.state.heartbeats.may_append(now) == {ghost}  # its queued appends
+            assert one.state.heartbeats.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
 
     asyncio.run(story())

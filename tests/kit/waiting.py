@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fencepost_proxy.net.control import UpstreamUnavailable
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
 
 _NOT_YET = (OSError, UpstreamUnavailable)
 

@@ -19,8 +19,8 @@ The proxy writes one line per event to stderr. `[log] format` (or `--log-format`
 line. `[log] level` is the lowest level that is written.
 
 ```text
-2026-03-01T12:00:00.123Z INFO net.control connected to Kafka cluster_id=Xk9J2 brokers=3
-{"time": "2026-03-01T12:00:00.123Z", "level": "info", "logger": "net.control", "event": "connected to Kafka", \
+2026-03-01T12:00:00.123Z INFO cluster.client connected to Kafka cluster_id=Xk9J2 brokers=3
+{"time": "2026-03-01T12:00:00.123Z", "level": "info", "logger": "cluster.client", "event": "connected to Kafka", \
 "cluster_id": "Xk9J2", "brokers": 3}
 ```
 

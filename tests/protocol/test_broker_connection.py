@@ -13,8 +13,7 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from fencepost_proxy.config import Limits
-from fencepost_proxy.net.broker import (
+from fencepost_proxy.cluster.broker import (
     PLAINTEXT,
     Access,
     BrokerConnection,
@@ -24,6 +23,7 @@ from fencepost_proxy.net.broker import (
     UpstreamUnavailable,
     deadline_in,
 )
+from fencepost_proxy.config import Limits
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from fencepost_proxy.cluster import confirmed_leader
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.confirmed_leader import ConfirmedLeader
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import control
-from fencepost_proxy.net.broker import UpstreamUnavailable
-from fencepost_proxy.net.control import ControlClient
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
@@ -65,10 +66,10 @@ class Brokers(FakeCluster):
 @asynccontextmanager
 async def brokers_and_client(
     *, brokers: int = 3, replicas: int = 3, in_sync: int = 2
-) -> AsyncIterator[tuple[Brokers, ControlClient]]:
+) -> AsyncIterator[tuple[Brokers, KafkaClient]]:
     kafka = Brokers(max(brokers, replicas), replicas, in_sync)
     await kafka.start()
-    client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
+    client = KafkaClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
     try:
         await client.start(timeout_seconds=60)
         await client.refresh_metadata([NAME])
@@ -78,9 +79,9 @@ async def brokers_and_client(
         kafka.close()
 
 
-async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60.0) -> bool:
+async def confirmed(leader: ConfirmedLeader, in_sync: int = 2, seconds: float = 60.0) -> bool:
     try:
-        return await client.confirmed_high_watermark(STATE, in_sync=in_sync, timeout_seconds=seconds) == 0
+        return await leader.high_watermark(STATE, in_sync=in_sync, timeout_seconds=seconds) == 0
     except UpstreamUnavailable:
         return False
 
@@ -96,13 +97,14 @@ def queried_nodes(kafka: Brokers) -> list[int]:
 async def test_only_as_many_replicas_as_needed_are_queried(
     replicas: int, in_sync: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
+    monkeypatch.setattr(confirmed_leader, "_ONE_MORE_SECONDS", 60.0)
 
     async with brokers_and_client(replicas=replicas, in_sync=in_sync) as (kafka, client):
-        assert await confirmed(client, in_sync)
+        confirming = ConfirmedLeader(client)
+        assert await confirmed(confirming, in_sync)
         kafka.queried.clear()
 
-        assert await confirmed(client, in_sync)
+        assert await confirmed(confirming, in_sync)
 
         assert (1, LIST_OFFSETS) in kafka.queried
         queried = queried_nodes(kafka)
@@ -114,35 +116,38 @@ async def test_only_as_many_replicas_as_needed_are_queried(
 @in_event_loop
 async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with brokers_and_client() as (kafka, client):
-        assert await confirmed(client)
+        confirming = ConfirmedLeader(client)
+        assert await confirmed(confirming)
         (first,) = queried_nodes(kafka)[-1:]
         kafka.silent.add(first)
 
-        assert await confirmed(client)
+        assert await confirmed(confirming)
 
-        monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
+        monkeypatch.setattr(confirmed_leader, "_ONE_MORE_SECONDS", 60.0)
         kafka.queried.clear()
-        assert await confirmed(client)
+        assert await confirmed(confirming)
         assert queried_nodes(kafka) == [5 - first]
 
 
 @in_event_loop
 async def test_too_few_that_answer_confirm_nothing() -> None:
     async with brokers_and_client() as (kafka, client):
+        confirming = ConfirmedLeader(client)
         kafka.silent |= {2, 3}
-        assert not await confirmed(client, seconds=0.6)
+        assert not await confirmed(confirming, seconds=0.6)
 
         kafka.silent.clear()
-        assert await confirmed(client)
+        assert await confirmed(confirming)
 
 
 @pytest.mark.parametrize("knows", [2, 3])
 @in_event_loop
 async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
     async with brokers_and_client() as (kafka, client):
+        confirming = ConfirmedLeader(client)
         # Given that both others are needed, and one of them knows an election that the leader does not know
         kafka.epochs[knows] = 7
-        querying = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
+        querying = asyncio.create_task(confirmed(confirming, in_sync=1, seconds=3600))
 
         def believed() -> bool:
             leader = client.leader(STATE)
@@ -156,14 +161,15 @@ async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
 @in_event_loop
 async def test_added_replicas_count_once_one_replica_reports_them() -> None:
     async with brokers_and_client(brokers=5) as (kafka, client):
+        confirming = ConfirmedLeader(client)
         # Given two new replicas unknown to the leader: a later leader may need only those
         kafka.replicas = {node_id: [1, 2, 3, 4, 5] for node_id in (2, 3)}
         kafka.silent |= {4, 5}
-        assert not await confirmed(client, seconds=0.6)
+        assert not await confirmed(confirming, seconds=0.6)
 
         kafka.silent.clear()
         kafka.queried.clear()
-        assert await confirmed(client)
+        assert await confirmed(confirming)
         assert {4, 5} & set(queried_nodes(kafka))
 
 
@@ -171,7 +177,7 @@ async def test_added_replicas_count_once_one_replica_reports_them() -> None:
 
 
 @asynccontextmanager
-async def followed(client: ControlClient, lease_seconds: float) -> AsyncIterator[StateTopic]:
+async def followed(client: KafkaClient, lease_seconds: float) -> AsyncIterator[StateTopic]:
     state = StateTopic(client, name=NAME, lease_seconds=lease_seconds, limits=LIMITS)
     await state.start()
     try:
@@ -258,5 +264,5 @@ async def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPat
         async def far_ahead(*args: object, **how: object) -> int:
             return 10
 
-        monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
+        monkeypatch.setattr(state._confirmed_leader, "high_watermark", far_ahead)
         await until_async(lambda: not state.fresh, "a stale state")

@@ -1,4 +1,4 @@
-"""The repeated work of the control client, against the fake cluster."""
+"""The repeated work of the Kafka client, against the fake cluster."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
+from fencepost_proxy.cluster import metadata_cache
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import control
-from fencepost_proxy.net.control import ControlClient
 from fencepost_proxy.net.log_reader import LogReader
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
@@ -24,10 +24,10 @@ from tests.support.fake_cluster import FakeCluster
 
 
 @asynccontextmanager
-async def fake_kafka(*, brokers: int = 1) -> AsyncIterator[tuple[FakeCluster, ControlClient]]:
+async def fake_kafka(*, brokers: int = 1) -> AsyncIterator[tuple[FakeCluster, KafkaClient]]:
     kafka = FakeCluster(brokers, {"orders": 3, "payments": 2})
     await kafka.start()
-    client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], Limits())
+    client = KafkaClient([Address.parse(kafka.bootstrap.split(",")[0])], Limits())
     try:
         await client.start(timeout_seconds=60)
         yield kafka, client
@@ -106,22 +106,22 @@ async def test_few_metadata_queries_are_remembered() -> None:
         for number in range(50):
             await client.refresh_metadata([f"no-such-topic-{number}"])
 
-        assert len(client._reported._answers) <= control._QUERIES_REMEMBERED
+        assert len(client.metadata._reported._answers) <= metadata_cache._QUERIES_REMEMBERED
 
 
 @in_event_loop
 async def test_newest_version_is_known_after_all_brokers_report() -> None:
     async with fake_kafka(brokers=2) as (kafka, client):
-        assert client.version_max(PRODUCE) == 13
+        assert client.pool.version_max(PRODUCE) == 13
 
         kafka.add_broker()
         kafka.changed()
         await kafka.start()
         await client.refresh_metadata([])
-        assert client.version_max(PRODUCE) == 0, "the new broker has not reported yet"
+        assert client.pool.version_max(PRODUCE) == 0, "the new broker has not reported yet"
 
-        await client._greet_brokers()
-        assert client.version_max(PRODUCE) == 13
+        await client.pool.learn_versions()
+        assert client.pool.version_max(PRODUCE) == 13
 
 
 @in_event_loop

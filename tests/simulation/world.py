@@ -306,7 +306,7 @@ class Proxy(Counting):
         return self._instance_id
 
     def alone(self, now: float) -> bool:
-        """By heartbeats in the state topic (net/state_topic.py)."""
+        """By heartbeats in the state topic (cluster/state_topic.py)."""
         if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
             return False  # its predecessor may still count as live
         return not any(other.counts_as_live(now) for other in self.world.proxies if other is not self)
@@ -712,7 +712,7 @@ class ProxiedConnection:
 
 
 class ControlCall:
-    """One request of a sequencer to the control client (net/log_reader.py, net/control.py)."""
+    """One request of a sequencer to the control client (net/log_reader.py, cluster/)."""
 
     def __init__(self, proxy: Proxy, requested: ForControl) -> None:
         self.proxy = proxy

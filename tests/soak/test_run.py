@@ -26,7 +26,7 @@ LOG = """\
     Traceback (most recent call last):
       File "app.py", line 1, in read
     RuntimeError: the handler is closed
-2026-01-01T00:00:03.000Z WARNING net.broker broker unreachable
+2026-01-01T00:00:03.000Z WARNING cluster.broker broker unreachable
 """
 
 

@@ -100,8 +100,8 @@ def given_to(file: str, name: str, keyword: str | None = None) -> Iterator[str]:
 def reasons() -> set[str]:
     sources = [str(each.relative_to(ROOT)) for each in ROOT.rglob("*.py")]
     own = {*returned("net/app.py", "_not_ready"), *given_back("net/sidecar.py", "_validate")}
-    own |= {*set_as("net/sidecar.py", "problem"), *set_as("net/state_topic.py", "waits_because")}
-    own |= {*given_to("net/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
+    own |= {*set_as("net/sidecar.py", "problem"), *set_as("cluster/state_topic.py", "waits_because")}
+    own |= {*given_to("cluster/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
     own |= {*given_to("net/supervisor.py", "replace", "not_ready")}
     stated = {text for file in sources for text in given_to(file, "StateError")}
     whats = {text for each in _until_kafka_can() for text in texts(each)}
@@ -142,6 +142,7 @@ def test_reasons_cover_every_source_of_unreadiness() -> None:
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
     }
     states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "queried"}
+    states |= {"heartbeats"}
     assert queried - states - {"unacknowledged", "fresh"} == SOURCES
     for begins in (
         "waiting for Kafka",

@@ -15,8 +15,9 @@ from fencepost_proxy.cli.main import main
 from fencepost_proxy.config import ProxyConfig, Refused, UpstreamTls
 from fencepost_proxy.config.client_properties import read_client_properties
 from fencepost_proxy.config.reading import load, read
+from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.certificates import secret, upstream_context
+from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.types import Address
 from tests.support.certificates import Authority
 

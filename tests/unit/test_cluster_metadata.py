@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fencepost_proxy.net.cluster import EMPTY, ClusterMetadata, Leader, PartitionInfo, TopicInfo, from_response, merged
+from fencepost_proxy.cluster.metadata import (
+    EMPTY,
+    ClusterMetadata,
+    Leader,
+    PartitionInfo,
+    TopicInfo,
+    from_response,
+    merged,
+)
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId
 from fencepost_proxy.wire.schema import Message
 

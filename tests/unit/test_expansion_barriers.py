@@ -29,11 +29,15 @@ class Process:
         self.view = StateView("cluster")
         self.barriers: dict[str, int | None] = {}
         self.stated: list[str] = []
-        state = SimpleNamespace(view=self.view, process=None, names=frozenset())
+        unused: Any = SimpleNamespace()
+        state = SimpleNamespace(view=self.view, heartbeats=SimpleNamespace(process=None, names=frozenset()))
         self.expansions = Expansions(
-            SimpleNamespace(),  # type: ignore[arg-type]
             state,  # type: ignore[arg-type]
             Limits(),
+            metadata=unused,
+            topics=unused,
+            producers=unused,
+            log_ends=unused,
             barriers=self,  # type: ignore[arg-type]
             metrics=Metrics(),
             spawn=lambda work, name: work.close(),

@@ -39,6 +39,10 @@ class State(group_progress.State):
         super().__init__()
         self.expand("orders", OLD, 1, 2, 10)
 
+    @property
+    def heartbeats(self) -> State:
+        return self
+
     def live(self, now: float) -> frozenset[UUID]:
         return frozenset()
 
@@ -46,14 +50,14 @@ class State(group_progress.State):
         return frozenset()
 
 
-class Control:
+class Metadata:
     """`shows` – the topic as metadata has it."""
 
     def __init__(self) -> None:
         self.shows: UUID | None = OLD
         self.refreshed = 0
 
-    async def refresh_metadata(self, topics: Any, **_: Any) -> None:
+    async def refresh(self, topics: Any, **_: Any) -> None:
         self.refreshed += 1
 
     def topic(self, name: str) -> Any:
@@ -62,11 +66,14 @@ class Control:
         return SimpleNamespace(name=name, topic_id=self.shows, partition_count=2)
 
 
-def _expansions(state: State, control: Control, tasks: list[asyncio.Task[None]]) -> Expansions:
+def _expansions(state: State, metadata: Metadata, tasks: list[asyncio.Task[None]]) -> Expansions:
     return Expansions(
-        control,  # type: ignore[arg-type]
         state,  # type: ignore[arg-type]
         Limits(),
+        metadata=metadata,  # type: ignore[arg-type]
+        topics=SimpleNamespace(),  # type: ignore[arg-type]
+        producers=SimpleNamespace(),  # type: ignore[arg-type]
+        log_ends=SimpleNamespace(),  # type: ignore[arg-type]
         barriers=SimpleNamespace(),  # type: ignore[arg-type]
         metrics=Metrics(),
         spawn=lambda work, name: tasks.append(asyncio.get_running_loop().create_task(work)),
@@ -74,10 +81,10 @@ def _expansions(state: State, control: Control, tasks: list[asyncio.Task[None]])
     )
 
 
-async def _maintained(state: State, control: Control) -> None:
+async def _maintained(state: State, metadata: Metadata) -> None:
     """By housekeeping, for an hour."""
     tasks: list[asyncio.Task[None]] = []
-    kept = _expansions(state, control, tasks)
+    kept = _expansions(state, metadata, tasks)
     kept.start()
     clock = expansions.time
     assert isinstance(clock, Clock)
@@ -94,13 +101,13 @@ def _known(state: State) -> bool:
 
 @in_event_loop
 async def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> None:
-    state, control = State(), Control()
+    state, metadata = State(), Metadata()
     state.append_now([encode_released(OLD, 2, "billing", 5), encode_partition_count("orders", NEW, 3)])
-    control.shows = NEW
+    metadata.shows = NEW
 
-    await _maintained(state, control)
+    await _maintained(state, metadata)
 
-    assert control.refreshed == 1, "not without another query"
+    assert metadata.refreshed == 1, "not without another query"
     assert not _known(state)
     assert state.view.configs_set_on("orders", NEW) == {"fencepost.ordered.partition.expansion": "true"}
     assert not state.view.groups.released(OLD, 2, "billing")
@@ -111,10 +118,10 @@ async def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> 
 @in_event_loop
 async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID | None) -> None:
     """Without DESCRIBE on it, thresholds and configs must stay."""
-    state, control = State(), Control()
-    control.shows = shown
+    state, metadata = State(), Metadata()
+    metadata.shows = shown
 
-    await _maintained(state, control)
+    await _maintained(state, metadata)
 
     assert _known(state)
     assert state.view.configs_set_on("orders", OLD)
@@ -123,35 +130,35 @@ async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID 
 @in_event_loop
 async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker sometimes shows the topic's predecessor; before the removal it is queried again."""
-    state, control = State(), Control()
+    state, metadata = State(), Metadata()
     shown = iter([NEW, NEW, OLD] * 100)
     monkeypatch.setattr(
-        control,
+        metadata,
         "topic",
         lambda name: SimpleNamespace(name=name, topic_id=next(shown), partition_count=2),
     )
-    await _maintained(state, control)
+    await _maintained(state, metadata)
     assert _known(state)
 
     monkeypatch.undo()
     monkeypatch.setattr(expansions, "time", clock)
-    control.shows = NEW
+    metadata.shows = NEW
 
     async def refreshes(*_: Any, **__: Any) -> None:
-        control.shows = OLD
+        metadata.shows = OLD
 
-    monkeypatch.setattr(control, "refresh_metadata", refreshes)
-    await _maintained(state, control)
+    monkeypatch.setattr(metadata, "refresh", refreshes)
+    await _maintained(state, metadata)
     assert _known(state)
 
 
 @in_event_loop
 async def test_expanding_topic_is_not_forgotten(clock: Clock) -> None:
     """Its driver finds out that the topic was replaced."""
-    state, control = State(), Control()
-    control.shows = NEW
+    state, metadata = State(), Metadata()
+    metadata.shows = NEW
     pending = Expansion("orders", OLD, 2, 4, UUID(int=9), 0, process=UUID(int=99))
-    kept = _expansions(state, control, [])
+    kept = _expansions(state, metadata, [])
     state.append_now([encode_expansion(pending)])
 
     await kept._forget("orders", OLD)

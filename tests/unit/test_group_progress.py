@@ -8,10 +8,11 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
 from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
-from fencepost_proxy.net import groups
-from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
+from fencepost_proxy.net import gating_decisions, groups, unread_records
 from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
@@ -70,7 +71,7 @@ class State:
 
 
 class Kafka:
-    """In end_of_log of the control client. `broken` – topics that cannot be queried, with Kafka's error code.
+    """In end_of_log of the Kafka client. `broken` – topics that cannot be queried, with Kafka's error code.
 
     `meanwhile` – happens once, during a query of commits."""
 
@@ -109,11 +110,13 @@ class Story:
         self.ids = {"orders": ORDERS, "others": OTHERS}
         self.metrics = Metrics()
         self.tracker = GroupProgressTracker(
-            kafka,  # type: ignore[arg-type]
             Limits(
                 gated_without_commit_seconds=_IMPATIENCE_SECONDS,
                 gated_without_progress_seconds=_PATIENCE_SECONDS,
             ),
+            groups=kafka,  # type: ignore[arg-type]
+            log_ends=kafka,  # type: ignore[arg-type]
+            fetches=kafka,  # type: ignore[arg-type]
             configured=[],
             policy=lambda topic: TopicPolicy(ordered=True),
             topic_id=self.ids.get,
@@ -149,7 +152,8 @@ class Story:
 def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     """`orders` and `others` were expanded from 1 to 2 partitions; ten records are in each prior partition."""
     clock, state = Clock(), State()
-    monkeypatch.setattr(groups, "time", clock)
+    for module in (gating_decisions, groups, unread_records):
+        monkeypatch.setattr(module, "time", clock)
     state.expand("orders", ORDERS, 1, 2, 10)
     state.expand("others", OTHERS, 1, 2, 10)
     return Story(clock, state, Kafka())
@@ -172,11 +176,11 @@ async def test_partition_gated_during_probe_is_not_released(story: Story) -> Non
 
     story.kafka.meanwhile = meanwhile
     assert await story.probes() == {P1, Q1}
-    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) is None
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topics.topic_ids()) is None
 
     story.kafka.commits[Q0] = 10
     assert await story.probes() == {P1}
-    assert story.watch.consumer_gets("billing", "m", story.tracker.topic_ids()) == ((OTHERS, (0, 1)),)
+    assert story.watch.consumer_gets("billing", "m", story.tracker.topics.topic_ids()) == ((OTHERS, (0, 1)),)
 
 
 @in_event_loop

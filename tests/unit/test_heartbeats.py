@@ -1,4 +1,4 @@
-"""Which processes a proxy removes from the state topic: `net/state_topic.py`."""
+"""Which processes a proxy removes from the state topic: `cluster/heartbeats.py`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
+from fencepost_proxy.cluster.heartbeats import Heartbeats
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.topics.state import encode_heartbeat
-from fencepost_proxy.types import Monotonic
 
 
 def test_process_that_was_suspended_removes_no_live_process() -> None:
@@ -18,14 +17,14 @@ def test_process_that_was_suspended_removes_no_live_process() -> None:
 
     A tombstone for Q would let an expansion begin that does not wait for Q's appends.
     """
-    state = StateTopic(cast("Any", SimpleNamespace(cluster_id="c")), name="state", lease_seconds=1.0, limits=Limits())
+    topic: Any = SimpleNamespace(read_until=0.0)
+    heartbeats = Heartbeats(topic, cast("Any", None), Limits())
     live, dead, now = uuid4(), uuid4(), time.monotonic()
     for each in (live, dead):
-        state._observe_record(encode_heartbeat(each, int((time.time() - 1000) * 1000)))
-    state._fresh_until = Monotonic(now - 1)
-    assert state._long_dead(now) == []
+        heartbeats.observe(encode_heartbeat(each, int((time.time() - 1000) * 1000)), loaded=False)
+    topic.read_until = now - 1
+    assert heartbeats._long_dead(now) == []
 
-    state._loaded.set()
-    state._observe_record(encode_heartbeat(live, int(time.time() * 1000)))
-    state._fresh_until = Monotonic(now + 1)
-    assert state._long_dead(now) == [dead]
+    heartbeats.observe(encode_heartbeat(live, int(time.time() * 1000)), loaded=True)
+    topic.read_until = now + 1
+    assert heartbeats._long_dead(now) == [dead]

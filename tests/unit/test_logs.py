@@ -34,10 +34,10 @@ def lines(stream: io.StringIO) -> list[str]:
 
 
 def test_event_is_one_line_of_key_values(console: io.StringIO) -> None:
-    logs.get("net.control").warning("connection lost", broker="kafka-1:9092", reason="closed by peer", tries=3)
+    logs.get("cluster.client").warning("connection lost", broker="kafka-1:9092", reason="closed by peer", tries=3)
 
     (line,) = lines(console)
-    assert line.endswith('WARNING net.control connection lost broker=kafka-1:9092 reason="closed by peer" tries=3')
+    assert line.endswith('WARNING cluster.client connection lost broker=kafka-1:9092 reason="closed by peer" tries=3')
 
 
 @pytest.mark.parametrize("style", ["console", "json"])

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from fencepost_proxy.net import process_identity
+from fencepost_proxy.cluster import process_identity
 
 pytestmark = pytest.mark.skipif(process_identity.own_identity() is None, reason="only on Linux")
-SAY = "from fencepost_proxy.net.process_identity import own_identity; print(own_identity(), flush=True); input()"
+SAY = "from fencepost_proxy.cluster.process_identity import own_identity; print(own_identity(), flush=True); input()"
 
 
 def test_process_is_dead_once_ended_even_unreaped() -> None:

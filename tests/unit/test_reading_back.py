@@ -13,10 +13,10 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net import transactions as product
-from fencepost_proxy.net.broker import deadline_in
-from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.session.messages import ValidateCommit
@@ -42,7 +42,7 @@ def at(offset: int, *, compression: int = 0, size: int = 1) -> bytes:
 
 @dataclass
 class Log:
-    """The control client, as far as it reads logs. A fetch returns `fetched` batches."""
+    """The Kafka client, as far as it reads logs. A fetch returns `fetched` batches."""
 
     batches: Sequence[bytes]
     fetched: int = 100
@@ -60,7 +60,7 @@ class Log:
         first = offset - START
         return Fetched(b"".join(self.batches[first : first + self.fetched]), (), Offset(0))
 
-    async def transaction(self, transactional_id: str, **_: object) -> Any:
+    async def describe(self, transactional_id: str, **_: object) -> Any:
         return SimpleNamespace(producer_id=ID, producer_epoch=EPOCH, state="Ongoing", partitions=frozenset({TP}))
 
     async def producer_at(self, *_: object, **__: object) -> Any:
@@ -109,11 +109,15 @@ class State:
 
 
 def commits_on(log: Log, limits: Limits | None = None) -> Commits:
-    control: Any = log
+    kafka: Any = log
     policy: Any = SimpleNamespace(is_checked=True, source_is_base=False)
     commits = Commits(
-        control,
         limits or Limits(),
+        metadata=kafka,
+        transactions=kafka,
+        producers=kafka,
+        log_ends=kafka,
+        fetches=kafka,
         table=Table(),
         configured=[],
         policy=lambda topic: policy,

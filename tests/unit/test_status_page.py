@@ -15,9 +15,9 @@ from uuid import UUID
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_proxy.cluster.metadata import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net import page
-from fencepost_proxy.net.cluster import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.net.diagnosis import diagnose, of_process
 from fencepost_proxy.net.lists import Lists, Refusals, Sources, merged
 from fencepost_proxy.net.status import (

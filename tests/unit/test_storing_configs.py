@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_proxy.cluster.configs import Configs, TopicFacts
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.net.app import Proxy
-from fencepost_proxy.net.control import TopicFacts
 from fencepost_proxy.session.messages import Store, Stored
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -68,13 +68,13 @@ def test_inherited_checks_are_reported_at_the_second_probe(
 def test_one_warning_names_all_weakly_replicated_topics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def facts(topics: Sequence[str]) -> Mapping[str, TopicFacts]:
+    async def facts(_: Configs, topics: Sequence[str]) -> Mapping[str, TopicFacts]:
         return {topic: TopicFacts(min_insync_replicas=1) for topic in topics}
 
     async def warn() -> None:
         proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
         monkeypatch.setattr(proxy, "policy", lambda topic: TopicPolicy(check=Check.ON))
-        monkeypatch.setattr(proxy._control, "facts_of_topics", facts)
+        monkeypatch.setattr(Configs, "facts_of_topics", facts)
         monkeypatch.setattr(proxy._control, "topic", lambda topic: SimpleNamespace(replication_factor=1))
         for _ in range(2):
             proxy._warn_about([f"topic-{number}" for number in range(9)])

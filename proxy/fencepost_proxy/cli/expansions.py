@@ -16,7 +16,8 @@ from fencepost_proxy.cli.proxy import COMMAND_CONFIG
 from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
 from fencepost_proxy.cli.tables import table
 from fencepost_proxy.config.reading import load
-from fencepost_proxy.net.certificates import secret, upstream_context
+from fencepost_proxy.config.secrets import secret
+from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
 from fencepost_proxy.types import Address
 

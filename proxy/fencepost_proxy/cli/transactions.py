@@ -23,7 +23,7 @@ from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address, TopicPartition
 
 if TYPE_CHECKING:
-    from fencepost_proxy.net.control import ControlClient
+    from fencepost_proxy.cluster.client import KafkaClient
     from fencepost_proxy.transactions.watching import TransactionMonitor
 
 _FOUND, _UNKNOWN = 1, 2
@@ -151,13 +151,13 @@ def _of_status(args: argparse.Namespace) -> int:
 
 
 async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], config: ProxyConfig) -> int:
-    from fencepost_proxy.net.broker import Access  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.cluster.broker import Access  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.cluster.client import KafkaClient  # noqa: PLC0415
     from fencepost_proxy.net.certificates import Certificates  # noqa: PLC0415
-    from fencepost_proxy.net.control import ControlClient  # noqa: PLC0415
 
     certificates = Certificates(None, config.upstream_tls)
     access = Access(lambda: certificates.upstream, config.control_sasl)
-    control = ControlClient(addresses, Limits(), access=access)
+    control = KafkaClient(addresses, Limits(), access=access)
     try:
         await control.start(timeout_seconds=_CONNECT_SECONDS)
         if args.what == "describe":
@@ -168,7 +168,7 @@ async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], conf
     return _report(args, report, args.bootstrap)
 
 
-async def _probe(args: argparse.Namespace, control: ControlClient) -> dict[str, Any]:
+async def _probe(args: argparse.Namespace, control: KafkaClient) -> dict[str, Any]:
     from fencepost_proxy.net.watching import TransactionWatch  # noqa: PLC0415
     from fencepost_proxy.transactions.watching import Pace  # noqa: PLC0415
 
@@ -205,8 +205,8 @@ def _decided(watching: TransactionMonitor) -> bool:
     return watching.rounds > 1 and watching.sweeps > 0 and not watching.undecided
 
 
-async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
-    from fencepost_proxy.net.control import UpstreamUnavailable  # noqa: PLC0415
+async def _describe(args: argparse.Namespace, control: KafkaClient) -> int:
+    from fencepost_proxy.cluster.broker import UpstreamUnavailable  # noqa: PLC0415
     from fencepost_proxy.net.watching import Queries  # noqa: PLC0415
     from fencepost_proxy.transactions.watched import (  # noqa: PLC0415
         OPEN_STATES,

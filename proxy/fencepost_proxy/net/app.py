@@ -24,13 +24,22 @@ from uuid import UUID
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.broker import Access, UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.fetches import Fetches
+from fencepost_proxy.cluster.groups import ConsumerGroups
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.tls_failures import of_broker
+from fencepost_proxy.cluster.topics import Topics
+from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
 from fencepost_proxy.groups.queries import Query
 from fencepost_proxy.net import diagnosis
-from fencepost_proxy.net.broker import Access
 from fencepost_proxy.net.certificates import Certificates
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.net.groups import GroupProgressTracker
 from fencepost_proxy.net.http import StatusServer
@@ -41,7 +50,6 @@ from fencepost_proxy.net.metrics import AddressNumbers, Metrics, Moment, Partiti
 from fencepost_proxy.net.proxied_connection import ProxiedConnection
 from fencepost_proxy.net.proxied_socket import Buffers, Socket
 from fencepost_proxy.net.sidecar import SidecarProbe
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import (
     ABORT_ONLY_SHOWN,
     AbortOnlyStatus,
@@ -52,7 +60,7 @@ from fencepost_proxy.net.status import (
     StatusSnapshot,
     ViolationStatus,
 )
-from fencepost_proxy.net.tls import TlsSocket, of_broker, of_client, secure
+from fencepost_proxy.net.tls import TlsSocket, of_client, secure
 from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.net.watchdog import Watchdog
 from fencepost_proxy.net.watching import TransactionWatch
@@ -190,13 +198,16 @@ class Proxy:
         self._is_sidecar = config.mode == "sidecar"
         self._sidecar: SidecarProbe | None = None
         self._access = access
-        self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed, access=access)
+        self._control = KafkaClient(config.upstream, limits, on_brokers=self._brokers_changed, access=access)
         self._state: StateTopic | None = None
         self._reads: LogReader | None = None
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
+        log_ends, fetches = LogEnds(self._control), Fetches(self._control)
         self._groups = GroupProgressTracker(
-            self._control,
             limits,
+            groups=ConsumerGroups(self._control),
+            log_ends=log_ends,
+            fetches=fetches,
             configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
             policy=self.policy,
             topic_id=self.topic_id,
@@ -208,8 +219,12 @@ class Proxy:
         self._safe = self._safe_by_file
         self._logged_downgraded: set[tuple[str, str]] = set()
         self._commits = Commits(
-            self._control,
             limits,
+            metadata=self._control.metadata,
+            transactions=Transactions(self._control),
+            producers=Producers(self._control),
+            log_ends=log_ends,
+            fetches=fetches,
             table=self.transactions,
             configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
             policy=self.policy,
@@ -375,9 +390,12 @@ class Proxy:
                 on_change=self._state_changed,
             )
             self._expansions = Expansions(
-                self._control,
                 state,
                 config.limits,
+                metadata=self._control.metadata,
+                topics=Topics(self._control),
+                producers=Producers(self._control),
+                log_ends=LogEnds(self._control),
                 barriers=self,
                 metrics=self._metrics,
                 spawn=self._spawn,
@@ -395,7 +413,7 @@ class Proxy:
             try:
                 await state.start()
                 await state.acquire_producer_id()
-                return await state.enter()
+                return await state.heartbeats.enter()
             except FencepostError:
                 await state.close()
                 raise
@@ -482,7 +500,7 @@ class Proxy:
             barrier.empty(now) for barrier in self.dispatcher.barriers.values()
         )
         if self._state is not None and not left[PRODUCE] and not in_doubt_now:
-            await self._state.leave()
+            await self._state.heartbeats.leave()
 
     async def _end_connections(self, until: float, force: asyncio.Event) -> Counter[int]:
         """By API, how many requests were not answered in time."""
@@ -577,11 +595,11 @@ class Proxy:
 
     @property
     def instance_id(self) -> int:
-        return 0 if self._state is None else self._state.instance_id
+        return 0 if self._state is None else self._state.heartbeats.instance_id
 
     def alone(self, now: float) -> bool:
         # With several workers never alone, even before the first heartbeat of another.
-        return self._worker is None and self._state is not None and self._state.alone(now)
+        return self._worker is None and self._state is not None and self._state.heartbeats.alone(now)
 
     def taken_over(self, now: float) -> bool:
         return now >= self._takeover_until
@@ -625,7 +643,7 @@ class Proxy:
         return -1 if leader is None else leader.leader_epoch
 
     def produce_version_max(self) -> int:
-        return self._control.version_max(PRODUCE)
+        return self._control.pool.version_max(PRODUCE)
 
     # ---- services for topics with partition-count checks
 
@@ -883,7 +901,7 @@ class Proxy:
         """Logs one line for all topics: a pattern may match thousands."""
         checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.is_checked]
         try:
-            facts = await self._control.facts_of_topics(checked)
+            facts = await Configs(self._control).facts_of_topics(checked)
         except UpstreamUnavailable:
             self._warned.difference_update(topics)  # the next round retries
             return
@@ -1377,7 +1395,7 @@ class Proxy:
             self._commits.probe(time.monotonic())
             self._update_relayed_versions()
             logs.report_suppressed()
-            if self._state is not None and self._state.instance_id_expires:
+            if self._state is not None and self._state.heartbeats.instance_id_expires:
                 self._spawn(self._renew_instance_id(), "renew the instance id")
             if self._expansions is not None:
                 self._expansions.maintain(self._count_checked_topics())
@@ -1402,7 +1420,7 @@ class Proxy:
         assert self._reads is not None
         expiration, requested_at = self._reads.expiration, time.monotonic()
         before = expiration.milliseconds
-        facts = await self._control.broker_facts(timeout_seconds=FACTS_SECONDS)
+        facts = await Configs(self._control).broker_facts(timeout_seconds=FACTS_SECONDS)
         lowered = expiration.observe(facts, requested_at)
         if self._accepting and expiration.milliseconds != before:
             _log.warning("producer.id.expiration.ms has changed", was=before, milliseconds=expiration.milliseconds)
@@ -1411,7 +1429,7 @@ class Proxy:
             for topic in {partition.topic for partition in self.dispatcher.sequencers}:
                 self._perform(self.dispatcher.forget_topic(topic, now, same_log=True), now)
         if self._accepting:
-            await self._state.read_settings_again()
+            await self._state.settings.read_again()
 
     def _count_checked_topics(self) -> list[str]:
         """Known topics: enabled by an admin, appended to here, or checked at some earlier time."""
@@ -1423,7 +1441,7 @@ class Proxy:
     async def _renew_instance_id(self) -> None:
         assert self._state is not None
         try:
-            await self._state.enter()
+            await self._state.heartbeats.enter()
         except FencepostError as error:
             _limited_log.warning("instance id", "instance id could not be renewed", reason=error)
 
@@ -1765,7 +1783,7 @@ class Proxy:
             return [each for each in (sidecar_problem, why) if each is not None] or ["reading the state topic"]
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
-        if self._state is not None and self._state.unacknowledged:
+        if self._state is not None and self._state.heartbeats.unacknowledged:
             return ["the heartbeat of this process could not be stored yet: appends are blocked"]
         if self._sidecar is not None and self._sidecar.problem is not None:
             return [self._sidecar.problem]

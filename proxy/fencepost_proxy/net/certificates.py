@@ -17,6 +17,7 @@ from typing import Any, Final
 from fencepost_proxy import logs
 from fencepost_proxy.config import ListenTls, TlsVersion, UpstreamTls
 from fencepost_proxy.config.client_properties import CertificatesIn
+from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 
 _log = logs.get("net.certificates")
@@ -113,19 +114,6 @@ def _readable(where: str, file: Path) -> None:
         file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}") from error
-
-
-def secret(where: str, file: Path) -> str:
-    """The first line of a file. Raises `ConfigError` without the file's content."""
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: {file} is not UTF-8 text") from error
-    if not lines or not lines[0]:
-        raise ConfigError(f"{where}: the first line of {file} is empty")
-    return lines[0]
 
 
 def not_after(certificate: Path) -> float | None:

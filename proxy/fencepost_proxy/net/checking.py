@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.broker import Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.metadata import ClusterMetadata, from_response
 from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net import advice, certificates, rights
-from fencepost_proxy.net.broker import Access, BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.net.cluster import ClusterMetadata, from_response
 from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
 from fencepost_proxy.net.listeners import bind
 from fencepost_proxy.net.sidecar import SidecarProbe
@@ -120,7 +121,7 @@ def _readable(key: str, file: Path | None) -> Iterator[Finding]:
     if file is None:
         return
     try:
-        certificates.secret(key, file)
+        secret(key, file)
     except ConfigError as error:
         yield _wrong(error)
     else:

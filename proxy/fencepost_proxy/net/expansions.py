@@ -14,11 +14,16 @@ from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.metadata import TopicInfo
+from fencepost_proxy.cluster.metadata_cache import MetadataCache
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
-from fencepost_proxy.net.control import ControlClient, OutcomeUnknown, TopicInfo, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.net.status import ExpansionStatus
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
@@ -59,16 +64,22 @@ class Expansions:
 
     def __init__(
         self,
-        control: ControlClient,
         state: StateTopic,
         limits: Limits,
         *,
+        metadata: MetadataCache,
+        topics: Topics,
+        producers: Producers,
+        log_ends: LogEnds,
         barriers: Barriers,
         metrics: Metrics,
         spawn: Spawn,
         primary: bool,
     ) -> None:
-        self._control = control
+        self._metadata = metadata
+        self._topics = topics
+        self._producers = producers
+        self._log_ends = log_ends
         self._state = state
         self._limits = limits
         self._barriers = barriers
@@ -138,7 +149,7 @@ class Expansions:
         expansion = closing.expansion
         while self._closings.get(expansion.topic_id) is closing:
             now = time.monotonic()
-            process = self._state.process
+            process = self._state.heartbeats.process
             if process is None or not self._running:
                 await self._view_change(now + _QUERY_SECONDS)
                 continue
@@ -171,9 +182,9 @@ class Expansions:
         """Run an expansion; return the response for its client within the client's timeout."""
         topic = request.topic
         try:
-            await self._control.refresh_metadata([topic], timeout_seconds=_QUERY_SECONDS)
-            info = self._control.topic(topic)
-            process = self._state.process
+            await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
+            info = self._metadata.topic(topic)
+            process = self._state.heartbeats.process
             if info is None or process is None:
                 return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: not found")
             # A broker's metadata may be out of date.
@@ -234,15 +245,15 @@ class Expansions:
 
     def _drive_what_is_ours(self) -> None:
         """Resume this process's expansions, and claim those without a live process."""
-        process = self._state.process
+        process = self._state.heartbeats.process
         if process is None or not self._running:
             return
-        live = self._state.live(time.monotonic())
+        live = self._state.heartbeats.live(time.monotonic())
         for expansion in self._state.view.pending_expansions:
             if expansion.proposal in self._procedures:
                 continue
             history = self._history(expansion)
-            match ex.driver(history, own_names=self._state.names, process=process, live=live, new_id=uuid4):
+            match ex.driver(history, own_names=self._state.heartbeats.names, process=process, live=live, new_id=uuid4):
                 case ex.Drive():
                     _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
                     self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
@@ -275,10 +286,10 @@ class Expansions:
         step, since = None, 0.0
         while True:
             now = time.monotonic()
-            history, process = self._history(procedure.expansion), self._state.process
-            may_append = {*self._state.may_append(now), *(() if process is None else (process,))}
+            history, process = self._history(procedure.expansion), self._state.heartbeats.process
+            may_append = {*self._state.heartbeats.may_append(now), *(() if process is None else (process,))}
             not_closed = tuple(may_append - history.closed)
-            world = ex.World(history, self._state.names, not_closed, fresh=self._state.fresh)
+            world = ex.World(history, self._state.heartbeats.names, not_closed, fresh=self._state.fresh)
             requested = procedure.query(world, now)
             if procedure.step is not step:
                 step, since = procedure.step, now
@@ -335,7 +346,7 @@ class Expansions:
                 case ex.ProbeTransactions(partitions):
                     return await self._transactions(expansion.topic, partitions)
                 case ex.CreatePartitions(to_count, assignments, validate_only):
-                    code, message = await self._control.create_partitions(
+                    code, message = await self._topics.create_partitions(
                         expansion.topic,
                         to_count,
                         assignments,
@@ -358,13 +369,13 @@ class Expansions:
         return ex.Appended()
 
     async def _describe(self, topic: str) -> ex.Described:
-        await self._control.refresh_metadata([topic], timeout_seconds=_QUERY_SECONDS)
-        info = self._control.topic(topic)
+        await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
+        info = self._metadata.topic(topic)
         if info is None:
             return ex.Described(None)
         count = info.partition_count
         leaderless = tuple(
-            partition for partition in range(count) if self._control.leader(TopicPartition(topic, partition)) is None
+            partition for partition in range(count) if self._metadata.leader(TopicPartition(topic, partition)) is None
         )
         return ex.Described(info.topic_id, count, leaderless)
 
@@ -372,7 +383,7 @@ class Expansions:
         async def probe(partition: int) -> tuple[int, list[Transactor]]:
             async with self._querying:
                 tp = TopicPartition(topic, partition)
-                found = await self._control.open_transactions(tp, timeout_seconds=_QUERY_SECONDS)
+                found = await self._producers.open_transactions(tp, timeout_seconds=_QUERY_SECONDS)
                 return partition, sorted((each.producer_id, each.epoch) for each in found.values())
 
         try:
@@ -385,7 +396,7 @@ class Expansions:
         async def read(partition: int) -> ex.PartitionEnd:
             async with self._querying:
                 tp = TopicPartition(topic, partition)
-                end = await self._control.partition_end(tp, timeout_seconds=_QUERY_SECONDS)
+                end = await self._log_ends.partition_end(tp, timeout_seconds=_QUERY_SECONDS)
                 return ex.PartitionEnd(end.log_end.leader_epoch, end.log_end.offset, end.high_watermark)
 
         return ex.Ends(tuple(await _all(read(partition) for partition in partitions)))
@@ -399,12 +410,12 @@ class Expansions:
         """
         if not self._running:
             return
-        self._state.may_append(time.monotonic())  # detects dead processes early
+        self._state.heartbeats.may_append(time.monotonic())  # detects dead processes early
         self._drive_what_is_ours()
         if not self._primary or not self._state.fresh:
             return
         for topic in count_checked:
-            info = self._control.topic(topic)
+            info = self._metadata.topic(topic)
             if info is None or info.topic_id in self._counting:
                 continue
             history = self._state.view.history(topic, info.topic_id)
@@ -422,7 +433,7 @@ class Expansions:
         """
         there = {}
         for topic_id, topic in self._state.view.count_checked_incarnations.items():
-            info = self._control.topic(topic)
+            info = self._metadata.topic(topic)
             if info is not None and info.topic_id != topic_id:
                 there[topic_id] = self._replaced_since.get(topic_id, now)
                 if now - there[topic_id] >= _REPLACED_SECONDS and topic_id not in self._counting:
@@ -432,8 +443,8 @@ class Expansions:
 
     async def _forget(self, topic: str, topic_id: UUID) -> None:
         try:
-            await self._control.refresh_metadata([topic], timeout_seconds=_QUERY_SECONDS)
-            info = self._control.topic(topic)
+            await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
+            info = self._metadata.topic(topic)
             if (
                 info is None
                 or info.topic_id == topic_id
@@ -498,7 +509,7 @@ class Expansions:
                 )
             )
         for expansion in self._state.view.expanded:
-            info = self._control.topic(expansion.topic)
+            info = self._metadata.topic(expansion.topic)
             if info is not None and info.topic_id == expansion.topic_id:
                 shown.append(
                     ExpansionStatus(

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from fencepost_proxy import logs
+from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net import page
-from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.net.diagnosis import diagnose
 from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, fencepost_version, load_exposition
 from fencepost_proxy.net.status import OFFSET_MAX, ROWS_MAX, ExpansionStatus, Listed, PageRequest, StatusSnapshot, What

@@ -16,7 +16,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
-from fencepost_proxy.net.cluster import TopicInfo
+from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.net.proxied_connection import ProxiedConnection
 from fencepost_proxy.net.status import (
     CheckedTopicStatus,

@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.appends import Appends
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import BrokerFacts, Configs, TopicFacts
+from fencepost_proxy.cluster.fetches import Fetches, Found, NotYet
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import FencepostError
-from fencepost_proxy.net.control import BrokerFacts, ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.appended import read_appended_batch
 from fencepost_proxy.session.dispatcher import ForControl
@@ -79,7 +86,7 @@ class LogReader:
 
     def __init__(
         self,
-        control: ControlClient,
+        kafka: KafkaClient,
         state: StateTopic,
         frame_bytes_max: int,
         *,
@@ -88,7 +95,13 @@ class LogReader:
     ) -> None:
         self._names = names
         self._unpacked_bytes_max = unpacked_bytes_max
-        self._control = control
+        self._metadata = kafka.metadata
+        self._configs = Configs(kafka)
+        self._log_ends = LogEnds(kafka)
+        self._fetches = Fetches(kafka)
+        self._producers = Producers(kafka)
+        self._transaction_states = Transactions(kafka)
+        self._appends = Appends(kafka)
         self._state = state
         self._frame_bytes_max = frame_bytes_max
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
@@ -130,7 +143,7 @@ class LogReader:
         known = self._facts.get(topic)
         if known is not None and not fresh and now - known[0] < FACTS_SECONDS:
             return known[1]
-        facts = await self._control.topic_facts(topic, timeout_seconds=_READ_SECONDS)
+        facts = await self._configs.topic_facts(topic, timeout_seconds=_READ_SECONDS)
         self._facts[topic] = (now, facts)
         return facts
 
@@ -139,7 +152,7 @@ class LogReader:
 
         Deleted topics are omitted. Raises `UpstreamUnavailable`.
         """
-        facts = await self._control.facts_of_topics(topics, timeout_seconds=_READ_SECONDS)
+        facts = await self._configs.facts_of_topics(topics, timeout_seconds=_READ_SECONDS)
         now = time.monotonic()
         changed = [topic for topic, found in facts.items() if self.known_facts(topic) != found]
         self._facts.update((topic, (now, found)) for topic, found in facts.items())
@@ -158,7 +171,7 @@ class LogReader:
             queried_at = time.monotonic()
             ended, ending, producer_ids = await self._transactions(partition, transactional_ids)
             for _ in range(_CONSISTENT_READS_MAX):
-                reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
+                reading = await self._producers.read_partition(partition, timeout_seconds=_READ_SECONDS)
                 if reading.consistent:
                     break
         except UpstreamUnavailable as error:
@@ -166,7 +179,7 @@ class LogReader:
             return sequencers.LogEndUnknown(str(error), error.error_code)
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")
-        topic = self._control.topic(partition.topic)
+        topic = self._metadata.topic(partition.topic)
         base = None if topic is None else self._state.view.fence_base(topic.topic_id, partition.partition)
         number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
         producer_id = self._state.view.producer_id(number)
@@ -210,7 +223,7 @@ class LogReader:
         producer_ids = dict.fromkeys(transactional_ids, -1)
         for transactional_id in transactional_ids:
             try:
-                found = await self._control.transaction(transactional_id, timeout_seconds=_READ_SECONDS)
+                found = await self._transaction_states.describe(transactional_id, timeout_seconds=_READ_SECONDS)
             except UpstreamUnavailable as error:
                 _limited_log.error(
                     f"transaction {transactional_id}",
@@ -231,13 +244,13 @@ class LogReader:
 
     async def _probe(self, partition: TopicPartition, offset: int) -> sequencers.BatchReadResult:
         try:
-            read = await self._control.read_batch(
+            read = await self._fetches.read_batch(
                 partition, Offset(offset), bytes_max=self._frame_bytes_max, timeout_seconds=_READ_SECONDS
             )
             if isinstance(read, Found):
                 return sequencers.Found(memoryview(read.batch))
             if isinstance(read, NotYet):
-                end = await self._control.log_end(partition, timeout_seconds=_READ_SECONDS)
+                end = await self._log_ends.log_end(partition, timeout_seconds=_READ_SECONDS)
                 return sequencers.NotYet(end.offset)
         except UpstreamUnavailable as error:
             return sequencers.Unreadable(str(error))
@@ -262,7 +275,7 @@ class LogReader:
 
     async def _resend(self, partition: TopicPartition, pending: sequencers.PendingAppend) -> sequencers.Resent:
         try:
-            result = await self._control.produce(
+            result = await self._appends.produce(
                 partition, bytes(batch_to_send(pending)), timeout_ms=_RESEND_TIMEOUT_MS, topic_id=pending.topic_id
             )
         except UpstreamUnavailable:
@@ -272,7 +285,7 @@ class LogReader:
     async def _publish(
         self, partition: TopicPartition, producer_epoch: int, base: int, reason: str
     ) -> sequencers.BasePublished:
-        topic = self._control.topic(partition.topic)
+        topic = self._metadata.topic(partition.topic)
         _log.warning(
             "log advanced without fenced appends: proposing a new fence base",
             partition=partition,

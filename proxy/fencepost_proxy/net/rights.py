@@ -1,4 +1,4 @@
-"""Checks what Kafka authorizes the control client to do, without changing anything.
+"""Checks what Kafka authorizes the Kafka client to do, without changing anything.
 
 The configuration file and the state topic, read to its end, define the checked topics. For existing topics, Metadata
 returns the authorized operations. Everything else is tried with a request that has no effect: with `validate_only`, or
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
+from fencepost_proxy.cluster.metadata import NO_NODE, ClusterMetadata, Leader
+from fencepost_proxy.cluster.state_topic_settings import created_with
+from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net.advice import of_not_ready
-from fencepost_proxy.net.broker import BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.net.cluster import NO_NODE, ClusterMetadata, Leader
-from fencepost_proxy.net.control import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
-from fencepost_proxy.net.state_topic import created_with
-from fencepost_proxy.net.stored import read_stored
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, NodeId

@@ -15,11 +15,10 @@ from dataclasses import replace
 from typing import Final
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.metadata import ClusterMetadata, from_response
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
-from fencepost_proxy.net import cluster
-from fencepost_proxy.net.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.net.cluster import ClusterMetadata
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -37,7 +36,7 @@ _PROBE_AGAIN_SECONDS: Final = 2.0
 class SidecarProbe:
     """`problem`: the problem and its fix, or None. `advertised`: address that clients get, by broker.
 
-    `known` returns the control client's view of the cluster: its id, and the brokers' addresses through `upstream`.
+    `known` returns the Kafka client's view of the cluster: its id, and the brokers' addresses through `upstream`.
     """
 
     def __init__(
@@ -80,9 +79,7 @@ class SidecarProbe:
             deadline = deadline_in(limits.connect_timeout_seconds)
             version = connection.version(apis.METADATA, at_least=10, at_most=13)
             queried = Message(topics=[], allow_auto_topic_creation=False)
-            reported = cluster.from_response(
-                await connection.request(apis.METADATA, version, queried, deadline=deadline)
-            )
+            reported = from_response(await connection.request(apis.METADATA, version, queried, deadline=deadline))
             node_id = None
             for each in reported.brokers:
                 if await _is(connection, each, limits.connect_timeout_seconds):

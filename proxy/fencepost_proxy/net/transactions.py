@@ -1,7 +1,7 @@
 """Validates transaction commits (`transactions/commit_validator.py` decides) and records failed appends in the state
 topic.
 
-The control client needs DESCRIBE on the transactional ids of producers for checked topics, and READ on the topics.
+The Kafka client needs DESCRIBE on the transactional ids of producers for checked topics, and READ on the topics.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from uuid import UUID
 from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in, remaining
+from fencepost_proxy.cluster.fetches import Fetches
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.metadata_cache import MetadataCache
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError, LimitError
-from fencepost_proxy.net.broker import deadline_in, remaining
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared, encode_abort_only_record, encode_abort_only_tombstones
@@ -91,16 +95,24 @@ class Commits:
 
     def __init__(
         self,
-        control: ControlClient,
         limits: Limits,
         *,
+        metadata: MetadataCache,
+        transactions: Transactions,
+        producers: Producers,
+        log_ends: LogEnds,
+        fetches: Fetches,
         table: Table,
         configured: Iterable[Mapping[str, str]],
         policy: Callable[[str], TopicPolicy | None],
         names: HeaderNames,
         metrics: Metrics,
     ) -> None:
-        self._control = control
+        self._metadata = metadata
+        self._transactions = transactions
+        self._producers = producers
+        self._log_ends = log_ends
+        self._fetches = fetches
         self._limits = limits
         self._table = table
         self._policy = policy
@@ -217,12 +229,12 @@ class Commits:
                         self._state.view.abort_only_records.of(producer_id, producer_epoch) if fresh else None
                     )
                 case QueryTransaction(transactional_id):
-                    found = await self._control.transaction(transactional_id, timeout_seconds=remaining(deadline))
+                    found = await self._transactions.describe(transactional_id, timeout_seconds=remaining(deadline))
                     if found is None:
                         return TransactionIs(known=True)
                     return TransactionIs(True, found.producer_id, found.producer_epoch, found.state, found.partitions)
                 case QueryProducers(producer_id, partitions):
-                    states = await self._control.producer_at(
+                    states = await self._producers.producer_at(
                         ProducerId(producer_id), partitions, timeout_seconds=remaining(deadline)
                     )
                     return ProducersAre(
@@ -261,12 +273,12 @@ class Commits:
         After `deadline` the next attempt continues here.
         """
         partition = query.partition
-        end = (await self._control.log_end(partition, timeout_seconds=remaining(deadline))).offset
+        end = (await self._log_ends.log_end(partition, timeout_seconds=remaining(deadline))).offset
         so_far = self._so_far(query)
         while so_far.at < end:
             before = so_far.at
             if so_far.slice is None:
-                fetched = await self._control.fetch_uncommitted(
+                fetched = await self._fetches.fetch_uncommitted(
                     partition, Offset(before), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
                 )
                 if fetched.out_of_range:
@@ -284,7 +296,7 @@ class Commits:
 
     def _so_far(self, query: ReadBack) -> _ReadSoFar:
         """Read progress; keyed by leader epoch and topic id, because the log may differ after either changes."""
-        info, leader = self._control.topic(query.partition.topic), self._control.leader(query.partition)
+        info, leader = self._metadata.topic(query.partition.topic), self._metadata.leader(query.partition)
         log = None if info is None else info.topic_id, None if leader is None else leader.leader_epoch
         key = query.producer_id, query.partition, query.from_offset, query.checked, log
         so_far = self._read.setdefault(key, _ReadSoFar(query.from_offset))
@@ -410,7 +422,7 @@ class Commits:
             :_MAINTAINED_AT_ONCE
         ]:
             try:
-                found = await self._control.transaction(abort_only.transactional_id)
+                found = await self._transactions.describe(abort_only.transactional_id)
             except UpstreamUnavailable as error:
                 if error.error_code is None:
                     raise

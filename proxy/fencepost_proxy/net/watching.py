@@ -13,8 +13,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from fencepost_proxy import logs
-from fencepost_proxy.net.broker import BrokerConnection, Call
-from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.cluster.broker import BrokerConnection, Call, UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.transactions.watched import (
     WHY,
     Answer,
@@ -60,9 +60,9 @@ class TransactionWatch:
     """Runs the queries of `TransactionMonitor`, and logs hanging transactions. `spawn` runs a task that ends with the
     process."""
 
-    def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
-        self._control = control
-        self._queries = Queries(control)
+    def __init__(self, kafka: KafkaClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
+        self._kafka = kafka
+        self._queries = Queries(kafka)
         self._spawn = spawn
         self._tick_seconds = tick_seconds
         self._problems: dict[type[Query], str] = {}
@@ -79,7 +79,7 @@ class TransactionWatch:
         return self.watching.report(time.monotonic(), time.time() * 1000, shown_max)
 
     def query(self) -> None:
-        for query_message in self.watching.next(self._control.brokers, time.monotonic()):
+        for query_message in self.watching.next(self._kafka.brokers, time.monotonic()):
             self._spawn(self._carry_out(query_message), f"watch {type(query_message).__name__}")
 
     async def _carry_out(self, query_message: Query) -> None:
@@ -138,8 +138,8 @@ def abort_command(bootstrap: str, topic: str, partition: int, start_offset: int)
 class Queries:
     """Runs each query once. Raises `UpstreamUnavailable`."""
 
-    def __init__(self, control: ControlClient) -> None:
-        self._control = control
+    def __init__(self, kafka: KafkaClient) -> None:
+        self._kafka = kafka
         self._leaders: tuple[bytes, Leaders] | None = None
 
     async def query(self, query_message: Query) -> Answer:
@@ -204,7 +204,7 @@ class Queries:
             return taken
 
         failure: UpstreamUnavailable | None = None
-        for node_id in sorted(self._control.brokers):  # the same broker each time: its responses are byte-identical
+        for node_id in sorted(self._kafka.brokers):  # the same broker each time: its responses are byte-identical
             try:
                 version = 0
 
@@ -219,7 +219,7 @@ class Queries:
                     )
                     return [Call(apis.METADATA, version, message, take)]
 
-                await self._control.query_broker(node_id, calls, timeout_seconds=_QUERY_SECONDS)
+                await self._kafka.query_broker(node_id, calls, timeout_seconds=_QUERY_SECONDS)
             except UpstreamUnavailable as error:
                 failure = error
                 continue
@@ -265,7 +265,7 @@ class Queries:
                 Call(apis.DESCRIBE_PRODUCERS, producers, Message(topics=topics)),
             ]
 
-        latest, stable, producers = await self._control.query_broker(
+        latest, stable, producers = await self._kafka.query_broker(
             query_message.node_id, calls, timeout_seconds=_QUERY_SECONDS
         )
         high_watermarks, last_stable_offsets = _offsets(latest), _offsets(stable)
@@ -298,7 +298,7 @@ class Queries:
         def calls(connection: BrokerConnection) -> Sequence[Call]:
             return [Call(api_key, connection.version(api_key, at_most=at_most), message)]
 
-        (answer,) = await self._control.query_broker(node_id, calls, timeout_seconds=_QUERY_SECONDS)
+        (answer,) = await self._kafka.query_broker(node_id, calls, timeout_seconds=_QUERY_SECONDS)
         return answer
 
 

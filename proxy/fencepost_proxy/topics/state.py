@@ -127,7 +127,7 @@ def encode_fence_base(
 def encode_process(process: UUID, started_ms: int, identity: str | None = None) -> StateRecord:
     """A process has started, or needs a new instance id. Written once, never deleted: the number of records counts.
 
-    `identity`: its process identity (`net/process_identity.py`).
+    `identity`: its process identity (`cluster/process_identity.py`).
     """
     return record(
         f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if identity is None else {"identity": identity})}

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from fencepost_proxy.config import ControlSasl
+from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import Error
-from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.schema import Message
 

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster import sasl, tls_failures
 from fencepost_proxy.config import ControlSasl, Limits
 from fencepost_proxy.errors import ConfigError, Error, FencepostError, UpstreamProtocolError
-from fencepost_proxy.net import sasl, tls
 from fencepost_proxy.types import Address, Monotonic
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name
 from fencepost_proxy.wire.schema import Message
 
-_log = logs.get("net.broker")
+_log = logs.get("cluster.broker")
 _limited_log = logs.RateLimitedLog(_log)
 
 _LENGTH: Final = struct.Struct(">i")
@@ -159,7 +159,7 @@ class BrokerConnection:
             access.on_error("unreachable" if context is None else "tls")
             if context is None:
                 raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
-            kind, words = tls.of_broker(e)
+            kind, words = tls_failures.of_broker(e)
             access.on_failure(kind)
             raise UpstreamUnavailable(f"{address}: {words}") from e
         except (OSError, ValueError) as e:
@@ -361,7 +361,7 @@ class BrokerConnection:
                 reason += " at the first request; does that listener require a login (control_sasl)?"
         except ssl.SSLError as e:
             # With TLS 1.3 a broker checks the client certificate after the client's handshake is complete.
-            why, reason = tls.of_broker(e)
+            why, reason = tls_failures.of_broker(e)
             self._access.on_failure(why)
             kind = "tls"
         except OSError as e:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
+from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
+from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.net.broker import BrokerConnection, UpstreamUnavailable, deadline_in
-from fencepost_proxy.net.cluster import Leader
-from fencepost_proxy.net.control import fetch_call, fetched_partition
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.types import Offset, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, split_batches

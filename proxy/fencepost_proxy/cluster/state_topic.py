@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
-from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.net import process_identity
-from fencepost_proxy.net.broker import (
+from fencepost_proxy.cluster.appends import Appends
+from fencepost_proxy.cluster.broker import (
     BrokerConnection,
     OutcomeUnknown,
     PooledConnection,
@@ -33,44 +31,30 @@ from fencepost_proxy.net.broker import (
     deadline_in,
     remaining,
 )
-from fencepost_proxy.net.control import ControlClient, Leader, TopicFacts, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.confirmed_leader import ConfirmedLeader
+from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
+from fencepost_proxy.cluster.heartbeats import Heartbeats
+from fencepost_proxy.cluster.metadata import Leader
+from fencepost_proxy.cluster.producer_ids import ProducerIds
+from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
-    INSTANCE_ID_AGE_MAX,
     StateError,
     StateView,
-    encode_heartbeat,
-    encode_heartbeat_tombstone,
-    encode_process,
     encode_producer_id,
-    heartbeat,
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, fence_batch, split_batches
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 
-_log = logs.get("net.state_topic")
+_log = logs.get("cluster.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: `uncompressed`: records cannot decompress to more than was read.
-#: `segment.ms`, `min.cleanable.dirty.ratio`: heartbeats are frequent, and a start reads what compaction left.
-TOPIC_CONFIGS: Final = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.ms": "3600000",
-    "min.cleanable.dirty.ratio": "0.1",
-}
-#: Heartbeat interval, and the silence after which other instances consider an instance dead.
-_HEARTBEAT_SECONDS: Final = 20.0
-_DEAD_SECONDS: Final = 90.0
-#: Heartbeat interval until the other instances are certain to have observed a first heartbeat.
-_UNACKNOWLEDGED_SECONDS: Final = 1.0
-#: Without a stored heartbeat for this long, an instance stops serving checked topics before others consider it dead.
-_SILENT_SECONDS_MAX: Final = 75.0
-_LEAVE_SECONDS: Final = 2.0
+#: First sequence of a batch with a new producer id.
 _ANY_SEQUENCE: Final = 77
-_REPLICAS_MAX: Final = 3
-_IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
 _FETCH_BYTES_MAX: Final = 1_048_576
 _PROBE_AGAIN_SECONDS: Final = 0.1
@@ -90,21 +74,6 @@ _NOT_APPENDED: Final = frozenset(
 )
 
 
-def created_with(brokers: int) -> tuple[int, Mapping[str, str]]:
-    """Replication factor and configs of a new state topic."""
-    replicas = min(_REPLICAS_MAX, brokers)
-    return replicas, {**TOPIC_CONFIGS, "min.insync.replicas": str(min(_IN_SYNC_REPLICAS_MAX, replicas))}
-
-
-def _wrong_cleanup_policy(topic: str, facts: TopicFacts) -> str | None:
-    if facts.assumed or facts.cleanup_policy == {"compact"}:
-        return None
-    return (
-        f"{topic} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete "
-        "records that must be kept. Set it to compact before records are lost"
-    )
-
-
 class _End(NamedTuple):
     """End offset of the topic at some time after `queried_at`."""
 
@@ -113,7 +82,7 @@ class _End(NamedTuple):
 
 
 class StateTopic:
-    """See the module. `control` must be started and use the same event loop.
+    """See the module. `kafka` must be started and use the same event loop.
 
     `on_change` is called with the records just applied to `view`, in order, once per Fetch response with records. That
     includes records read during `start` and proposals that lost.
@@ -121,18 +90,22 @@ class StateTopic:
 
     def __init__(
         self,
-        control: ControlClient,
+        kafka: KafkaClient,
         *,
         name: str,
         lease_seconds: float,
         limits: Limits,
         on_change: Callable[[Sequence[StateRecord]], None] = lambda records: None,
     ) -> None:
-        if control.cluster_id is None:
-            raise ValueError("control client is not started: start it before the state topic")
-        self._control = control
-        self._cluster_id = control.cluster_id
+        if kafka.cluster_id is None:
+            raise ValueError("Kafka client is not started: start it before the state topic")
+        self._kafka = kafka
+        self._cluster_id = kafka.cluster_id
+        self._appends = Appends(kafka)
+        self._producer_ids = ProducerIds(kafka)
+        self._confirmed_leader = ConfirmedLeader(kafka)
         self._tp = TopicPartition(name, 0)
+        self.settings = StateTopicSettings(kafka, name)
         self._lease_seconds = lease_seconds
         self._limits = limits
         self._on_change = on_change
@@ -140,13 +113,11 @@ class StateTopic:
         #: Why `start` waits, as of the last attempt.
         self.waits_because: str | None = None
         self._topic_id: UUID | None = None
-        self._in_sync = 1  # replicas that acknowledge an append
         self._position = Offset(0)
         #: Send times of the last Fetch that reached the end, and of the last end offset that replicas confirmed.
         self._read_as_of = self._confirmed_as_of = float("-inf")
-        self._fresh_until = Monotonic(float("-inf"))
+        self.read_until = Monotonic(float("-inf"))
         self._failure: str | None = None
-        self._created = False  # by this process: it exists even if brokers do not report it yet
         self._proxied: PooledConnection | None = None
         self._tailing: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -155,30 +126,16 @@ class StateTopic:
         self._querying_end = asyncio.Lock()
         self._querying: set[asyncio.Task[_End]] = set()
         self._loaded = asyncio.Event()
-        self._instance_id = 0
-        self._instance_id_as_of = Offset(-1)
-        self._process: UUID | None = None
-        self._names: set[UUID] = set()  # all identities of this process
-        self._others: dict[UUID, float] = {}  # time of the last heartbeat
-        self._found_dead: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
-        self._live_until = float("inf")  # until when the others consider this one live
-        self._announced_at = float("-inf")  # when its present identity was first sent
-        self._former: set[UUID] = set()  # retired identities whose tombstones may not be stored yet
-        self._heartbeats: asyncio.Task[None] | None = None
+        self.heartbeats = Heartbeats(self, kafka, limits)
 
     @property
     def fresh_until(self) -> Monotonic:
         """Until when (`time.monotonic()`) the view may be used: it contains every record that is already in force."""
-        return Monotonic(min(self._fresh_until, self._live_until))
+        return Monotonic(min(self.read_until, self.heartbeats.live_until))
 
     @property
     def fresh(self) -> bool:
         return time.monotonic() < self.fresh_until
-
-    @property
-    def unacknowledged(self) -> bool:
-        """Whether the other instances may not know this process."""
-        return self._live_until == float("-inf")
 
     @property
     def failure(self) -> str | None:
@@ -192,7 +149,7 @@ class StateTopic:
         """
         while True:
             try:
-                await self._open()
+                self._topic_id = await self.settings.open()
                 self.waits_because = None
                 break
             except UpstreamUnavailable as e:
@@ -220,9 +177,7 @@ class StateTopic:
         _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._position)
 
     async def close(self) -> None:
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
-            await asyncio.wait({self._heartbeats})
+        await self.heartbeats.close()
         for task in (self._renewal, self._tailing):
             if task is not None:
                 task.cancel()
@@ -244,8 +199,8 @@ class StateTopic:
     ) -> list[Offset]:
         """Append the records in one batch with acks=all; return their offsets once `view` has them.
 
-        `producer_id`: a new one; the batch uses it and does not start at sequence 0 (see `enter`). The batch is sent
-        again only if Kafka reported that nothing was appended.
+        `producer_id`: a new one; the batch uses it and does not start at sequence 0 (see `Heartbeats.enter`). The batch
+        is sent again only if Kafka reported that nothing was appended.
 
         Raises `UpstreamUnavailable` if nothing was stored, and `StateError` after a failure. Raises `OutcomeUnknown` if
         the batch may have been or may still be stored, or was not read back in time: never send that proposal again.
@@ -261,7 +216,7 @@ class StateTopic:
         while True:
             self._raise_failure()
             timeout_ms = max(1, int(remaining(deadline) * 1000))
-            result = await self._control.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
+            result = await self._appends.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
             if not result.error_code:
                 break
             text = f"{self._tp.topic}: Produce returned error {result.error_code} ({result.error_message or 'no text'})"
@@ -317,8 +272,8 @@ class StateTopic:
         async with self._querying_end:
             self._next_end = None
             queried_at = Monotonic(time.monotonic())
-            end = await self._control.confirmed_high_watermark(
-                self._tp, in_sync=self._in_sync, timeout_seconds=self._limits.connect_timeout_seconds
+            end = await self._confirmed_leader.high_watermark(
+                self._tp, in_sync=self.settings.in_sync, timeout_seconds=self._limits.connect_timeout_seconds
             )
             return _End(queried_at, end)
 
@@ -332,7 +287,7 @@ class StateTopic:
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         while (agreed := self.view.producer_id(number)) is None:
             self._raise_failure()
-            producer_id, _ = await self._control.init_producer_id(timeout_seconds=remaining(deadline))
+            producer_id, _ = await self._producer_ids.init(timeout_seconds=remaining(deadline))
             # A unique name per proposal: see `topics/state.py`.
             proposal = encode_producer_id(uuid4(), self._cluster_id, producer_id, number)
             try:
@@ -348,249 +303,6 @@ class StateTopic:
                     number=number,
                 )
         return agreed
-
-    @property
-    def instance_id(self) -> int:
-        """This instance's id, 1 to 255, unique in the cluster; 0 if none is assigned."""
-        if self._process is None:
-            return 0
-        if self._instance_id_as_of != self.view.next_offset:  # read for each append; changes with the view only
-            self._instance_id_as_of, self._instance_id = self.view.next_offset, self.view.instance_id(self._process)
-        return self._instance_id
-
-    @property
-    def instance_id_expires(self) -> bool:
-        return self._process is not None and self.view.instance_id_age(self._process) > INSTANCE_ID_AGE_MAX
-
-    def alone(self, now: float) -> bool:
-        """Whether no other heartbeat was observed for `_DEAD_SECONDS` while this instance sends its own.
-
-        Not a proof: a starting instance is observed a moment later, and a suspended one may resume.
-        """
-        return self._heartbeats is not None and not any(
-            now - last_observed < _DEAD_SECONDS for last_observed in self._others.values()
-        )
-
-    @property
-    def process(self) -> UUID | None:
-        """The current identity of this process; None before `enter`."""
-        return self._process
-
-    @property
-    def names(self) -> frozenset[UUID]:
-        """All identities of this process: a new instance id has a new identity."""
-        return frozenset(self._names)
-
-    def live(self, now: float) -> frozenset[UUID]:
-        """The other processes that are not known to be dead."""
-        return frozenset(
-            each
-            for each, last_observed in self._others.items()
-            if now - last_observed < _DEAD_SECONDS and self._dead_at(each) is None
-        )
-
-    def may_append(self, now: float) -> frozenset[UUID]:
-        """The other processes that may append, or whose appends Kafka may still have queued.
-
-        A process without a heartbeat for 75 seconds no longer serves; its last requests are finished
-        `limits.takeover_seconds` later. The same delay applies to a process that was found dead.
-        """
-        queued = self._limits.takeover_seconds
-        found = []
-        for each, last_observed in self._others.items():
-            dead_at = self._dead_at(each)
-            until = (
-                last_observed + _SILENT_SECONDS_MAX
-                if dead_at is None
-                else min(dead_at, last_observed + _SILENT_SECONDS_MAX)
-            )
-            if now < until + queued:
-                found.append(each)
-        return frozenset(found)
-
-    def _dead_at(self, process: UUID) -> float | None:
-        """When a process of this machine was first found dead."""
-        if process not in self._found_dead:
-            identity = self.view.identity(process)
-            if identity is None or not process_identity.is_dead(identity):
-                return None
-            self._found_dead[process] = time.monotonic()
-        return self._found_dead[process]
-
-    async def enter(self, *, timeout_seconds: float | None = None) -> bool:
-        """Take the next instance id and send heartbeats until `leave`. Returns whether other instances are live.
-
-        Also renews an instance id. Without one (not stored in time) the process works but proves less: see `sequencer`.
-        Raises `UpstreamUnavailable`, `StateError`.
-
-        An instance serves requests only after it has read back its own first heartbeat. Otherwise:
-        1. Its record is lost or late.
-        2. An expansion starts, waits for all instances it knows, and ends.
-        3. Meanwhile this instance admits an append, because its view lacks that expansion.
-        4. The append is appended past a threshold.
-        A heartbeat that was read back precedes every expansion that the view lacks, so the process that runs that
-        expansion knows this instance.
-
-        The first record also checks that Kafka accepts any first sequence from a new producer, as fenced appends need:
-        it uses a new producer id and does not start at sequence 0. (Transactions v2 no longer allow this.)
-        """
-        process, now_ms = uuid4(), int(time.time() * 1000)
-        producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
-        before = self._process
-        records = [encode_process(process, now_ms, process_identity.own_identity()), encode_heartbeat(process, now_ms)]
-        self._names.add(process)
-        if before is not None:
-            records.append(encode_heartbeat_tombstone(before))
-        sent_at = time.monotonic()
-        try:
-            await self.append(records, timeout_seconds=timeout_seconds, producer_id=producer_id)
-            self._live_until = sent_at + _SILENT_SECONDS_MAX
-        except OutcomeUnknown as error:
-            _log.warning("no instance id assigned", reason=error)
-            self._announced_at = sent_at
-            if before is None:
-                self._live_until = float("-inf")
-            else:
-                self._former.add(before)  # the others know this identity until its tombstone is stored
-        self._process = process
-        self._instance_id_as_of = Offset(-1)
-        self._others.pop(process, None)
-        if self._heartbeats is None:
-            self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="heartbeats")
-        return any(sent_at - last_observed < _DEAD_SECONDS for last_observed in self._others.values())
-
-    async def leave(self) -> None:
-        """Report a clean end: no request of this process is in progress."""
-        if self._heartbeats is None or self._process is None:
-            return
-        self._heartbeats.cancel()
-        try:
-            await self.append([encode_heartbeat_tombstone(self._process)], timeout_seconds=_LEAVE_SECONDS)
-        except (UpstreamUnavailable, StateError) as error:
-            _log.warning("failed to store the tombstone of this process's heartbeat", reason=error)
-
-    async def _send_heartbeats(self) -> None:
-        while True:
-            await asyncio.sleep(_UNACKNOWLEDGED_SECONDS if self.unacknowledged else _HEARTBEAT_SECONDS)
-            sent_at = time.monotonic()
-            former = frozenset(self._former)
-            ended = [*self._long_dead(sent_at), *former]
-            assert self._process is not None
-            try:
-                await self.append(
-                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, ended)]
-                )
-                self._live_until = sent_at + _SILENT_SECONDS_MAX
-                self._former -= former
-            except (UpstreamUnavailable, StateError) as error:
-                _limited_log.warning("heartbeat", "heartbeat not stored", reason=error)
-
-    def _long_dead(self, now: float) -> list[UUID]:
-        """Crashed processes, to be removed, or the list would be unbounded.
-
-        Their requests must be finished: a tombstone states a clean end. None with an outdated view: if this process was
-        suspended, it has yet to read the heartbeats that the others sent meanwhile.
-        """
-        over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
-        if now >= self._fresh_until:
-            return []
-        return [each for each, last_observed in self._others.items() if now - last_observed >= over]
-
-    def _observe_record(self, record: StateRecord) -> None:
-        beat = heartbeat(record)
-        if beat is None:
-            return
-        if beat.process == self._process:
-            if self.unacknowledged and beat.at_ms is not None:
-                self._live_until = self._announced_at + _SILENT_SECONDS_MAX
-            return
-        if beat.at_ms is None:
-            self._others.pop(beat.process, None)
-            self._found_dead.pop(beat.process, None)
-            return
-        # Heartbeats read at the start may be old. With clock skew a live process counts again at its next heartbeat.
-        age_seconds = 0.0 if self._loaded.is_set() else max(0.0, time.time() - beat.at_ms / 1000)
-        self._others[beat.process] = time.monotonic() - age_seconds
-
-    # --- opening ------------------------------------------------------------------------------------------------------
-
-    async def _open(self) -> None:
-        name = self._tp.topic
-        await self._control.refresh_metadata([name])
-        info = self._control.topic(name)
-        if info is None:
-            if not self._control.brokers:  # the controller considers all dead, for example after a pause
-                raise UpstreamUnavailable("cannot create the state topic: Kafka reports no brokers")
-            replicas, configs = created_with(len(self._control.brokers))
-            created = await self._control.create_topic(name, partitions=1, replication_factor=replicas, configs=configs)
-            if created:
-                _log.warning(
-                    "state topic created: only checks in the configuration file are in force. If this cluster had a "
-                    "state topic before, switch on its checks again",
-                    topic=name,
-                    replicas=replicas,
-                    min_insync_replicas=int(configs["min.insync.replicas"]),
-                )
-                self._created = True
-            # `log_start` retries until there is a leader, and refreshes metadata.
-            try:
-                await self._control.log_start(self._tp)
-            except UpstreamUnavailable as e:
-                if self._created and e.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
-                    # A broker that is busy with thousands of new partitions needs up to a minute.
-                    raise UpstreamUnavailable(f"{name}: created, but not known to all brokers yet") from e
-                raise
-            info = self._control.topic(name)
-        if info is None:
-            raise UpstreamUnavailable(f"{name}: not known to all brokers yet")
-        await self._check(info)
-        self._topic_id = info.topic_id
-
-    async def _check(self, info: TopicInfo) -> None:
-        if info.partition_count != 1:
-            raise StateError(
-                f"{info.name} has {info.partition_count} partitions: it cannot be this proxy's state topic, which has "
-                "one. Delete the topic if nothing else uses it"
-            )
-        facts = await self._control.topic_facts(info.name)
-        if wrong := _wrong_cleanup_policy(info.name, facts):
-            raise StateError(wrong)
-        self._in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
-        if info.replication_factor > 1 and self._in_sync == 1:
-            _log.warning(
-                "state topic has min.insync.replicas=1: a deposed leader that is cut off from the other brokers cannot "
-                "be detected (set it to 2, then restart every proxy)",
-                topic=info.name,
-                replicas=info.replication_factor,
-            )
-        if info.replication_factor < min(_REPLICAS_MAX, len(self._control.brokers)):
-            _log.warning(
-                "state topic has too few replicas: if they are lost, so are the virtual configs and the producer id",
-                topic=info.name,
-                replicas=info.replication_factor,
-                brokers=len(self._control.brokers),
-            )
-
-    async def read_settings_again(self) -> None:
-        """Read the topic's configs again. Raises `UpstreamUnavailable`.
-
-        A raised min.insync.replicas takes effect after a restart: fewer replicas may have the earlier records.
-        """
-        facts = await self._control.topic_facts(self._tp.topic)
-        if facts.assumed:
-            return
-        if wrong := _wrong_cleanup_policy(self._tp.topic, facts):
-            _limited_log.error("cleanup.policy", "cleanup.policy of the state topic was changed", reason=wrong)
-        if facts.min_insync_replicas < self._in_sync:
-            _limited_log.warning(
-                "min.insync.replicas",
-                "min.insync.replicas of the state topic was lowered",
-                topic=self._tp.topic,
-                was=self._in_sync,
-                min_insync_replicas=facts.min_insync_replicas,
-            )
-            # With 1 nothing would be confirmed; two replicas confirm more than none.
-            self._in_sync = max(facts.min_insync_replicas, min(self._in_sync, _IN_SYNC_REPLICAS_MAX))
 
     # --- following ----------------------------------------------------------------------------------------------------
 
@@ -610,7 +322,7 @@ class StateTopic:
             self._fail(f"following it crashed ({e!r}); restart this proxy")
 
     async def _leader(self) -> Leader:
-        leader = self._control.leader(self._tp)
+        leader = self._kafka.leader(self._tp)
         if leader is None:
             raise UpstreamUnavailable("no leader now")
         return leader
@@ -619,10 +331,10 @@ class StateTopic:
         """After a failure: refresh metadata, which shows whether the topic is the same and its leader."""
         await asyncio.sleep(_PROBE_AGAIN_SECONDS)
         try:
-            await self._control.refresh_metadata([self._tp.topic])
+            await self._kafka.refresh_metadata([self._tp.topic])
         except UpstreamUnavailable:
             return
-        info = self._control.topic(self._tp.topic)
+        info = self._kafka.topic(self._tp.topic)
         if info is None:
             _limited_log.error(
                 "missing",
@@ -638,14 +350,14 @@ class StateTopic:
             )
 
     async def _connection(self, leader: Leader) -> BrokerConnection:
-        address = self._control.brokers.get(leader.node_id)
+        address = self._kafka.brokers.get(leader.node_id)
         if address is None:
             raise UpstreamUnavailable(f"the leader, broker {leader.node_id}, is not in the cluster now")
         if self._proxied is None or self._proxied.address != address:
             if self._proxied is not None:
                 await self._proxied.close()
             self._proxied = PooledConnection(
-                address, limits=self._limits, client_id=_CLIENT_ID, access=self._control.access
+                address, limits=self._limits, client_id=_CLIENT_ID, access=self._kafka.access
             )
         return await self._proxied.connected(deadline_in(self._limits.connect_timeout_seconds))
 
@@ -692,14 +404,14 @@ class StateTopic:
     @property
     def _confirming(self) -> bool:
         """Whether freshness needs confirmation by replicas. Not with one replica or min.insync.replicas=1."""
-        if self._in_sync == 1:
+        if self.settings.in_sync == 1:
             return False
-        info = self._control.topic(self._tp.topic)
+        info = self._kafka.topic(self._tp.topic)
         return info is None or info.replication_factor > 1
 
     def _renew(self) -> None:
         as_of = min(self._read_as_of, self._confirmed_as_of) if self._confirming else self._read_as_of
-        self._fresh_until = Monotonic(as_of + self._lease_seconds)
+        self.read_until = Monotonic(as_of + self._lease_seconds)
         if self.fresh:
             self.waits_because = None
 
@@ -732,7 +444,7 @@ class StateTopic:
                 for record in () if header.is_control else read_uncompressed_records(header, batch):
                     if record.offset >= self._position:
                         applied.append(StateRecord(record.key or b"", record.value))
-                        self._observe_record(applied[-1])
+                        self.heartbeats.observe(applied[-1], loaded=self._loaded.is_set())
                         left_out = self.view.apply(*record)
                         if left_out is not None:
                             _limited_log.warning("left out", "state record ignored", reason=left_out)

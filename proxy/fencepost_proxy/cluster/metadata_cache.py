@@ -1,0 +1,177 @@
+"""The cluster's metadata as last reported: Metadata v10–13, to any broker.
+
+Tries each broker once, then fails. Responses from another cluster than the first are rejected. A byte-identical
+response is not decoded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Final
+
+from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in, remaining
+from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Leader, TopicInfo, from_response, merged
+from fencepost_proxy.cluster.pool import ConnectionPool
+from fencepost_proxy.cluster.tasks import Tasks
+from fencepost_proxy.config import Limits
+from fencepost_proxy.types import NO_TOPIC_ID, Address, NodeId, TopicPartition
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.schema import Message
+
+_log = logs.get("cluster.metadata_cache")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: Maximum sets of topics whose last Metadata response is remembered (all known topics, the checked topics).
+_QUERIES_REMEMBERED: Final = 8
+
+
+@dataclass(slots=True)
+class _Refresh:
+    """Topics whose metadata callers requested; None: all. One request serves all callers before it is sent."""
+
+    topics: set[str] | None = field(default_factory=set)
+    task: asyncio.Task[ClusterMetadata] | None = None
+
+
+class _Reported:
+    """Digests of the last Metadata responses, and the metadata after each was adopted.
+
+    A cluster rarely changes between refreshes. A byte-identical response is not decoded again: with ten thousand
+    partitions, decoding took most of an idle proxy's CPU time.
+    """
+
+    #: Replaces a response that adds nothing to what is known.
+    NOTHING_NEW: Final = Message()
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[object, tuple[bytes, ClusterMetadata]] = OrderedDict()
+        self._digest = b""
+
+    def lookup(self, queried: object, known: ClusterMetadata, body: memoryview) -> Message | None:
+        """`NOTHING_NEW` if the same query had the same response before, and metadata has not changed since."""
+        self._digest = blake2b(body, digest_size=16).digest()
+        digest, adopted = self._answers.get(queried, (b"", EMPTY))
+        return self.NOTHING_NEW if digest == self._digest and adopted is known else None
+
+    def adopted(self, queried: object, metadata: ClusterMetadata) -> None:
+        """Records that `metadata` includes the response last passed to `lookup`."""
+        self._answers[queried] = self._digest, metadata
+        self._answers.move_to_end(queried)
+        if len(self._answers) > _QUERIES_REMEMBERED:
+            self._answers.popitem(last=False)
+
+
+class MetadataCache:
+    """`on_brokers` is called with all brokers' addresses when one was added, moved or removed."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        limits: Limits,
+        tasks: Tasks,
+        on_brokers: Callable[[Mapping[NodeId, Address]], None] | None,
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._tasks = tasks
+        self._on_brokers = on_brokers
+        self.known = EMPTY
+        self._reported = _Reported()
+        self._next_refresh: _Refresh | None = None
+        self._refreshing = asyncio.Lock()
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """The topic's metadata as last reported; None if it was never requested or does not exist."""
+        return self.known.topics.get(name)
+
+    def leader(self, tp: TopicPartition) -> Leader | None:
+        """The leader as last reported; None if there is none or the topic's metadata was never requested."""
+        info = self.topic(tp.topic)
+        partition = info.partitions.get(tp.partition) if info is not None else None
+        return None if partition is None or partition.leader.node_id == NO_NODE else partition.leader
+
+    async def refresh(self, topics: Iterable[str] | None, *, timeout_seconds: float | None = None) -> ClusterMetadata:
+        """Sends a Metadata request for the brokers and these topics (None: all topics). Never creates a topic.
+
+        Returns the metadata of all topics requested so far, without those that do not exist. The request is sent
+        after this call; concurrent calls share one.
+        """
+        seconds = self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = deadline_in(seconds)
+        refresh = self._next_refresh
+        if refresh is None or refresh.task is None:
+            refresh = self._next_refresh = _Refresh()
+            refresh.task = self._tasks.run(self._refresh(refresh), "metadata")
+        if topics is None:
+            refresh.topics = None
+        elif refresh.topics is not None:
+            refresh.topics.update(topics)
+        done, _ = await asyncio.wait({refresh.task}, timeout=remaining(deadline))
+        if not done or refresh.task.cancelled():
+            raise UpstreamUnavailable(
+                "no broker answered Metadata in time: check that upstream is a Kafka listener for clients"
+            )
+        return refresh.task.result()
+
+    async def refresh_quietly(self, topics: Iterable[str]) -> None:
+        try:
+            await self.refresh(topics)
+        except UpstreamUnavailable as e:
+            _limited_log.warning("metadata", "metadata cannot be refreshed", reason=e)
+
+    async def _refresh(self, refresh: _Refresh) -> ClusterMetadata:
+        # One request at a time. Calls during a request join the next one: the response to a request sent before the
+        # caller found its metadata stale may be stale, too.
+        async with self._refreshing:
+            self._next_refresh = None
+            requested = refresh.topics
+            names = (
+                None if requested is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(requested)]
+            )
+            message = Message(topics=names, allow_auto_topic_creation=False)
+            reason = "no broker is known"
+            for pooled in self._pool.to_any():
+                # Short enough to try the other brokers if one hangs.
+                deadline = deadline_in(self._limits.connect_timeout_seconds)
+                try:
+                    connection = await pooled.connected(deadline)
+                    version = connection.version(apis.METADATA, at_least=10, at_most=13)
+                    queried = version, None if requested is None else frozenset(requested)
+                    known = partial(self._reported.lookup, queried, self.known)
+                    answer = await connection.request(apis.METADATA, version, message, known, deadline=deadline)
+                    if answer is _Reported.NOTHING_NEW:
+                        return self.known
+                    if answer.error_code:
+                        raise UpstreamUnavailable(f"{pooled.address}: Metadata answered error {answer.error_code}")
+                    metadata = self.adopt(from_response(answer), all_topics=requested is None)
+                    self._reported.adopted(queried, metadata)
+                    return metadata
+                except UpstreamUnavailable as e:
+                    reason = str(e)
+            raise UpstreamUnavailable(f"no broker returned metadata; last error: {reason}")
+
+    def adopt(self, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
+        known = self.known
+        if known.cluster_id is not None and news.cluster_id != known.cluster_id:
+            _limited_log.error(
+                "cluster id",
+                "upstream is now a different cluster and is not used: if that is intended, restart the proxy",
+                was=known.cluster_id,
+                now=news.cluster_id,
+            )
+            raise UpstreamUnavailable(
+                f"upstream is cluster {news.cluster_id} now, this proxy serves {known.cluster_id}"
+            )
+        self.known = merged(known, news, all_topics=all_topics)
+        if news.brokers != known.brokers:
+            for moved in self._pool.use(news.brokers):
+                self._tasks.run(moved.close(), "close a connection")
+            if self._on_brokers is not None:
+                self._on_brokers(news.brokers)
+        return self.known
