@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from tests.support.docs import ROOT
 
 PAGE = (ROOT / "docs" / "write-a-policy.md").read_text()
-BLOCKS = [each.partition("```")[0] for each in PAGE.split("```python\n")[1:]]
+BLOCKS = re.findall(r"```(?:python|text)\n(.*?)```", PAGE, re.DOTALL)
 NAME = "fencepost.max.record.age.ms"
 IMPORT = "from fencepost_policies.record_age import RecordAge\n"
 
