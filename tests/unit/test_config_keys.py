@@ -77,14 +77,6 @@ def test_command_line_options_match_the_key_table() -> None:
 # --- what is explained ------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    page = stated("config", "explain", "--markdown", capsys=capsys)
-
-    assert (ROOT / "docs" / "configuration.md").read_text("utf-8") == page, (
-        "run: fencepost config explain --markdown > docs/configuration.md"
-    )
-
-
 def test_example_file_has_every_key_and_loads(capsys: pytest.CaptureFixture[str], write: Write) -> None:
     example = stated("config", "explain", "--toml", capsys=capsys)
     # A login is by password or by token.

@@ -4,7 +4,7 @@
 
 The field's name is the key in the TOML file, and a dataclass is a table of the file. Validation, `fencepost config
 explain`, docs/configuration.md, environment variables and SIGHUP all use these definitions. To add a key, add a field
-and run `fencepost config explain --markdown > docs/configuration.md`.
+and run `python -m tests.pages`.
 
 Other modules: `keys` (the keys as a list), `reading` (file, environment and command line), `client_properties`
 (Kafka's client.properties), `locating` (lines of a file), `reference` (texts), `reloading` (changes by SIGHUP).
