@@ -102,9 +102,9 @@ def page() -> str:
             lines += ["", "| key | type | default | meaning |", "|---|---|---|---|"] if before is not None else _COLUMNS
             before = heading
         name = key.field_name if key.table else key.name
-        option = f" Option `{key.option}`." if key.option else ""
-        cells = (f"`{name}`{' ↻' if key.live else ''}", _code(type_of(key)), _code(default_of(key)))
-        lines.append(f"| {' | '.join(cells)} | {_cell(sentence(key.doc) + option)} |")
+        option = f" Option `{key.meaning.option}`." if key.meaning.option else ""
+        cells = (f"`{name}`{' ↻' if key.meaning.live else ''}", _code(type_of(key)), _code(default_of(key)))
+        lines.append(f"| {' | '.join(cells)} | {_cell(sentence(key.meaning.doc) + option)} |")
     return "\n".join([*lines, "", _TOPICS_EXAMPLE])
 
 

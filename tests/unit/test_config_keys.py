@@ -55,14 +55,14 @@ def test_every_field_except_state_topic_is_a_key() -> None:
     known = {each.field_name for each in KEYS.values() if not each.table} | set(TABLES)
 
     assert {each.name for each in fields(ProxyConfig)} - known == {"state_topic"}
-    assert [each.name for each in KEYS.values() if each.hidden] == ["unsafe_disable_fencing"]
+    assert [each.name for each in KEYS.values() if each.meaning.hidden] == ["unsafe_disable_fencing"]
 
 
 @pytest.mark.parametrize("key", SHOWN, ids=lambda key: key.name)
 def test_every_key_has_documentation_and_an_example(key: Key) -> None:
-    assert len(key.doc) > 10
-    assert key.meaning["example"] is not None or key.default or key.default == 0, "give it example="
-    assert key.kind.words not in ("number", "whole number") or key.unit or key.meaning["least"] is not None
+    assert len(key.meaning.doc) > 10
+    assert key.meaning.example is not None or key.default or key.default == 0, "give it example="
+    assert key.kind.words not in ("number", "whole number") or key.unit or key.meaning.least is not None
 
 
 def test_command_line_options_match_the_key_table() -> None:
@@ -71,7 +71,9 @@ def test_command_line_options_match_the_key_table() -> None:
     options = {option for action in parser._actions for option in action.option_strings}
     files = {"--config", "--command-config"}
 
-    assert options - {"-h", "--help", "--upstream"} - files == {key.option for key in SHOWN if key.option}
+    assert options - {"-h", "--help", "--upstream"} - files == {
+        key.meaning.option for key in SHOWN if key.meaning.option
+    }
 
 
 # --- what is explained ------------------------------------------------------------------------------------------------

@@ -72,11 +72,11 @@ def type_of(key: Key) -> str:
     if key.unit is not None:
         words += f" {key.unit}" if key.unit.startswith(("per ", "of ")) else f" of {key.unit}"
     meaning = key.meaning
-    if meaning["above"] is not None:
-        words += f", above {meaning['above']}"
-    if meaning["least"] is not None:
-        most = meaning["most"]
-        words += f", at least {meaning['least']}" if most is None else f" from {meaning['least']} to {most}"
+    if meaning.above is not None:
+        words += f", above {meaning.above}"
+    if meaning.least is not None:
+        most = meaning.most
+        words += f", at least {meaning.least}" if most is None else f" from {meaning.least} to {most}"
     return words
 
 
@@ -87,7 +87,7 @@ def default_of(key: Key) -> str:
 
 
 def _example(key: Key) -> Any:
-    return key.default if key.meaning["example"] is None else key.meaning["example"]
+    return key.default if key.meaning.example is None else key.meaning.example
 
 
 def sentence(text: str) -> str:
@@ -132,12 +132,12 @@ def _explain_key(key: Key, topic_configs: Sequence[TopicConfig]) -> str:
         ("in the file", "\n".join(_in_the_file(key))),
         ("environment", "\n".join(f"{each}={_as_text(key)}" for each in key.variables)),
     ]
-    if key.option is not None:
-        rows.append(("option", f"fencepost proxy {key.option} {_as_text(key)}"))
-    rows.append(("SIGHUP", "applied without a restart" if key.live else "needs a restart"))
+    if key.meaning.option is not None:
+        rows.append(("option", f"fencepost proxy {key.meaning.option} {_as_text(key)}"))
+    rows.append(("SIGHUP", "applied without a restart" if key.meaning.live else "needs a restart"))
     if key.name in _TOPIC_TABLES:
         rows.append(("configs", "\n".join(each.name for each in topic_configs)))
-    return _facts(key.name, sentence(key.doc), rows)
+    return _facts(key.name, sentence(key.meaning.doc), rows)
 
 
 def _as_text(key: Key) -> str:
@@ -195,7 +195,7 @@ def list_keys(topic_configs: Sequence[TopicConfig]) -> str:
         if before is not None and key.table != before:
             lines.append("")
         before = key.table
-        live = "↻" if key.live else " "
+        live = "↻" if key.meaning.live else " "
         lines.append(f"{key.name:<{width}}{live} {default_of(key):<26} {type_of(key)}")
     lines += ["", 'topic configs, in [topics."PATTERN"] and [unlisted_topics]:']
     lines += [
@@ -231,8 +231,8 @@ def example_file(topic_configs: Sequence[TopicConfig]) -> str:
             its = TABLES[table]
             lines += [*_comment(its.doc), f"{'#' if its.optional else ''}[{table}]", ""]
         default = "" if key.default is None or key.required or not key.default else ", default " + default_of(key)
-        live = ", ↻" if key.live else ""
-        lines += _comment(f"{sentence(key.doc)} ({type_of(key)}{default}{live})")
+        live = ", ↻" if key.meaning.live else ""
+        lines += _comment(f"{sentence(key.meaning.doc)} ({type_of(key)}{default}{live})")
         if key.name == "topics":
             for each in topic_configs:
                 lines += _comment(
@@ -278,7 +278,7 @@ def as_json(loaded: Loaded, *, changed: bool = False) -> str:
             "key": key.name,
             "value": json_value(key.of(loaded.config)),
             "from": loaded.origin(key.name),
-            "reloads": key.live,
+            "reloads": key.meaning.live,
         }
         for key in SHOWN
         if not changed or key.name in loaded.origins
