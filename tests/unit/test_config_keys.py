@@ -206,6 +206,12 @@ def test_foreign_environment_variables_are_ignored() -> None:
     )
 
 
+def test_a_hidden_key_is_never_suggested() -> None:
+    environment = {"FENCEPOST_UPSTREAM": "a:1", "FENCEPOST_UNSAFE_DISABLE_FENCIN": "true"}
+
+    assert load(environment=environment) == load(environment={"FENCEPOST_UPSTREAM": "a:1"})
+
+
 def test_variables_used_in_repository_are_no_errors() -> None:
     """They may be exported where a proxy starts."""
     used = set()
