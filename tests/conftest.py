@@ -20,10 +20,12 @@ from kafka.net.transport import KafkaSSLTransport
 import fencepost_proxy
 from fencepost_dev import cluster as clusters
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.fault_proxy import FaultProxy
+from tests.kit.stage import piped_kafka
 from tests.support import kafka as support
 from tests.support import results, workers
 from tests.support.ports import own_ports
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 
 #: coverage's `patch = subprocess` reads this variable in child processes.
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"
@@ -75,7 +77,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not _LEAKS_FAIL:
         for item in filter(_has_clients_of_others, items):
-            item.add_marker(_LEAKS_ARE_SAID)
+            item.add_marker(_LEAKS_ARE_REPORTED)
     if hasattr(config, "workerinput") and config.workerinput["ends_at"] == float("inf"):
         items.sort(key=workers.longest_first)  # the given order decides what a time limit cuts off
 
@@ -84,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 #: connection fails at the wrong moment. Tests with such libraries report a warning instead. FENCEPOST_LEAKS=fail makes
 #: it an error there too, and names the test that leaked.
 _LEAKS_FAIL = os.environ.get("FENCEPOST_LEAKS") == "fail"
-_LEAKS_ARE_SAID = pytest.mark.filterwarnings(
+_LEAKS_ARE_REPORTED = pytest.mark.filterwarnings(
     "default::ResourceWarning",
     "default:coroutine .* was never awaited:RuntimeWarning",
     "default::pytest.PytestUnraisableExceptionWarning",
@@ -174,10 +176,21 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaCluster]:
+def _kafka_and_pipe() -> Iterator[tuple[KafkaCluster, FaultProxy]]:
+    with piped_kafka(1) as (cluster, pipes):
+        yield cluster, pipes[1]
+
+
+@pytest.fixture(scope="session")
+def kafka(_kafka_and_pipe: tuple[KafkaCluster, FaultProxy]) -> KafkaCluster:
     """One broker, shared by all tests. Use unique topics; leave it running and unpaused."""
-    with support.running_kafka(1) as cluster:
-        yield cluster
+    return _kafka_and_pipe[0]
+
+
+@pytest.fixture(scope="session")
+def pipe(_kafka_and_pipe: tuple[KafkaCluster, FaultProxy]) -> FaultProxy:
+    """The fault proxy in front of `kafka`. Add faults for unique topics only."""
+    return _kafka_and_pipe[1]
 
 
 @pytest.fixture(scope="module")
@@ -198,12 +211,12 @@ def unique_topic() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """A proxy for `kafka`, which checks topics by name prefix (`GUARDED_BY_NAME`)."""
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
+    """A proxy for `kafka`, which checks topics by name prefix (`CHECKED_BY_NAME`)."""
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CHECKED_BY_NAME) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def proxy3(kafka3: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka3.bootstrap, tmp_path_factory.mktemp("proxy3"), config=GUARDED_BY_NAME) as process:
+    with ProxyProcess(kafka3.bootstrap, tmp_path_factory.mktemp("proxy3"), config=CHECKED_BY_NAME) as process:
         yield process

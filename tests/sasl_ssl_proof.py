@@ -34,7 +34,7 @@ from tests.support.sasl_ssl import ADMIN, MECHANISMS, Secured, sasl_ssl_kafka
 from tests.support.senders import Aiokafka, Confluent, JavaProducers, KafkaPython, Sender
 
 T = TypeVar("T")
-GUARDS = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
+CHECKS = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 CLIENTS = ("Java", "kafka-python", "aiokafka", "confluent-kafka")
 #: The lifetime of a login, and the number of logins that a client should make. The proxy stops sending shortly before a
 #: login expires; requests in flight must complete by then, also on a busy machine.
@@ -195,7 +195,7 @@ def _difference(direct: str, proxied: str) -> str:
 def short_logins(secured: Secured, directory: Path) -> Iterator[tuple[ProxyProcess, int]]:
     """A proxy at the listener with short logins, which limits the proxy's logins too; and the port of its metrics."""
     status = free_port()
-    config = secured.proxy_config("SCRAM-SHA-512", more=f'status = "127.0.0.1:{status}"') + GUARDS
+    config = secured.proxy_config("SCRAM-SHA-512", more=f'status = "127.0.0.1:{status}"') + CHECKS
     with ProxyProcess(secured.kafka.bootstrap_of("SHORT"), directory, config=config) as proxy:
         yield proxy, status
 

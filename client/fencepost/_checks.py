@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fencepost.errors import CheckIsOff
 from fencepost.records import CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG
@@ -57,3 +59,38 @@ class CheckCache:
         facts = TopicFacts(int(limit) if limit else None, value == "required")
         self._known[topic] = (self._clock() + self._ttl_seconds, facts)
         return facts
+
+
+class BlockingChecks:
+    """Checked topics, read through its own admin client. Thread-safe."""
+
+    def __init__(
+        self,
+        cache: CheckCache,
+        open_admin: Callable[[], Any],
+        describe: Callable[[Any, str], dict[str, str | None]],
+        close_admin: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        self._cache = cache
+        self._open_admin = open_admin
+        self._describe = describe
+        self._close_admin = close_admin
+        self._admin: Any = None
+        self._lock = threading.Lock()
+
+    def require(self, topic: str) -> TopicFacts:
+        """The facts of a checked topic. Raises CheckIsOff, or the client library's error if the configs cannot be
+        read."""
+        with self._lock:
+            facts = self._cache.get(topic)
+            if facts is not None:
+                return facts
+            if self._admin is None:
+                self._admin = self._open_admin()
+            return self._cache.learn(topic, self._describe(self._admin, topic))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._admin is not None:
+                self._close_admin(self._admin)
+            self._admin = None

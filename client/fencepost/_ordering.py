@@ -154,9 +154,9 @@ def was_read(position: int | None, log_start: int) -> bool:
     return position is not None and position > log_start
 
 
-def refuse_without_group(topic: str, shares: bool, group_id: str | None) -> None:
+def refuse_without_group(topic: str, shares: bool, *, grouped: bool) -> None:
     """Raises ValueError if a consumer of some partitions has no group id to read the others' positions with."""
-    if shares and group_id is None:
+    if shares and not grouped:
         raise ValueError(
             f"topic {topic!r}: partition_filter= without a group id: this consumer cannot see when other processes "
             "have read the prior partitions up to their thresholds (set one group id in all processes and commit "

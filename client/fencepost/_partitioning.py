@@ -16,13 +16,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fencepost.errors import PartitionCountChanged
+from fencepost.records import HeaderNames
 
 INVALID_PARTITIONS = 37
 
@@ -70,14 +72,17 @@ def jump_hash(key: bytes, count: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """A record to send. `partition`: the application's argument; `what`: the adapter's data."""
+    """A record to send. `partition`: the application's argument; `outcome`: the adapter's future or callback."""
 
     number: int
     topic: str
     key: bytes | None
     partition: int | None
     deadline: float
-    what: Any
+    value: Any
+    headers: Sequence[tuple[str, Any]] = ()
+    timestamp_ms: int = 0
+    outcome: Any = None
     chosen_partition: int | None = None
     partition_count: int = 0
 
@@ -161,6 +166,74 @@ class TopicSends:
         if send.partition is None and send.key is not None:
             send.chosen_partition = self.partition_of(send.key, self.count)
         self.in_flight[send.number] = send
+
+
+class OrderedSends:
+    """All records of an ordered producer. `names`: of the record headers; `timeout_seconds`: how long a record may be
+    refused; `buffered_max`: how many records of a topic may be queued."""
+
+    def __init__(
+        self, partition_of: Partitioner, names: HeaderNames, timeout_seconds: float, buffered_max: int
+    ) -> None:
+        self.topics: dict[str, TopicSends] = {}
+        self.buffered_max = buffered_max
+        self._partition_of = partition_of
+        self._count_header = names.partition_count
+        #: Why a record that was refused for too long was not appended.
+        self.reason = f"tried for {timeout_seconds:g} s"
+        self._timeout_seconds = timeout_seconds
+        self._numbers = itertools.count()
+
+    def checked(self, headers: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
+        """`headers` as a list. Raises ValueError if the caller already set the partition count."""
+        return count_headers(self._count_header, headers or (), 0)[:-1]
+
+    def headers(self, send: Send) -> list[tuple[str, Any]]:
+        """The record's headers and its partition count."""
+        return count_headers(self._count_header, send.headers, send.partition_count)
+
+    def add(self, topic: str, count: int) -> TopicSends:
+        return self.topics.setdefault(topic, TopicSends(self._partition_of, count))
+
+    def is_full(self, topic: str) -> bool:
+        return len(self.topics[topic].queue) >= self.buffered_max
+
+    def new(  # noqa: PLR0917 - the parts of a record
+        self,
+        topic: str,
+        key: bytes | None,
+        value: Any,
+        headers: Sequence[tuple[str, Any]],
+        partition: int | None,
+        timestamp_ms: int | None,
+        outcome: Any,
+    ) -> Send:
+        """A record with the next number, to be submitted."""
+        deadline = time.monotonic() + self._timeout_seconds
+        at_ms = timestamp_ms or int(time.time() * 1000)
+        return Send(next(self._numbers), topic, key, partition, deadline, value, headers, at_ms, outcome)
+
+    def __len__(self) -> int:
+        """Records without an outcome."""
+        return sum(map(len, self.topics.values()))
+
+    @property
+    def drained(self) -> list[str]:
+        """The topics whose partition count must be read now."""
+        return [topic for topic, sends in self.topics.items() if sends.drained]
+
+    def update_count(self, topic: str, count: int) -> list[tuple[Send, PartitionCountChanged]]:
+        """Take the partition count, 0 if it could not be read. Returns the expired records with their errors."""
+        expired = self.topics[topic].update_count(count, time.monotonic())
+        return [(send, count_changed(send, count or None, self.reason)) for send in expired]
+
+    def give_up(self) -> list[tuple[Send, PartitionCountChanged]]:
+        """Remove and return all unsent and refused records, because the producer is closed."""
+        return [
+            (send, count_changed(send, None, "the producer was closed"))
+            for sends in self.topics.values()
+            for send in sends.give_up()
+        ]
 
 
 def count_headers(name: str, headers: Iterable[tuple[str, Any]], count: int) -> list[tuple[str, Any]]:

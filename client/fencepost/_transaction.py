@@ -23,7 +23,6 @@ from typing import Any
 
 from fencepost._appending import Observation
 from fencepost._checks import TopicFacts
-from fencepost._log_writer import timestamped_now
 from fencepost._refusals import POLICY_VIOLATION
 from fencepost.errors import (
     FencepostError,
@@ -33,7 +32,7 @@ from fencepost.errors import (
     TransactionConflict,
     WriterFenced,
 )
-from fencepost.records import CHECK_CONFIG, HeaderNames, Record, conditional_headers, write_id_of
+from fencepost.records import CHECK_CONFIG, HeaderNames, Record, conditional_headers, timestamped_now, write_id_of
 
 #: The proxy's error for a refused commit: UNKNOWN_PRODUCER_ID up to EndTxn v3, TRANSACTION_ABORTABLE later.
 COMMIT_REFUSED = frozenset({59, 120})

@@ -57,11 +57,6 @@ class OffsetMismatch(FencepostError):
             text += f" ({detail})"
         super().__init__(text)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are pickled by `args`, which here hold only the text.
-        state = {**self.__dict__}
-        return _rebuild, (type(self), self.args, state)
-
 
 class OffsetViolation(FencepostError):
     """The record *was appended*, but at another offset than expected.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -55,6 +56,12 @@ class LogRecord:
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+
+
+def timestamped_now(records: Sequence[Record]) -> list[Record]:
+    """`records`, with the current time where the timestamp is missing: a retry must equal the first attempt."""
+    now_ms = int(time.time() * 1000)
+    return [replace(r, timestamp_ms=now_ms) if r.timestamp_ms is None else r for r in records]
 
 
 def new_write_id() -> bytes:

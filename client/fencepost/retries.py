@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fencepost._steps import Pause, Steps, now, run, run_async
 from fencepost.errors import OffsetMismatch, TransactionAborted
 
 T = TypeVar("T")
@@ -54,16 +53,8 @@ def retrying(attempt: Callable[[], T], policy: RetryPolicy = RetryPolicy()) -> T
     are random, up to `policy.pause`. After `policy.total_seconds` the last error is raised. OutcomeUnknown is not
     retried, because `attempt` may have succeeded.
     """
-    deadline, tries = time.monotonic() + policy.total_seconds, 0
-    while True:
-        try:
-            return attempt()
-        except AGAIN:
-            tries += 1
-            pause = policy.jittered(tries)
-            if time.monotonic() + pause >= deadline:
-                raise
-        time.sleep(pause)
+    result: T = run(_attempts(attempt, policy))
+    return result
 
 
 async def retrying_async(
@@ -71,13 +62,18 @@ async def retrying_async(
     policy: RetryPolicy = RetryPolicy(),
 ) -> T:
     """`retrying` for coroutine functions."""
-    deadline, tries = time.monotonic() + policy.total_seconds, 0
+    result: T = await run_async(_attempts(attempt, policy))
+    return result
+
+
+def _attempts(attempt: Callable[[], Any], policy: RetryPolicy) -> Steps[Any]:
+    deadline, tries = now() + policy.total_seconds, 0
     while True:
         try:
-            return await attempt()
+            return (yield attempt())
         except AGAIN:
             tries += 1
             pause = policy.jittered(tries)
-            if time.monotonic() + pause >= deadline:
+            if now() + pause >= deadline:
                 raise
-        await asyncio.sleep(pause)
+        yield Pause(pause)

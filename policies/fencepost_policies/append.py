@@ -1,14 +1,11 @@
-"""Input and output of a policy: an append, the facts about its partition, a refusal.
-
-This module imports nothing of the proxy. A policy is a pure function of an `Append` and the `Facts` it needs, so it can
-be read and tested without sockets.
-"""
+"""Input and output of a policy: an append, the facts about its partition, a refusal."""
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import ClassVar, Protocol
+from collections.abc import Iterable
+from enum import Enum
 
+from fencepost_policies.partitioners import Partitioner
 from fencepost_policies.values import value
 
 
@@ -47,8 +44,9 @@ class Append:
     """One record batch for one partition, with what its producer stated.
 
     `expected_base_offset`: expected offset of the first record; None if not stated. It may be negative if a later
-    record states too small an offset: such a batch never fits. Timestamps are Unix milliseconds, -1 for a record
-    without one.
+    record states too small an offset: such a batch never fits. `max_timestamp_ms`: Unix milliseconds, -1 without one.
+    `min_timestamp_ms`: of the oldest record with a timestamp; None if none has one, or if no policy of the topic reads
+    `Reads.TIMESTAMPS`.
     """
 
     topic: str
@@ -64,29 +62,42 @@ class Append:
     base_sequence: int = -1
     transactional: bool = False
     max_timestamp_ms: int = -1
+    min_timestamp_ms: int | None = None
 
 
-class Fact(Enum):
-    """What a policy may need."""
+@value
+class PartitionFacts:
+    """State of the topic, and what replaces a missing partition count.
 
-    CHECK_EXPECTED_OFFSETS = auto()
-    LOG_END_OFFSET = auto()
-    OLDEST_TIMESTAMP_MS = auto()
+    `count`: its partition count. `declared`: the count that the request states for all its batches of the topic.
+    `partitioner`, `keys`: how its producers place keys, and the batch's keys in order, during the post-expansion grace
+    period; else None. `served`: the count last sent to this client, None if unknown.
+    """
+
+    count: int
+    declared: int | None = None
+    partitioner: Partitioner | None = None
+    keys: Iterable[bytes | None] | None = None
+    served: int | None = None
 
 
 @value
 class Facts:
-    """State of the partition at the time of the check; None if unknown.
+    """What is known at the time of the check; None if unknown.
 
-    `log_end_offset`: the offset of the next record. None if Kafka compares it.
+    `now_ms`: Unix milliseconds. `log_end_offset`: the offset of the next record. None if Kafka compares it.
     `oldest_timestamp_ms`: a fenced batch needs a `max_timestamp_ms` above this. None if timestamps do not matter
     (LogAppendTime, or a batch that is not fenced).
     """
 
-    check_expected_offsets: Check = Check.OFF
+    now_ms: int | None = None
     log_end_offset: int | None = None
     log_start_offset: int = -1
     oldest_timestamp_ms: int | None = None
+    partitions: PartitionFacts | None = None
+
+
+NO_FACTS = Facts()
 
 
 @value
@@ -103,14 +114,6 @@ class Refusal:
     log_start_offset: int = -1
 
 
-class Policy(Protocol):
-    """Accepts (None) or refuses an append. Pure: no clock, no I/O, no memory."""
-
-    needs: ClassVar[frozenset[Fact]]
-
-    def check(self, append: Append, facts: Facts) -> Refusal | None: ...
-
-
 #: Error codes of policies, with Kafka's names (org.apache.kafka.common.protocol.Errors).
 CLUSTER_AUTHORIZATION_FAILED = 31
 POLICY_VIOLATION = 44
@@ -124,5 +127,10 @@ def header_unreadable(append: Append) -> Refusal | None:
     bad = append.unreadable
     if bad is None:
         return None
-    where = f"topic={append.topic} partition={append.partition} record={bad.record} header={bad.header}"
-    return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {where}: {bad.reason}")
+    record = f"{where(append)} record={bad.record} header={bad.header}"
+    return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {record}: {bad.reason}")
+
+
+def where(append: Append) -> str:
+    """The topic and the partition, as in the text of a refusal."""
+    return f"topic={append.topic} partition={append.partition}"

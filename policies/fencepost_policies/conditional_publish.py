@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Final
 
 from fencepost_policies.append import (
     INVALID_TIMESTAMP,
     POLICY_VIOLATION,
     Append,
     Check,
-    Fact,
     Facts,
     Refusal,
     header_unreadable,
+    where,
+)
+from fencepost_policies.append_policy import AppendPolicy, Choice, Reads, Stage
+
+CHECK_EXPECTED_OFFSETS: Final = Choice(
+    name="fencepost.check.expected.offsets",
+    settings={each.value: each for each in Check},
+    default=Check.OFF.value,
+    documentation=(
+        "Conditional publish (KIP-27). With true, a batch with an expected offset is appended only if the log ends "
+        "there, and a batch without one is appended as usual. With required, a batch without an expected offset is "
+        "refused."
+    ),
+)
+EXPECTED_OFFSETS_SOURCE: Final = Choice(
+    name="fencepost.expected.offsets.source",
+    settings={"header": "header", "base": "base"},
+    default="header",
+    documentation=(
+        "Source of a batch's expected offset. With header, the record header fencepost-expected-offset (a base "
+        "offset above 0 counts too). With base, the batch's base offset, taken literally: 0 is 0, -1 is none."
+    ),
 )
 
 #: Added to a mismatch if equal records are at the expected offset already. They may be an earlier attempt of the same
@@ -29,41 +50,44 @@ def offset_mismatch(
     would have got, and `record=` its index.
     """
     expected = append.expected_base_offset
-    where = f"topic={append.topic} partition={append.partition}"
     if append.contradiction is not None:
         wrong = append.contradiction
         detail = f"expected={wrong.expected} actual={actual + wrong.offset_delta} record={wrong.record}"
     else:
         detail = f"expected={expected} actual={actual}"
-    message = f"OFFSET_MISMATCH {where} {detail}"
+    message = f"OFFSET_MISMATCH {where(append)} {detail}"
     if possibly_yours:
         message += f" {POSSIBLY_YOURS}"
     return Refusal(POLICY_VIOLATION, "offset_mismatch", message, base_offset=actual, log_start_offset=log_start_offset)
 
 
-class ConditionalPublish:
-    """`fencepost.check.expected.offsets`: `true` checks an expected offset if there is one, `required` demands one."""
+class ConditionalPublish(AppendPolicy[Check]):
+    """`true` checks an expected offset if there is one, `required` demands one."""
 
-    needs: ClassVar = frozenset({Fact.CHECK_EXPECTED_OFFSETS, Fact.LOG_END_OFFSET, Fact.OLDEST_TIMESTAMP_MS})
+    config = CHECK_EXPECTED_OFFSETS
+    more_configs = (EXPECTED_OFFSETS_SOURCE,)
+    off = Check.OFF
+    reads = frozenset({Reads.RECORD_HEADERS})
+    stage = Stage.LOG_END
 
-    def check(self, append: Append, facts: Facts) -> Refusal | None:
-        if facts.check_expected_offsets is Check.OFF:
+    def check(self, append: Append, setting: Check, facts: Facts) -> Refusal | None:
+        if setting is Check.OFF:
             return None
         return (
             header_unreadable(append)
-            or self._nothing_stated(append, facts)
+            or self._nothing_stated(append, setting)
             or self._timestamps(append, facts)
             or self._mismatch(append, facts)
         )
 
     @staticmethod
-    def _nothing_stated(append: Append, facts: Facts) -> Refusal | None:
-        if facts.check_expected_offsets is not Check.REQUIRED or append.expected_base_offset is not None:
+    def _nothing_stated(append: Append, setting: Check) -> Refusal | None:
+        if setting is not Check.REQUIRED or append.expected_base_offset is not None:
             return None
         return Refusal(
             POLICY_VIOLATION,
             "expectation_required",
-            f"EXPECTATION_REQUIRED topic={append.topic} partition={append.partition}: this topic has "
+            f"EXPECTATION_REQUIRED {where(append)}: this topic has "
             "fencepost.check.expected.offsets=required, so the first record of every batch must carry its expected "
             "offset",
         )
@@ -77,7 +101,7 @@ class ConditionalPublish:
         return Refusal(
             INVALID_TIMESTAMP,
             "timestamp_too_old",
-            f"TIMESTAMP_TOO_OLD topic={append.topic} partition={append.partition} newest={have} limit={oldest}: "
+            f"TIMESTAMP_TOO_OLD {where(append)} newest={have} limit={oldest}: "
             "Kafka forgets a producer by its record timestamps, so the newest record of a conditional batch must be "
             "younger than half of producer.id.expiration.ms (put the event time into the value or a header)",
         )

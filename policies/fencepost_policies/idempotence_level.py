@@ -7,8 +7,10 @@ The session does the latter; this module only decides.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
-from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLATION, Refusal
+from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLATION, Append, Facts, Refusal, where
+from fencepost_policies.append_policy import AppendPolicy, Choice, Stage
 
 
 class Level(IntEnum):
@@ -23,23 +25,42 @@ class Level(IntEnum):
 MADE_UP_IDS_FROM = 1 << 62
 
 
-def check_idempotence(topic: str, partition: int, producer_id: int, level: Level) -> Refusal | None:
-    """`producer_id`: of the batch, -1 if it has none. One made by the proxy is valid on `safe` topics only, where the
-    batch is appended without it."""
-    where = f"topic={topic} partition={partition}"
-    if producer_id >= MADE_UP_IDS_FROM and level is not Level.SAFE:
-        return Refusal(
-            CLUSTER_AUTHORIZATION_FAILED,
-            "idempotence_not_permitted",
-            f"IDEMPOTENCE_NOT_PERMITTED {where}: Kafka does not permit this client to be idempotent; its producer id "
-            "works with fencepost.idempotence.level=safe only (allow it WRITE, before Kafka 2.8 IDEMPOTENT_WRITE on "
-            "the cluster, or disable its idempotence)",
-        )
-    if producer_id < 0 and level is Level.REQUIRED:
-        return Refusal(
-            POLICY_VIOLATION,
-            "idempotence_required",
-            f"IDEMPOTENCE_REQUIRED {where}: batch without producer id, but fencepost.idempotence.level=required (use "
-            "an idempotent producer, enable.idempotence=true, or set the level to safe or off)",
-        )
-    return None
+IDEMPOTENCE_LEVEL: Final = Choice(
+    name="fencepost.idempotence.level",
+    settings={level.name.lower(): level for level in Level},
+    default=Level.OFF.name.lower(),
+    documentation=(
+        "Idempotence required of producers (KAFKA-5793, KAFKA-5794). With required, a batch without a producer id "
+        "is refused. With safe, a batch that Kafka accepts from no idempotent producer (message format before "
+        "0.11, or no permission) is appended without its producer id, so not exactly once. With off, nothing is "
+        "checked."
+    ),
+)
+
+
+class IdempotenceLevel(AppendPolicy[Level]):
+    """The setting is the higher one of the topic's level and the request's. A producer id made by the proxy is valid on
+    `safe` topics only, where the batch is appended without it."""
+
+    config = IDEMPOTENCE_LEVEL
+    off = Level.OFF
+    stage = Stage.PRODUCER_ID
+
+    def check(self, append: Append, setting: Level, facts: Facts) -> Refusal | None:
+        if append.producer_id >= MADE_UP_IDS_FROM and setting is not Level.SAFE:
+            return Refusal(
+                CLUSTER_AUTHORIZATION_FAILED,
+                "idempotence_not_permitted",
+                f"IDEMPOTENCE_NOT_PERMITTED {where(append)}: Kafka does not permit this client to be idempotent; "
+                "its producer id works with fencepost.idempotence.level=safe only (allow it WRITE, before Kafka 2.8 "
+                "IDEMPOTENT_WRITE on the cluster, or disable its idempotence)",
+            )
+        if append.producer_id < 0 and setting is Level.REQUIRED:
+            return Refusal(
+                POLICY_VIOLATION,
+                "idempotence_required",
+                f"IDEMPOTENCE_REQUIRED {where(append)}: batch without producer id, but "
+                "fencepost.idempotence.level=required (use an idempotent producer, enable.idempotence=true, or set the "
+                "level to safe or off)",
+            )
+        return None

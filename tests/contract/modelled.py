@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from fencepost_policies.append import Check
 from fencepost_proxy.types import TopicPartition
-from tests.contract.rows import CONFIGS, OTHER, Part, Row
+from tests.contract.rows import CONFIGS, OTHER, Faulty, Part, Row
 from tests.contract.wire import WireLevel
 from tests.simulation.clock import End
 from tests.simulation.history import History
@@ -19,7 +20,7 @@ from tests.support import raw
 _STEP_SECONDS = 0.002
 #: Reasons in the metrics that are not the first word of the message.
 _REASONS = {"producer_id_taken": "shared_producer_id"}
-_WITHOUT_METRIC = {"whole_request_refused"}
+_WITHOUT_METRIC = {"whole_request_refused", "producer_forgotten"}
 
 
 class _World(World):
@@ -75,7 +76,7 @@ class _Socket(End):
         self._timeout_seconds = 60.0
         connection = proxy.accept(self, 0)
         assert connection is not None
-        self._connection = connection
+        self.connection = connection
 
     def data(self, data: bytes) -> None:
         self._received += data
@@ -84,7 +85,7 @@ class _Socket(End):
         self._closed = True
 
     def sendall(self, data: bytes) -> None:
-        self._connection.to_b.write(data)
+        self.connection.to_b.write(data)
 
     def recv(self, count: int) -> bytes:
         self._world.run_until(lambda: self._received or self._closed, self._timeout_seconds)
@@ -101,7 +102,7 @@ class _Socket(End):
         return "the modelled proxy"
 
     def close(self) -> None:
-        self._connection.close("a")
+        self.connection.close("a")
 
 
 class _Connection(raw.Connection):
@@ -152,6 +153,48 @@ class ModelledLevel(WireLevel):
         return [
             logged for each in replica.batches if each.base >= self.log_start for logged in raw.read_batches(each.data)
         ]
+
+    @contextmanager
+    def fault(self, faulty: Faulty) -> Iterator[None]:
+        via = faulty.send.via
+        client = self.connection(via).socket.connection  # type: ignore[attr-defined]
+        proxied = self.world.proxies[via == OTHER].proxied_connections.values()
+        upstream = next(each.upstream for each in proxied if each.client is client)
+        wire, replica = upstream.to_a, self.world.cluster.partitions[self.world.names[0]].replicas[0]
+        write, end, late = wire.write, replica.log_end, bytearray()
+
+        def answer(data: bytes) -> None:
+            if replica.log_end == end:
+                write(data)
+            elif faulty.response == "late":
+                late.extend(data)
+            else:
+                upstream.cut()
+
+        wire.write = answer  # type: ignore[method-assign]
+        yield
+        wire.write = write  # type: ignore[method-assign]
+        assert replica.log_end > end
+        if late:
+            write(bytes(late))
+
+    def begin(self, producer: str) -> tuple[int, int]:
+        cluster = self.world.cluster
+        known = cluster.transactional_ids.get(name := str(self.transactional_id(producer)))
+        number, epoch = cluster.init_producer_id(known)
+        if known is None:
+            cluster.begin_transactional(number, v2=False)
+            cluster.transactional_ids[name] = number
+        assert cluster.add_partition(number, epoch, self.world.names[0])
+        return number, epoch
+
+    def end(self, producer: str, *, commit: bool) -> None:
+        number, epoch = self._ids[producer]
+        assert self.world.cluster.end_transaction(number, epoch, commit=commit)
+
+    def await_end(self, log_end: int) -> None:
+        replica = self.world.cluster.partitions[self.world.names[0]].replicas[0]
+        assert self.world.run_until(lambda: replica.log_end == log_end)
 
     def delete_records(self, before: int) -> None:
         self.world.cluster.delete_records(self.world.names[0], before)

@@ -2,6 +2,8 @@
 
 from tests.conformance.driver import Settings
 from tests.contract.rows import (
+    CORRUPT_MESSAGE,
+    INVALID_RECORD,
     NO_SESSION,
     POLICY_VIOLATION,
     SEQUENCER,
@@ -15,12 +17,27 @@ from tests.contract.rows import (
     row,
     send,
 )
+from tests.support.raw import sign
 
 _FAILED = refused(POLICY_VIOLATION, "PREDECESSOR_FAILED OFFSET_MISMATCH {where} expected=7 actual=4")
 #: Without proof of WRITE, answers after the first have no log start.
 _PROVED = send(batch(b"proved", expected=3), appended(3))
 _UNSENT = {SEQUENCER: "sessions fail the appends that follow a refusal"}
 _PRODUCERS = {"idempotent": "p", "without-producer-id": None}
+
+
+def _header_missing(good: bytes) -> bytes:
+    bad = bytearray(good[:-1] + b"\x09")  # a header count without headers
+    sign(bad)
+    return bytes(bad)
+
+
+#: Refused batches.
+_BAD = {
+    "too-large": (batch(b"x" * 3000), from_kafka(TOO_LARGE)),
+    "corrupt": (batch(b"good", spoil=lambda good: good[:-1] + b"!"), refused(CORRUPT_MESSAGE, "CORRUPT {where}")),
+    "malformed": (batch(b"good", spoil=_header_missing), refused(INVALID_RECORD, "MALFORMED {where}")),
+}
 
 
 def _ten(producer: str | None) -> Pipelined:
@@ -93,16 +110,19 @@ ROWS = [
         partitions=2,
         without=NO_SESSION,
     ),
-    row(
-        "unconditional-without-producer-id-is-independent",
-        "checked",
-        Pipelined(
-            (
-                send(batch(b"a"), appended(0)),
-                send(batch(b"x" * 3000), from_kafka(TOO_LARGE)),
-                send(batch(b"b"), appended(1)),
-            )
-        ),
-        settings=Settings(max_message_bytes=2000),
+    *(
+        row(
+            f"unconditional-without-producer-id-is-independent/{name}",
+            "checked",
+            Pipelined(
+                tuple(
+                    send(bad, refusal) if i % 10 == 3 else send(batch(b"good"), appended(i - (i + 6) // 10))
+                    for i in range(30)
+                )
+            ),
+            settings=Settings(max_message_bytes=2000),
+            without=NO_SESSION,
+        )
+        for name, (bad, refusal) in _BAD.items()
     ),
 ]

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from tests.conformance.driver import DEFAULTS, Settings
 from tests.support import raw
 
 SEQUENCER, MODELLED, REAL = "sequencer", "modelled", "real"
 
-OK, CORRUPT_MESSAGE, TOO_LARGE = 0, 2, 10
+OK, CORRUPT_MESSAGE, NOT_LEADER, TIMED_OUT, TOO_LARGE = 0, 2, 6, 7, 10
 CLUSTER_AUTHORIZATION_FAILED, INVALID_TIMESTAMP, INVALID_PARTITIONS = 31, 32, 37
-OLD_FORMAT, POLICY_VIOLATION, OUT_OF_ORDER, INVALID_RECORD = 43, 44, 45, 87
+OLD_FORMAT, POLICY_VIOLATION, OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 43, 44, 45, 59, 87
 
 _CHECK, _COUNT, _LEVEL = (
     f"fencepost.{name}" for name in ("check.expected.offsets", "check.partition.count", "idempotence.level")
 )
+_AGE = {"fencepost.max.record.age.ms": "60000"}
 _BASE = {"fencepost.expected.offsets.source": "base"}
 #: Topic configs, by the name that rows use.
 CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -39,6 +41,9 @@ CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     "idempotent": {_LEVEL: "required"},
     "checked-and-safe": {_CHECK: "true", _LEVEL: "safe"},
     "checked-and-idempotent": {_CHECK: "true", _LEVEL: "required"},
+    "aged": _AGE,
+    "checked-and-aged": {_CHECK: "true", **_AGE},
+    "counted-and-aged": {_COUNT: "true", **_AGE},
 }
 
 NO_SESSION: Final = {SEQUENCER: "sessions decide this, not sequencers"}
@@ -224,7 +229,32 @@ class DeleteRecords:
     before: int
 
 
-Step = Send | Pipelined | Bypass | DeleteRecords
+@dataclass(frozen=True)
+class Faulty:
+    """Kafka appends the batch, but its response is lost with the broker connection, or delayed until the client has an
+    answer. The first value is in no other request."""
+
+    send: Send
+    response: Literal["lost", "late"]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Begin a transaction on partition 0. The transactional id is the producer's name."""
+
+    producer: str
+
+
+@dataclass(frozen=True)
+class End:
+    """Commit or abort, and wait until the marker is at this offset."""
+
+    producer: str
+    marker_at: int
+    commit: bool = True
+
+
+Step = Send | Pipelined | Bypass | DeleteRecords | Faulty | Begin | End
 
 
 @dataclass(frozen=True)
@@ -248,7 +278,8 @@ class Row:
     @property
     def sends(self) -> list[Send]:
         groups = [step.sends if isinstance(step, Pipelined) else (step,) for step in self.steps]
-        return [each for group in groups for each in group if isinstance(each, Send)]
+        steps = [each.send if isinstance(each, Faulty) else each for group in groups for each in group]
+        return [each for each in steps if isinstance(each, Send)]
 
     @property
     def logs(self) -> dict[int, Log]:
@@ -319,6 +350,26 @@ class Level:
             case DeleteRecords(before):
                 self.log_start = before
                 self.delete_records(before)
+            case Faulty(request):
+                with self.fault(step):
+                    self.send((request,))
+            case Begin(producer):
+                self._ids[producer] = self.begin(producer)
+            case End(producer, marker_at, commit):
+                self.end(producer, commit=commit)
+                self.await_end(marker_at + 1)
+
+    def fault(self, faulty: Faulty) -> AbstractContextManager[object]:
+        raise NotImplementedError
+
+    def begin(self, producer: str) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def end(self, producer: str, *, commit: bool) -> None:
+        raise NotImplementedError
+
+    def await_end(self, log_end: int) -> None:
+        raise NotImplementedError
 
     def stored(self, partition: int) -> list[raw.Logged]:
         """From `log_start` on."""
@@ -356,7 +407,8 @@ class Level:
             self.run(step)
         for partition, log in self.row.logs.items():
             gzip = self.row.settings.gzip
-            stored = {b.base_offset: (b.values, 0 if gzip else b.codec) for b in self.stored(partition)}
+            batches = (each for each in self.stored(partition) if not each.is_control)
+            stored = {b.base_offset: (b.values, 0 if gzip else b.codec) for b in batches}
             expected = {
                 at: (values, 0 if gzip else codec) for at, (values, codec) in log.items() if at >= self.log_start
             }

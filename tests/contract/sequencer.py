@@ -79,7 +79,7 @@ class SequencerLevel(Level):
             made = self._made(each, part)
             pending.append((part, made))
             if isinstance(made, g.PendingAppend):
-                effects += self.sequencer.handle(g.Submitted(made), self.now)
+                effects += self.sequencer.submit(made, self.now)
         self._carry_out(effects, [each for _, each in pending if isinstance(each, g.PendingAppend)])
         for part, each in pending:
             result = each if isinstance(each, PartitionResult) else self._answers.pop(each)
@@ -123,7 +123,7 @@ class SequencerLevel(Level):
                 return []
             case g.Admit(pending):
                 self._in_flight.append(pending)
-                return self.sequencer.handle(g.Sent(pending), self.now)
+                return self.sequencer.sent(pending, self.now)
             case g.ReadLogEnd():
                 event: g.Event = g.LogEndRead(self._snapshot())
             case g.ReadBatch(pending, offset):
@@ -138,7 +138,7 @@ class SequencerLevel(Level):
         return self.sequencer.handle(event, self.now)
 
     def _answered(self, pending: g.PendingAppend) -> list[g.Effect]:
-        return self.sequencer.handle(g.Answered(pending, self._append(pending)), self.now)
+        return self.sequencer.answered(pending, self._append(pending), self.now)
 
     def _append(self, pending: g.PendingAppend) -> PartitionResult:
         answer = self.at_kafka.append(bytes(batch_to_send(pending)))

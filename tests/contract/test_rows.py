@@ -17,6 +17,7 @@ from tests.contract.modelled import ModelledLevel
 from tests.contract.real import CONFIG, RealLevel, await_first_append
 from tests.contract.rows import CONFIGS, MODELLED, REAL, SEQUENCER, Row
 from tests.contract.sequencer import SequencerLevel
+from tests.kit.fault_proxy import FaultProxy
 from tests.support.proxy import ProxyProcess
 
 _MODULES = [
@@ -57,8 +58,8 @@ def test_modelled_cluster(row: Row) -> None:
 
 
 @pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("contract"), config=CONFIG) as process:
+def proxy(pipe: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(pipe.address, tmp_path_factory.mktemp("contract"), config=CONFIG) as process:
         await_first_append(process)
         yield process
 
@@ -83,8 +84,10 @@ def other(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.mark.kafka
 @pytest.mark.brokers
 @pytest.mark.parametrize("row", rows(REAL))
-def test_real_kafka(row: Row, kafka: KafkaCluster, proxy: ProxyProcess, other: Callable[[], ProxyProcess]) -> None:
-    level = RealLevel(row, kafka.bootstrap, proxy, other)
+def test_real_kafka(
+    row: Row, kafka: KafkaCluster, pipe: FaultProxy, proxy: ProxyProcess, other: Callable[[], ProxyProcess]
+) -> None:
+    level = RealLevel(row, kafka.bootstrap, pipe, proxy, other)
     try:
         level.run_all()
     finally:

@@ -27,6 +27,9 @@ class WireLevel(Level):
         for each in self._connections.values():
             each.close()
 
+    def transactional_id(self, producer: str | None) -> str | None:
+        return None if producer is None else f"{self.topic}-{producer}"
+
     def fill(self) -> None:
         """Append the records that the log has beforehand, with everything that some topic requires."""
         count = b"%d" % self.row.partitions
@@ -60,7 +63,9 @@ class WireLevel(Level):
         self.check(part, (answer.error_code, answer.base_offset, answer.message, answer.log_start_offset))
 
     def _frame(self, connection: raw.Connection, request: Send) -> tuple[int, bytes]:
-        made = raw.produce_request({}, request.acks, request.timeout_ms, request.transactional_id)
+        made = raw.produce_request(
+            {}, request.acks, request.timeout_ms, self.transactional_id(request.transactional_id)
+        )
         topics: dict[str, Any] = {}
         for part in request.parts:  # a partition may be named twice
             topic, partition = self.place(part.partition)

@@ -33,9 +33,9 @@ import confluent_kafka
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
-from tests.support.instances import CLIENTS, Process, Told
+from tests.support.instances import CLIENTS, Process, Reported
 from tests.support.kafka import running_kafka, unique_topic
-from tests.support.proxy import GUARDED_BY_NAME
+from tests.support.proxy import CHECKED_BY_NAME
 from tests.support.raw import Connection
 from tests.support.transactional_worker import PLAIN
 
@@ -209,7 +209,7 @@ class Application:
         last_observed = time.monotonic()
         while not self._ended.is_set() and self._process is process:
             reported = process.apply_records(within_seconds=_POLL_SECONDS)
-            self._hear_zombies()
+            self._observe_zombies()
             if reported is None:
                 if not process.running:
                     return
@@ -234,12 +234,12 @@ class Application:
                     self._lay_zombies(done)
             begun = True
 
-    def _done(self, reported: Told) -> None:
+    def _done(self, reported: Reported) -> None:
         self.counts.transactions += 1
         self.reached = max(self.reached, int(reported.text))
         self.progress.append((time.monotonic(), self.reached))
 
-    def _hear_zombies(self) -> None:
+    def _observe_zombies(self) -> None:
         """Count what zombies processed before they were fenced: their successors do not process it again."""
         for zombie in tuple(self._zombies):
             while (reported := zombie.apply_records(within_seconds=0)) is not None:
@@ -301,7 +301,7 @@ def stage(directory: Path, *, lie: str = "") -> Iterator[Stage]:
     """`lie` – the fault that `tests/support/lying_proxy.py` injects."""
     lying: dict[str, Any] = {"module": "tests.support.lying_proxy", "environment": {"LIE": lie}} if lie else {}
     with running_kafka(3, properties=_PROPERTIES) as kafka, Stage(kafka, directory) as ready:
-        ready.start_proxies({f"proxy{i}": {"config": GUARDED_BY_NAME} | lying for i in range(_PROXIES)})
+        ready.start_proxies({f"proxy{i}": {"config": CHECKED_BY_NAME} | lying for i in range(_PROXIES)})
         yield ready
 
 

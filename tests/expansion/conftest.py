@@ -10,7 +10,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 
 #: Topics by name prefix: ordered expansion, and ordered expansion with partition-count checks.
-GROWING = """
+EXPANDING = """
 config_lease_seconds = 3.0
 
 [topics."ordered-*"]
@@ -24,5 +24,5 @@ config_lease_seconds = 3.0
 
 @pytest.fixture(scope="module")
 def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("growing"), config=GROWING) as process:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("growing"), config=EXPANDING) as process:
         yield process

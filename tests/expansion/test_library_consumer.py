@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import confluent_kafka
 import kafka as kafka_python
 import pytest
+from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka.admin import AdminClient
 from kafka.admin import NewPartitions, NewTopic
@@ -24,7 +25,7 @@ import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
 from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
-from tests.support.growing import partition_count
+from tests.support.expanding import partition_count
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka]
@@ -113,7 +114,7 @@ class Aiokafka:
 
     def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
         self._runner = asyncio.Runner()
-        tps = {fencepost.aiokafka.TopicPartition(topic, p): at for p, at in positions.items()}
+        tps = {AioTopicPartition(topic, p): at for p, at in positions.items()}
 
         async def start() -> fencepost.aiokafka.OrderedConsumer:
             consumer = fencepost.aiokafka.OrderedConsumer(
@@ -178,7 +179,7 @@ def create(proxy: ProxyProcess, topic: str, partitions: int) -> str:
     return topic
 
 
-def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
+def expand(proxy: ProxyProcess, topic: str, to_count: int) -> None:
     """Repeat the request: kafka-python's admin client gives up after half a minute."""
 
     def grown() -> bool:
@@ -231,7 +232,7 @@ def test_new_partition_waits_for_its_prior_partitions(library: str, growing: Pro
     with closing(reader(library, growing, topic)) as consumer:
         first = read_all(consumer, 1) if library == "confluent-kafka" else consumer.read(_WAIT_SECONDS)
         # When the topic is expanded while the consumer lags, and all partitions get more records:
-        grow(growing, topic, 4)
+        expand(growing, topic, 4)
         for partition in range(3):
             write(growing, topic, partition, 5)
         time.sleep(0.3)  # until the consumer's next check for an expansion is due
@@ -252,7 +253,7 @@ def test_new_partition_waits_for_its_prior_partitions(library: str, growing: Pro
 @each_library
 def test_waiting_partitions_and_their_thresholds_are_reported(library: str, growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 0, 3)
-    grow(growing, topic, 4)
+    expand(growing, topic, 4)
     write(growing, topic, 2, 1)
     with closing(reader(library, growing, topic, {0: 1, 1: 0})) as consumer:
         reported = consumer.waiting()
@@ -271,7 +272,7 @@ def test_several_expansions_are_read_in_order(
         for partition in range(count):
             write(growing, topic, partition, 4)
         if larger is not None:
-            grow(growing, topic, larger)
+            expand(growing, topic, larger)
     with closing(reader(library, growing, topic)) as consumer:
         observed = read_all(consumer, 4 * sum(counts))
     # Partition 1 existed in three of the four generations: it has 12 records, of which 8 precede the last expansion.
@@ -289,7 +290,7 @@ def test_markers_and_aborted_records_do_not_block_reading(
 ) -> None:
     write_in_transaction(growing, topic, 0, 2, abort=False)
     write_in_transaction(growing, topic, 1, 2, abort=True)
-    grow(growing, topic, 4)
+    expand(growing, topic, 4)
     write(growing, topic, 2, 1)
     aborted = 2 if isolation == "read_uncommitted" else 0
     with closing(reader(library, growing, topic, isolation_level=isolation)) as consumer:
@@ -299,7 +300,7 @@ def test_markers_and_aborted_records_do_not_block_reading(
 @each_library
 def test_processes_of_a_group_wait_for_commits(library: str, growing: ProxyProcess, topic: str) -> None:
     write_in_transaction(growing, topic, 0, 2, abort=False)
-    grow(growing, topic, 4)
+    expand(growing, topic, 4)
     write(growing, topic, 2, 1)
     shared = {"group_id": f"{topic}-group"}
     with (
@@ -328,7 +329,7 @@ def test_partial_topic_without_group_is_refused(library: str, growing: ProxyProc
 @each_library
 def test_partition_with_a_position_does_not_wait(library: str, growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 0, 3)
-    grow(growing, topic, 4)
+    expand(growing, topic, 4)
     write(growing, topic, 2, 2)
     with closing(reader(library, growing, topic, {0: 0, 2: 1})) as consumer:
         assert set(consumer.waiting()) <= {3}
@@ -340,7 +341,7 @@ def test_latest_consumer_reads_new_partitions_from_the_start(library: str, growi
     write(growing, topic, 0, 3)
     with closing(reader(library, growing, topic, auto_offset_reset="latest")) as consumer:
         assert consumer.read(1.0) == []
-        grow(growing, topic, 4)
+        expand(growing, topic, 4)
         write(growing, topic, 2, 2)
         assert set(read_all(consumer, 2)) == places(2, 0, 2)
 
@@ -356,7 +357,7 @@ def test_topic_without_ordered_expansion_is_refused(
 
 def test_thresholds_are_read_by_every_admin_client(growing: ProxyProcess, topic: str) -> None:
     write(growing, topic, 1, 7)
-    grow(growing, topic, 6)
+    expand(growing, topic, 6)
 
     async def by_aiokafka() -> tuple[PartitionExpansion, ...]:
         admin = AIOKafkaAdminClient(bootstrap_servers=growing.bootstrap)

@@ -18,7 +18,7 @@ import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
 from fencepost._partitioning import Partitioner, crc32, murmur2
-from tests.expansion.test_library_consumer import create, grow
+from tests.expansion.test_library_consumer import create, expand
 from tests.support.clients import LIBRARIES
 from tests.support.ordered_producers import producer
 from tests.support.proxy import ProxyProcess
@@ -77,7 +77,7 @@ def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProces
                 sender.send(topic, key, str(number))
             if number in (30, 70):
                 # Concurrently with the producer, which continues to send with the count that it knows.
-                grower = threading.Thread(target=grow, args=(growing, topic, counts[1 if number == 30 else 2]))
+                grower = threading.Thread(target=expand, args=(growing, topic, counts[1 if number == 30 else 2]))
                 grower.start()
             time.sleep(0.005)
             if number in (60, 100):
@@ -98,7 +98,7 @@ def test_explicit_partition_is_kept_after_expansion(library: str, growing: Proxy
     with closing(producer(library, growing.bootstrap)) as sender:
         sender.send(topic, "a", "1", partition=1)
         assert sender.resolve() == []
-        grow(growing, topic, 6)
+        expand(growing, topic, 6)
         sender.send(topic, "a", "2", partition=1)
         sender.send(topic, "a", "3", partition=1)
         assert sender.resolve() == []

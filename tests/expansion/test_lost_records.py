@@ -18,12 +18,12 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import NewTopic
 
 from fencepost_dev.cluster import KafkaCluster
-from tests.expansion.conftest import GROWING
+from tests.expansion.conftest import EXPANDING
 from tests.expansion.test_library_consumer import Reader, each_library, places, reader
 from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
-from tests.support.growing import expansions, grow
-from tests.support.grown import GrownTopic
+from tests.support.expanded import ExpandedTopic
+from tests.support.expanding import expand, expansions
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.members import MEMBERS
 from tests.support.proxy import ProxyProcess
@@ -43,13 +43,13 @@ def cleaning() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def proxy(cleaning: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(cleaning.bootstrap, tmp_path_factory.mktemp("lost"), config=GROWING) as process:
+    with ProxyProcess(cleaning.bootstrap, tmp_path_factory.mktemp("lost"), config=EXPANDING) as process:
         yield process
 
 
-def _topic(kafka: KafkaCluster, proxy: ProxyProcess, **configs: str) -> GrownTopic:
+def _topic(kafka: KafkaCluster, proxy: ProxyProcess, **configs: str) -> ExpandedTopic:
     """Two partitions; `fencepost.ordered.partition.expansion=any`."""
-    return GrownTopic(kafka.bootstrap, proxy.bootstrap, f"lost-{uuid4().hex[:8]}", 2, **configs)
+    return ExpandedTopic(kafka.bootstrap, proxy.bootstrap, f"lost-{uuid4().hex[:8]}", 2, **configs)
 
 
 def _reads_until(consumer: Reader, requested: set[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -66,7 +66,7 @@ def test_what_retention_took_is_not_waited_for(library: str, cleaning: KafkaClus
     # Given a consumer in the middle of a prior partition whose unread records are all deleted
     topic = _topic(cleaning, proxy)
     topic.write(0, 10)
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 4)
     with closing(KafkaAdminClient(bootstrap_servers=cleaning.bootstrap)) as admin:
         admin.delete_records({TopicPartition(topic.name, 0): 10})
@@ -86,7 +86,7 @@ def test_what_compaction_took_is_not_waited_for(library: str, cleaning: KafkaClu
     topic = _topic(cleaning, proxy, **configs)
     # Given a prior partition with ten records of one key, all below the threshold and compacted away
     topic.write(0, 10)
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 4)
 
     def all_taken() -> bool:
@@ -107,7 +107,7 @@ def test_what_was_truncated_is_not_waited_for(library: str, cleaning: KafkaClust
     # Given a threshold above the log end
     topic = _topic(cleaning, proxy)
     topic.write(0, 5)
-    topic.grow_by_hand(3, thresholds=[9, 0])
+    topic.expand_by_hand(3, thresholds=[9, 0])
     topic.write(2, 4)
     with closing(reader(library, proxy, topic.name)) as consumer:
         found = _reads_until(consumer, places(2, 0, 4))
@@ -127,7 +127,7 @@ def _append(address: str, topic: str, partition: int, values: list[bytes]) -> No
 def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, tmp_path: Path) -> None:
     # Given a prior partition with two replicas: the second is down while the last records are written, and the
     # expansion's threshold lies after them. (State topic and groups are on the first broker, which stays.)
-    with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=GROWING) as proxy:
+    with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=EXPANDING) as proxy:
         leader, follower = kafka.add_broker(), kafka.add_broker()
         topic, group = unique_topic("ordered"), f"truncated-{uuid4().hex[:8]}"
         with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
@@ -146,7 +146,7 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
         kafka.kill(follower)
         until(lambda: led_by(leader, in_sync=1), "the follower to leave the in-sync replicas")
         _append(first, topic, 0, [b"%d" % n for n in range(5, 9)])
-        until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to be expanded")
+        until(lambda: expand(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to be expanded")
         assert [each.thresholds for each in expansions(proxy.bootstrap, topic)] == [(9,)]
 
         # When the leader fails permanently, and the replica that lacks the records becomes leader

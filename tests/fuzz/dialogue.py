@@ -31,7 +31,6 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ConfigError, ProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -232,23 +231,24 @@ class FuzzServices(Counting):
     def leader_epoch(self, partition: TopicPartition) -> int:
         return 0
 
+    def unix_ms(self, now: float) -> int:
+        return round((now + UNIX_SECONDS) * 1000)
+
     def fresh(self, now: float) -> bool:
         return self.is_fresh
 
     def policy(self, topic: str) -> TopicPolicy | None:
         return POLICIES.get(topic)
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @property
+    def sequencers(self) -> Dispatcher:
+        return self.dispatcher
 
     def topic_id(self, topic: str) -> UUID | None:
         return TOPIC_IDS.get(topic)
 
     def produce_version_max(self) -> int:
         return int(self.newest_produce)
-
-    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000, endpoint.rack)

@@ -10,7 +10,7 @@ the expected offset; one read of each kind at a time; at the end nothing waits.
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from fencepost_policies.append import Check, Refusal
@@ -121,8 +121,8 @@ class _Run:
             case "give-back" if self.admitted is not None:
                 # its request waited for another sequencer too long
                 pending, self.admitted = self.admitted, None
-                self._event(g.Canceled(pending))
-                self._event(g.Submitted(pending))
+                self._call(self.sequencer.cancel, pending)
+                self._call(self.sequencer.submit, pending)
             case "cancel" if self.waiting:
                 # a sent append is canceled only if it is admitted again without a client
                 waiting = [each for each in self.waiting if not each.attempts or each is self.admitted]
@@ -164,7 +164,7 @@ class _Run:
             return
         self.submitted.append(pending)
         self.waiting[pending] = None
-        self._event(g.Submitted(pending))
+        self._call(self.sequencer.submit, pending)
 
     def _send(self) -> None:
         pending = self.admitted
@@ -173,23 +173,23 @@ class _Run:
         self.admitted = None
         if self.sequencer.may_send(pending, self.now):
             self.sent.append(pending)
-            self._event(g.Sent(pending))
+            self._call(self.sequencer.sent, pending)
         else:
-            self._event(g.Canceled(pending))
-            self._event(g.Submitted(pending))
+            self._call(self.sequencer.cancel, pending)
+            self._call(self.sequencer.submit, pending)
 
     def _cancel(self, pending: g.PendingAppend) -> None:
         if pending is self.admitted:
             self.admitted = None
         del self.waiting[pending]
         self.left.add(pending)
-        self._event(g.Canceled(pending))
+        self._call(self.sequencer.cancel, pending)
 
     def _lose(self, connection: int) -> None:
         for pending in [each for each in self.sent if each.connection == connection]:
             self.sent.remove(pending)
             pending.may_write = True
-            self._event(g.Lost(pending))
+            self._call(self.sequencer.lost, pending)
         # Cancel appends that are not in flight. Those in flight are resolved, without a client.
         for pending in [each for each in self.waiting if each.connection == connection and not each.attempts]:
             if pending in self.waiting:
@@ -208,7 +208,7 @@ class _Run:
             code, base, at = self.log.append(bytes(batch_to_send(pending)))
             if kind == "append-error" and not code:
                 code, base = error, base if error % 2 else -1
-        self._event(g.Answered(pending, PartitionResult(0, code, base, at, 0)))
+        self._call(self.sequencer.answered, pending, PartitionResult(0, code, base, at, 0))
 
     def _control(self, index: int, kind: str, error: int) -> None:
         effect, queried_at = self.control.pop(index)
@@ -221,12 +221,15 @@ class _Run:
     # ---- effects
 
     def _event(self, event: g.Event) -> None:
-        effects = self.call(self.sequencer.handle, event, self.now)
+        self._call(self.sequencer.handle, event)
+
+    def _call(self, function: Callable[..., list[g.Effect]], *arguments: Any) -> None:
+        effects = self.call(function, *arguments, self.now)
         for effect in effects:
             self.transcript.append(f"{type(effect).__name__}")
             match effect:
                 case g.Admit(pending) if pending in self.left:
-                    self._event(g.Canceled(pending))
+                    self._call(self.sequencer.cancel, pending)
                 case g.Answer(pending) if pending in self.left:
                     pass
                 case g.Admit(pending):
@@ -267,7 +270,8 @@ class _Run:
                 len(view.being_read) > 0,
             )
         )
-        self.observed.add((type(event), sequencer.phase, view.fence_confirmed, self.admitted is not None))
+        what = type(arguments[0]) if function == self.sequencer.handle else function.__name__
+        self.observed.add((what, sequencer.phase, view.fence_confirmed, self.admitted is not None))
 
     def _answered(self, pending: g.PendingAppend, result: PartitionResult, reason: str | None) -> None:
         if pending not in self.waiting:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.sequencer.events import Tick
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce, control, reading, session
 from fencepost_proxy.session.cutter import FrameCutter
+from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.wire import primitives, produce
@@ -73,7 +73,7 @@ DEFECTS: dict[str, list[tuple[str, int, Change]]] = {
             edit(Session, "_client_lost", ("self._services.release(self._collecting_bytes)", "pass")),
         ),
         ("admissions are not returned", 60, body(Session, "_return_waiting_produce", "self._waiting_produce = None")),
-        ("lost appends are not reported", 100, put(checked_produce, "Lost", lambda pending: Tick())),
+        ("lost appends are not reported", 100, body(Dispatcher, "lost", "pass")),
         ("a partition is missing in a response", 200, body(ProduceExchange, "complete", "return bool(self.results)")),
     ],
     "sequencer": [

@@ -10,7 +10,15 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, filled_topic
+from tests.support.secured import secured_kafka
 from tests.support.three_brokers import Stage3, three_brokers
+
+
+@pytest.fixture(scope="session")
+def secured() -> Iterator[KafkaCluster]:
+    """One broker with logins and permissions, for the files of `workers.SECURED`. Leave it running and unpaused."""
+    with secured_kafka() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,7 @@ def query(addresses: Addresses) -> Iterator[Query]:
         connection = connections.get((side, broker)) or RawConnection(where)
         connections[side, broker] = connection
         try:
-            return connection.ask_raw(key, version, body)
+            return connection.query_raw(key, version, body)
         except (Closed, ConnectionError):
             connections.pop((side, broker)).socket.close()
             return "closed"
@@ -269,7 +269,7 @@ def test_what_is_not_advertised_costs_the_connection(
         if key == API_VERSIONS or not _is_defined(key, version):
             continue
         with RawConnection(addresses.proxied[1]) as connection, pytest.raises(Closed):
-            connection.ask_raw(key, version, {"Acks": 1} if key == PRODUCE else {})
+            connection.query_raw(key, version, {"Acks": 1} if key == PRODUCE else {})
     assert {(PRODUCE, 13), (FETCH, 16)} & {*gated, *beyond}
 
 

@@ -21,7 +21,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess, blocked_by
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess, blocked_by
 from tests.support.raw import Connection, Log, batch
 from tests.support.stopping_validator import Stops
 from tests.support.transactions import Transactional, abort_as_an_admin, transaction_state
@@ -33,7 +33,7 @@ OK, NOT_LEADER, POLICY_VIOLATION, CONCURRENT_TRANSACTIONS, UNKNOWN_PRODUCER_ID, 
 FENCED = (47, 48, 90)
 PATIENCE_SECONDS = 60.0
 COMMIT_WAIT_SECONDS = 2.0
-CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\ncommit_wait_seconds = {COMMIT_WAIT_SECONDS}\n"
+CONFIG = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\ntakeover_seconds = 0.5\ncommit_wait_seconds = {COMMIT_WAIT_SECONDS}\n"
 #: Error of a refused commit, by protocol: EndTxn v3, v5.
 REFUSED = {1: UNKNOWN_PRODUCER_ID, 2: ABORTABLE}
 

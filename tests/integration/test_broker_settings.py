@@ -12,13 +12,13 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import PATIENCE_SECONDS, create, producers
 from tests.kit.waiting import until
 from tests.support.kafka import running_kafka, unique_topic
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, batch, settled
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
+from tests.support.raw import Answer, Connection, Log, batch, final_answer
 
 pytestmark = pytest.mark.kafka
 
 OK, POLICY_VIOLATION, SECOND_MS = 0, 44, "1000"
-CONFIG = f"{GUARDED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
+CONFIG = f"{CHECKED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def set_expiration(cluster: KafkaCluster, milliseconds: str | None) -> None:
 
 def expect_at(end: int, proxy: ProxyProcess, topic: str) -> None:
     with Connection(proxy.bootstrap) as client:
-        answer = settled(client, topic, batch(b"%d" % end, expected=end))
+        answer = final_answer(client, topic, batch(b"%d" % end, expected=end))
     assert (answer.error_code, answer.base_offset) == (OK, end), answer
 
 
@@ -65,7 +65,7 @@ def test_stale_append_after_lowered_producer_expiration(
     create(stale.bootstrap, log, topic)
     with Connection(stale.bootstrap) as client:  # the proxy does not rely on fences over a connection opened later
         for end in (0, 1):  # after an append, the proxy knows the leader's epoch
-            assert settled(client, topic, batch(b"%d" % end, expected=end)).base_offset == end
+            assert final_answer(client, topic, batch(b"%d" % end, expected=end)).base_offset == end
         for end in (2, 3, 4):
             expect_at(end, other, topic)
         answer = stale_append(client, cluster, stale, topic, known=known)
@@ -92,4 +92,4 @@ def stale_append(client: Connection, cluster: KafkaCluster, stale: ProxyProcess,
     if known:
         changed = "producer.id.expiration.ms has changed"
         until(lambda: changed in stale.log, "the setting to be read again", seconds=PATIENCE_SECONDS)
-    return settled(client, topic, batch(b"stale", expected=2))
+    return final_answer(client, topic, batch(b"stale", expected=2))

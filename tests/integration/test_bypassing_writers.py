@@ -20,15 +20,15 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, produce_request, settled
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
+from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, final_answer, produce_request
 
 pytestmark = pytest.mark.kafka
 
 OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH = 45, 47
 #: Other modules start and stop proxies of this cluster. Their left-over fences are not tested here.
-CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\n"
+CONFIG = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\ntakeover_seconds = 0.5\n"
 HUGE_EPOCH, LAST_EPOCH = 32_000, 32_767
 SEED = 20_261
 
@@ -136,11 +136,11 @@ def test_bypassing_append_is_reported_at_next_append(  # noqa: PLR0917
         assert re.search(rf"\b{stated}\b", line), line
     assert watch.new_violations == 1
     # and it continues:
-    refused = settled(client, topic, batch(b"x", expected=5))
+    refused = final_answer(client, topic, batch(b"x", expected=5))
     assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 6)
     assert (refused.message or "").startswith("OFFSET_MISMATCH")
     for at in (6, 7, 8):
-        assert settled(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
+        assert final_answer(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
     assert watch.new_violations == 1
     assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"mine"] + [b"next"] * 3
 
@@ -158,7 +158,7 @@ def test_unexpected_log_end_is_reported_as_bypassing_append(
     with log.connect(topic) as direct:
         producer_id = _idempotent(direct, topic, [b"around", b"around"])
 
-    refused = settled(client, topic, batch(b"x", expected=1))
+    refused = final_answer(client, topic, batch(b"x", expected=1))
 
     assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 5)
     assert (refused.message or "").startswith(f"OFFSET_MISMATCH topic={topic} partition=0 expected=1 actual=5")
@@ -167,7 +167,7 @@ def test_unexpected_log_end_is_reported_as_bypassing_append(
         for stated in ("offset=3", "log_end=5", f"producer_id={producer_id}"):
             assert re.search(rf"\b{stated}\b", line), line
         assert watch.new_violations == 1
-    assert settled(client, topic, batch(b"next", expected=5))[:2] == (OK, 5)
+    assert final_answer(client, topic, batch(b"next", expected=5))[:2] == (OK, 5)
     assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"next"]
 
 
@@ -184,9 +184,9 @@ def test_an_unconditional_or_failed_append_is_never_one(
             client.append(topic, batch(b"said nothing"))
             client.append(topic, batch(b"idempotent", producer=producer._replace(sequence=i)))
         end = log.end(topic)
-        assert settled(client, topic, batch(b"x", expected=end + 5)).base_offset == end
-        assert settled(client, topic, batch(b"x", expected=0)).base_offset == end
-        assert settled(client, topic, batch(b"y", b"y", expected=end))[:2] == (OK, end)
+        assert final_answer(client, topic, batch(b"x", expected=end + 5)).base_offset == end
+        assert final_answer(client, topic, batch(b"x", expected=0)).base_offset == end
+        assert final_answer(client, topic, batch(b"y", b"y", expected=end))[:2] == (OK, end)
     assert (watch.new_violations, watch.errors) == (0, [])
 
 
@@ -209,7 +209,7 @@ def test_retry_appended_elsewhere_is_not_reported_as_refused(
             until(lambda topic=topic: log.end(topic) == 5, "the append", seconds=60)
 
         # Immediately, while the first attempt may still be in progress, and later.
-        for again in (settled(client, topic, mine), settled(client, topic, mine)):
+        for again in (final_answer(client, topic, mine), final_answer(client, topic, mine)):
             assert again.error_code != OK
             assert again.message is not None
             assert "OFFSET_VIOLATION" in again.message or "POSSIBLY_YOURS" in again.message, again
@@ -246,7 +246,7 @@ def test_pipelined_appends_after_bypassing_writer_report_each_violation(
     assert watch.new_violations == appended_batch
     assert there[b"c0"] == 4
     end = log.end(topic)
-    assert settled(client, topic, batch(b"next", expected=end))[:2] == (OK, end)
+    assert final_answer(client, topic, batch(b"next", expected=end))[:2] == (OK, end)
 
 
 # --- the shared producer id, used by a bypassing writer ---------------------------------------------------------------
@@ -264,12 +264,12 @@ def test_bypassing_fence_with_huge_epoch_is_recovered(
         assert direct.append(topic, batch(b"lie", producer=liar._replace(sequence=3))).error_code != OK
         assert direct.append(topic, batch(b"lie", producer=liar)).base_offset == 3
 
-        refused = settled(client, topic, batch(b"x", expected=3))
+        refused = final_answer(client, topic, batch(b"x", expected=3))
 
         assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 4)
         assert (refused.message or "").startswith("OFFSET_MISMATCH")
         for at in (4, 5):
-            assert settled(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
+            assert final_answer(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
         line = until(watch.reported, "the ERROR")[0]
         assert f"producer_id={liar.id} " in line, line
         assert watch.new_violations >= 1
@@ -278,9 +278,9 @@ def test_bypassing_fence_with_huge_epoch_is_recovered(
         assert epoch >= HUGE_EPOCH
         again = direct.append(topic, batch(b"lie", producer=liar._replace(epoch=epoch + 1)))
         assert again.base_offset == 6
-        refused = settled(client, topic, batch(b"x", expected=6))
+        refused = final_answer(client, topic, batch(b"x", expected=6))
         assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 7)
-        assert settled(client, topic, batch(b"next", expected=7))[:2] == (OK, 7)
+        assert final_answer(client, topic, batch(b"next", expected=7))[:2] == (OK, 7)
     assert log.values(topic) == [b"old"] * 3 + [b"lie", b"next", b"next", b"lie", b"next"]
 
 
@@ -318,18 +318,18 @@ def test_partition_that_knows_the_last_epoch_stays_writable(
     with log.connect(topic) as direct:
         assert direct.append(topic, batch(b"lie", producer=Producer(first, LAST_EPOCH))).base_offset == 3
         for end in (4, 6, 8):
-            refused = settled(client, topic, batch(b"stale", expected=0))
+            refused = final_answer(client, topic, batch(b"stale", expected=0))
             assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, end), refused
-            assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
+            assert final_answer(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
             assert direct.append(topic, batch(b"around")).base_offset == end + 1
         # Use the last epoch of the next id too.
         second = log.batches(topic)[-2].producer_id
         assert second not in (first, -1)
         assert direct.append(topic, batch(b"lie", producer=Producer(second, LAST_EPOCH))).base_offset == 10
-    refused = settled(client, topic, batch(b"stale", expected=0))
+    refused = final_answer(client, topic, batch(b"stale", expected=0))
     assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 11), refused
     for end in (11, 12):
-        assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
+        assert final_answer(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
     assert log.batches(topic)[-1].producer_id not in (first, second, -1)
 
 
@@ -361,9 +361,9 @@ def test_valid_bypassing_fence_is_an_ordinary_mismatch(
         assert direct.append(topic, batch(b"late", producer=fair._replace(sequence=77))).error_code == 45
         assert direct.append(topic, batch(b"fair", producer=fair)).base_offset == 3
     for _ in range(2):
-        refused = settled(client, topic, batch(b"mine", expected=3))
+        refused = final_answer(client, topic, batch(b"mine", expected=3))
         assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 4), refused
-    assert settled(client, topic, batch(b"mine", expected=4))[:2] == (OK, 4)
+    assert final_answer(client, topic, batch(b"mine", expected=4))[:2] == (OK, 4)
     assert (watch.new_violations, watch.reported()) == (0, [])
     assert log.values(topic) == [b"old"] * 3 + [b"fair", b"mine"]
 
@@ -395,9 +395,9 @@ def test_bypassing_transaction_moves_the_expected_offset(  # noqa: PLR0917
         before = log.end(topic)
         end(direct, name, producer, commit=commit)
     until(lambda: log.end(topic) == before + 1, "the marker")
-    stale = settled(client, topic, batch(b"third", expected=before))
+    stale = final_answer(client, topic, batch(b"third", expected=before))
     assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, before + 1), stale
-    assert settled(client, topic, batch(b"fourth", expected=before + 1))[:2] == (OK, before + 1)
+    assert final_answer(client, topic, batch(b"fourth", expected=before + 1))[:2] == (OK, before + 1)
     values = log.values(topic)
     assert (values[:3], values[-1]) == ([b"old", b"old", b"txn"], b"fourth")
     assert not {b"second", b"third"} & set(values)

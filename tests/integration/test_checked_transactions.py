@@ -31,8 +31,8 @@ from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.messages import RawConnection
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, Producer, batch, produce_request, settled
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
+from tests.support.raw import Answer, Connection, Log, Producer, batch, final_answer, produce_request
 from tests.support.transactions import (
     Transactional,
     abort_as_an_admin,
@@ -52,7 +52,7 @@ STATE_TOPIC = "__fencepost_state"
 REFUSED = {1: 59, 2: 120}
 JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
 #: Other tests start and stop proxies of this cluster. Their left-over fences are not tested here.
-CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\n"
+CONFIG = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\ntakeover_seconds = 0.5\n"
 PATIENCE_SECONDS = 60.0
 #: Long enough for a write on a busy machine, short enough for a test.
 SHORT_TRANSACTION_MS = 12_000
@@ -221,11 +221,11 @@ def test_conditional_appends_wait_for_the_marker(  # noqa: PLR0917
             transactional.end(commit=False)
             until(lambda: log.end(topic) > 5, "the second marker", seconds=PATIENCE_SECONDS)
     end = log.end(topic)
-    stale = settled(client, topic, batch(b"mine", expected=4))
+    stale = final_answer(client, topic, batch(b"mine", expected=4))
     assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, end)
     assert (stale.message or "").startswith("OFFSET_MISMATCH")
     for at in (end, end + 1):
-        assert settled(client, topic, batch(b"after", expected=at))[:2] == (OK, at)
+        assert final_answer(client, topic, batch(b"after", expected=at))[:2] == (OK, at)
     assert not open_transactions(cluster.bootstrap, topic)
     assert log.values(topic) == [b"old", b"old", b"t0", b"t1", b"after", b"after"]
 
@@ -283,9 +283,9 @@ def test_partition_added_but_never_written_gets_a_marker(  # noqa: PLR0917
         WAYS[way](transactional, cluster, topic)
         until(lambda: log.end(topic) > 2, "the marker", seconds=PATIENCE_SECONDS)
     assert meanwhile.error_code == NOT_LEADER, meanwhile
-    stale = settled(client, topic, batch(b"mine", expected=2))
+    stale = final_answer(client, topic, batch(b"mine", expected=2))
     assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, 3)
-    assert settled(client, topic, batch(b"after", expected=3))[:2] == (OK, 3)
+    assert final_answer(client, topic, batch(b"after", expected=3))[:2] == (OK, 3)
     assert log.values(topic) == [b"old", b"old", b"after"]
 
 
@@ -403,7 +403,7 @@ def test_the_proxy_restarts_while_a_transaction_is_open(
         with Connection(proxy.bootstrap) as client:
             assert client.create_topic(topic) == (OK, None)
             assert log.end(topic) == 0
-            assert settled(client, topic, batch(b"old", expected=0))[:2] == (OK, 0)
+            assert final_answer(client, topic, batch(b"old", expected=0))[:2] == (OK, 0)
         with Transactional(cluster.bootstrap, unique_topic("txn")) as transactional:
             assert transactional.append(topic, b"txn").base_offset == 1
             proxy.kill()
@@ -414,7 +414,7 @@ def test_the_proxy_restarts_while_a_transaction_is_open(
                     assert answer.error_code == NOT_LEADER, answer
                 assert transactional.end(commit=True) == OK
                 until(lambda: log.end(topic) == 3, "the marker", seconds=PATIENCE_SECONDS)
-                assert settled(client, topic, batch(b"mine", expected=3))[:2] == (OK, 3)
+                assert final_answer(client, topic, batch(b"mine", expected=3))[:2] == (OK, 3)
     assert log.values(topic) == [b"old", b"txn", b"mine"]
 
 
@@ -437,7 +437,7 @@ def test_kafkas_own_tool_aborts_one(
         seconds=PATIENCE_SECONDS,
     )
     end = log.end(topic)
-    assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
+    assert final_answer(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
 
 
 # --- topics that refuse transactions ----------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_required_topics_are_never_added_to_a_transaction(
         assert transactional.end(commit=False) == OK
     until(lambda: (log.end(unchecked_topic), log.end(checked)) == (2, 1), "the markers", seconds=PATIENCE_SECONDS)
     assert client.append(required, batch(b"new", expected=3))[:2] == (OK, 3)
-    assert settled(client, checked, batch(b"x", expected=1))[:2] == (OK, 1)
+    assert final_answer(client, checked, batch(b"x", expected=1))[:2] == (OK, 1)
     assert log.values(required) == [b"old", b"old", b"new", b"new"]
 
 

@@ -17,7 +17,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy, Hold
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
-from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, create_topic, documented, free_proxy_port
+from tests.support.senders import CLIENTS, Client, JavaProducers, Observed, create_topic, documented, free_proxy_port
 
 pytestmark = [
     pytest.mark.kafka,
@@ -84,7 +84,7 @@ def front(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Front(bootstrap.address, broker, proxy)
 
 
-def _yes(*observed: Seen) -> str:
+def _yes(*observed: Observed) -> str:
     return "yes" if all(each.error is None for each in observed) else "**no**"
 
 
@@ -97,9 +97,9 @@ def test_refusal_matches_the_documented_client_outcome(
     unique_topic: Callable[..., str],
 ) -> None:
     topic = create_topic(mortal_proxy.bootstrap, unique_topic("outcome"), partitions=2)
-    queried: list[tuple[int, str, Seen]] = []
+    queried: list[tuple[int, str, Observed]] = []
 
-    def send(expected: int | None, partition: int = 0, *, while_down: Callable[[], None] | None = None) -> Seen:
+    def send(expected: int | None, partition: int = 0, *, while_down: Callable[[], None] | None = None) -> Observed:
         value = f"{len(queried)}: {expected}"
         sending = producer.send(topic, value, partition=partition, expected=expected)
         if while_down is not None:
@@ -163,16 +163,16 @@ def test_mixed_expectations_across_proxy_kill_match_documentation(
     The conditional appends leave sequence gaps, which the proxy corrects while it remembers the producer.
     """
     topic, log = create_topic(mortal_proxy.bootstrap, unique_topic("outcome-mixed")), Log(kafka.bootstrap)
-    reported: list[Seen] = []
+    reported: list[Observed] = []
 
-    def send(expected: int | None) -> Seen:
+    def send(expected: int | None) -> Observed:
         reported.append(producer.send(topic, f"{len(reported)}", expected=expected).get())
         return reported[-1]
 
     with closing(client.open(mortal_proxy.bootstrap, java)) as producer:
         for expected in (None, 1, 2, None, 4):
             send(expected)
-        assert reported == [Seen(offset) for offset in range(5)]
+        assert reported == [Observed(offset) for offset in range(5)]
         mortal_proxy.kill()
         mortal_proxy.restart()
         outcomes = (
@@ -188,7 +188,7 @@ def test_mixed_expectations_across_proxy_kill_match_documentation(
     gc.collect()
 
 
-def _short(observed: Seen) -> str:
+def _short(observed: Observed) -> str:
     return "yes" if observed.error is None else f"`{observed.error}`"
 
 
@@ -225,7 +225,7 @@ def test_no_pipelined_record_is_appended_after_a_gap(
         assert all("PREDECESSOR_FAILED" in each.shown for each in others)
 
 
-def _brief(observed: Seen) -> str:
+def _brief(observed: Observed) -> str:
     if observed.error is None:
         return f"appended at {observed.offset}"
     word = next((word for word in ("PREDECESSOR_FAILED", "OFFSET_MISMATCH") if word in observed.shown), None)

@@ -31,7 +31,7 @@ from tests.support.senders import (
     CLIENTS,
     Client,
     JavaProducers,
-    Seen,
+    Observed,
     Sender,
     create_topic,
     documented,
@@ -138,7 +138,7 @@ def _cuts(rng: random.Random) -> dict[str, float]:
     return {"before its first byte": 0.0, "inside": rng.uniform(0.001, 0.999), "behind its last byte": 1.0}
 
 
-def _reported(observed: Seen) -> str:
+def _reported(observed: Observed) -> str:
     """An outcome in the words of the tables."""
     if observed.error is None:
         return "success"
@@ -147,7 +147,7 @@ def _reported(observed: Seen) -> str:
     return "refused, `POSSIBLY_YOURS`" if "POSSIBLY_YOURS" in observed.shown else "refused"
 
 
-def _may_miss_the_last_answer(client: Client, observed: Seen) -> bool:
+def _may_miss_the_last_answer(client: Client, observed: Observed) -> bool:
     """kafka-python may drop a complete response if the connection closes directly after it."""
     return client.library == "kafka-python" and observed.error is not None
 
@@ -205,7 +205,7 @@ def test_lost_acknowledgement_with_proxy_and_broker_killed(
     """1. Each client has an append in the log whose response is delayed. 2. Proxy and broker are killed and restarted.
     3. Other producers append. 4. The clients reconnect and retry."""
     log = Log(stage.kafka.bootstrap)
-    reported: dict[str, dict[bool, Seen]] = {client.name: {} for client in CLIENTS}
+    reported: dict[str, dict[bool, Observed]] = {client.name: {} for client in CLIENTS}
     with ExitStack() as stack:
         waiting, writing = [], []
         hanging: list[Fault] = []
@@ -390,7 +390,7 @@ def test_pipelined_retry_after_lost_refusal_is_appended_alone(
             cut.wait()
         assert first.get().error is not None
         print(f"    {client.name}: {first.get()}, then {second.get()}")
-        assert second.get() == Seen(2)
+        assert second.get() == Observed(2)
     assert _comes_as(stage, two) == ("the next epoch" if client.idempotent else "the same, same sequence")
     assert Log(stage.kafka.bootstrap).values(topic) == [b"warm", b"rival", two.encode()]
 

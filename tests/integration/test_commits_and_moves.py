@@ -25,13 +25,13 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, In
 from fencepost_proxy.types import Address
 from tests.kit.stage import NODES, PATIENCE_SECONDS
 from tests.kit.waiting import until
-from tests.support.instances import Process, Told
+from tests.support.instances import Process, Reported
 from tests.support.kafka import unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Producer, batch, produce_request
 from tests.support.stopping_validator import Stops
-from tests.support.three_brokers import STAMPED, Stage3, leaders_listener
+from tests.support.three_brokers import FENCED, Stage3, leaders_listener
 from tests.support.transactions import transaction_state
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
@@ -42,7 +42,7 @@ _AGAIN = frozenset({3, 5, 6, 7, 14, 15, 16, 19, 20, 51})
 TRANSACTION_STATE, STATE_TOPIC = "__transaction_state", "__fencepost_state"
 FIRST, SECOND, COORDINATOR = NODES
 #: A validation takes as long as the cluster change during it.
-CONFIG = f"{STAMPED}\ncommit_wait_seconds = 60.0\n"
+CONFIG = f"{FENCED}\ncommit_wait_seconds = 60.0\n"
 _TRANSACTION_PARTITIONS = 5
 
 _numbers = count(1)
@@ -258,7 +258,7 @@ class Stage:
             until((self.stops / f"reached-{story.name}").exists, "validation of its commit")
 
     def _committed_by(self, process: Process, name: str) -> str:
-        reported: Told = process.query("commit", name)
+        reported: Reported = process.query("commit", name)
         process.query("close", name)
         return "committed" if reported.ok else reported.text
 

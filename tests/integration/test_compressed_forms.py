@@ -28,10 +28,10 @@ def test_checked_topic_accepts_the_compressed_forms_of_kafka(
         name = unique_topic("checked")
         with raw.Connection(address) as connection:
             connection.create_topic(name)
-            assert raw.settled(connection, name, raw.batch(b"first")).error_code == OK
+            assert raw.final_answer(connection, name, raw.batch(b"first")).error_code == OK
             now_ms = int(time.time() * 1000)
             answers[address] = {
-                form: raw.settled(connection, name, batch(codec, data, base_timestamp_ms=now_ms)).error_code
+                form: raw.final_answer(connection, name, batch(codec, data, base_timestamp_ms=now_ms)).error_code
                 for form, (codec, data) in FORMS.items()
             }
         ends.append(raw.Log(kafka.bootstrap).end(name))

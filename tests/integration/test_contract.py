@@ -1,12 +1,10 @@
-"""The contract (docs/contract.md) beyond single appends (`tests/contract`): transactions, configs, the state topic.
+"""The contract (docs/contract.md) beyond appends (`tests/contract`): configs, the state topic.
 
 The tests use raw sockets on a real Kafka, and read appended records from Kafka directly.
 """
 
 from __future__ import annotations
 
-import contextlib
-import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, ProduceRequest
+from kafka.protocol.producer import ProduceRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
@@ -24,11 +22,9 @@ from tests.support.raw import (
     Closed,
     Connection,
     Log,
-    Producer,
     Record,
     batch,
     produce_request,
-    sign,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
@@ -72,55 +68,6 @@ def assert_refused(answer: Answer, code: int, message: str, *, base_offset: int 
     assert answer.message is not None
     assert answer.message.startswith(message), answer
     assert answer.record_errors == ()
-
-
-# --- acks -------------------------------------------------------------------------------------------------------------
-
-
-def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> None:
-    """With a paused follower replica, acks=1 completes immediately and acks=all does not."""
-    log3 = Log(kafka3.bootstrap)
-    leader, follower, _ = kafka3.node_ids
-    topics = {prefix: unique_topic(prefix) for prefix in ("plain", "required", "checked")}
-    with Connection(proxy3.bootstrap) as admin:
-        for topic in topics.values():
-            assert admin.create_topic(topic, on=[leader, follower]) == (OK, None)
-            assert log3.end(topic) == 0
-    with contextlib.ExitStack() as stack:
-        clients = {prefix: stack.enter_context(_leader_through(proxy3, topic)) for prefix, topic in topics.items()}
-        for prefix, client in clients.items():
-            until(
-                lambda prefix=prefix, client=client: client.append(topics[prefix], batch(b"warm", expected=0))[0] == OK,
-                f"an append to {topics[prefix]}",
-            )
-        kafka3.pause(follower)
-        try:
-            for prefix, client in clients.items():
-                client.send_produce({topics[prefix]: {0: _stated(prefix)}}, acks=1)
-            answered = {"plain": _answers_within(clients["plain"], 60.0)}
-            answered |= {prefix: _answers_within(clients[prefix], 0.5) for prefix in ("required", "checked")}
-        finally:
-            kafka3.resume(follower)
-        assert answered == {"plain": True, "required": False, "checked": False}
-        for prefix, client in clients.items():
-            assert client.receive_produce()[1][topics[prefix], 0][:2] == (OK, 1)
-
-
-def _stated(prefix: str) -> bytes:
-    return batch(b"x", expected=1 if prefix == "required" else None)
-
-
-def _answers_within(connection: Connection, seconds: float) -> bool:
-    readable, _, _ = select.select([connection.socket], [], [], seconds)
-    return bool(readable)
-
-
-def _leader_through(proxy: ProxyProcess, topic: str) -> Connection:
-    """A connection to the proxy's listener for the partition's leader."""
-    with Connection(proxy.bootstrap) as connection:
-        metadata = connection.metadata(topic)
-    leader_id = metadata.topics[0].partitions[0].leader_id
-    return Connection(next(f"{each.host}:{each.port}" for each in metadata.brokers if each.node_id == leader_id))
 
 
 # --- several requests in flight ---------------------------------------------------------------------------------------
@@ -179,7 +126,7 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
     assert log.end(plain) == appended
 
 
-# --- transactions -----------------------------------------------------------------------------------------------------
+# --- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def test_topic_checked_by_pattern_logs_replication_warning(
@@ -193,86 +140,6 @@ def test_topic_checked_by_pattern_logs_replication_warning(
         "a warning",
         seconds=60,
     )
-
-
-def _begin(client: Connection, topic: str, name: str, producer: Producer, expected: int = OK) -> None:
-    added = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])
-    request = AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=producer.id,
-        v3_and_below_producer_epoch=producer.epoch,
-        v3_and_below_topics=[added],
-    )
-
-    def begun() -> bool:
-        code = client.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
-        assert code in (expected, 51), code  # CONCURRENT_TRANSACTIONS: the previous transaction is still ending
-        return bool(code == expected)
-
-    until(begun, "the transaction to begin")
-
-
-def _end(client: Connection, name: str, producer: Producer, *, commit: bool) -> None:
-    request = EndTxnRequest(
-        transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
-    )
-    # CONCURRENT_TRANSACTIONS: validation did not finish in time.
-    code = until(lambda: client.query(request, 3).error_code, "the transaction to end", accept=lambda code: code != 51)
-    assert code == OK
-
-
-def test_a_transaction_on_a_required_topic_is_refused(
-    client: Connection, log: Log, new_topic: NewTopic, unique_topic: Callable[..., str]
-) -> None:
-    topic, name = new_topic("required", length=1), unique_topic("txn")
-    producer = until(lambda: client.init_producer_id(name), "a producer id")
-    _begin(client, topic, name, producer, expected=POLICY_VIOLATION)
-    records = batch(b"x", expected=1, producer=producer, transactional=True)
-    answer = client.append(topic, records, transactional_id=name)
-    assert_refused(answer, POLICY_VIOLATION, f"TRANSACTIONS_NOT_SUPPORTED topic={topic} partition=0")
-    # If the partition had been added, the client's abort would have left a marker there.
-    assert b"x" not in log.values(topic)
-    assert client.append(topic, batch(b"y", expected=1)).error_code == OK
-
-
-@pytest.mark.parametrize("commit", [True, False])
-def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
-    commit: bool,
-    proxy: ProxyProcess,
-    client: Connection,
-    log: Log,
-    new_topic: NewTopic,
-    unique_topic: Callable[..., str],
-) -> None:
-    """Expected offsets work in a transaction. Other appends wait for its marker, which takes an offset."""
-    topic, name = new_topic("checked", length=1), unique_topic("txn")
-    with Connection(proxy.bootstrap) as transactional:
-        producer = until(lambda: transactional.init_producer_id(name), "a producer id")
-        _begin(transactional, topic, name, producer)
-
-        def append(records: bytes) -> Answer:
-            return transactional.append(topic, records, transactional_id=name, version=11)
-
-        first = batch(b"t0", expected=1, producer=producer, transactional=True)
-        assert append(first)[:2] == (OK, 1)
-        if not commit:  # the refused append would prevent a commit: see test_atomic_transactions.py
-            wrong = batch(b"bad", expected=9, producer=producer._replace(sequence=1), transactional=True)
-            assert_refused(append(wrong), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=2)
-        second = batch(b"t1", producer=producer._replace(sequence=1), transactional=True)
-        assert append(second)[:2] == (OK, 2)
-
-        meanwhile = client.append(topic, batch(b"mine", expected=3), timeout_ms=1500)
-        assert meanwhile.error_code == NOT_LEADER
-        _end(transactional, name, producer, commit=commit)
-    until(lambda: log.end(topic) == 4, "the marker")
-    reported = until(
-        lambda: client.append(topic, batch(b"mine", expected=3)),
-        "the proxy to read the new log end",
-        accept=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
-    )
-    assert_refused(reported, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
-    assert client.append(topic, batch(b"mine", expected=4)).base_offset == 4
-    assert log.values(topic) == [b"old", b"t0", b"t1", b"mine"]
 
 
 # --- changes of the check ---------------------------------------------------------------------------------------------
@@ -505,28 +372,3 @@ def test_state_topic_append_in_mixed_request_is_refused(
         assert answers[STATE_TOPIC, 0].error_code == TOPIC_AUTHORIZATION_FAILED
         assert answers[plain, 0].error_code == OK
     assert FORGED not in log.values(STATE_TOPIC)  # the end moves, since proxies write heartbeats
-
-
-# --- batches without expected offset and producer id ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gap", ["corrupt", "too large", "malformed"])
-def test_unconditional_batches_are_answered_as_by_kafka(
-    gap: str, kafka: KafkaCluster, client: Connection, log: Log, new_topic: NewTopic
-) -> None:
-    """30 pipelined batches, of which Kafka refuses every tenth."""
-    checked, direct = new_topic("checked", max_message_bytes="2000"), new_topic("plain", max_message_bytes="2000")
-    good = batch(b"good")
-    malformed = bytearray(good[:-1] + b"\x09")  # a header count without headers
-    sign(malformed)
-    bad = {"corrupt": good[:-1] + b"!", "too large": batch(b"x" * 3000), "malformed": bytes(malformed)}[gap]
-    answers = []
-    with Connection(kafka.bootstrap) as at_kafka:
-        for connection, topic in ((client, checked), (at_kafka, direct)):
-            batches = [bad if number % 10 == 3 else good for number in range(30)]
-            connection.socket.sendall(b"".join(connection.frame(_request(topic, each), 9)[1] for each in batches))
-            reported = [connection.receive_produce()[1][topic, 0] for _ in batches]
-            answers.append([(each.error_code, each.base_offset) for each in reported])
-    assert [code != OK for code, _ in answers[0]] == [number % 10 == 3 for number in range(30)]
-    assert answers[0] == answers[1]
-    assert log.end(checked) == 27

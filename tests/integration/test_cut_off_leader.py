@@ -21,7 +21,7 @@ from tests.kit.waiting import until
 from tests.support.cut_off import CutOffCluster, cut_off_cluster
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Producer, batch, produce_request
 from tests.support.three_brokers import LIMITS
 
@@ -92,7 +92,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
         def proxy(name: str, *nodes: int) -> ProxyProcess:
             upstream = ",".join(map(kafka.wire, nodes))
             return stack.enter_context(
-                ProxyProcess(upstream, tmp_path_factory.mktemp(name), config=GUARDED_BY_NAME + LIMITS)
+                ProxyProcess(upstream, tmp_path_factory.mktemp(name), config=CHECKED_BY_NAME + LIMITS)
             )
 
         lost = NODES[0]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import aiokafka
@@ -32,8 +33,10 @@ from tests.kit.waiting import until, until_async
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, batch
 from tests.support.rejoining import keep_on_joining
 from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection
+from tests.support.three_brokers import leaders_listener
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
@@ -655,3 +658,43 @@ def test_a_client_sees_the_same_through_the_proxy(brokers: int, script: str, req
         return stage.plain(SCRIPTS[script](stage), _addresses(bootstrap))
 
     compare(play, cluster.bootstrap, proxy)
+
+
+# --- a difference: acks=1 ---------------------------------------------------------------------------------------------
+
+
+def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess) -> None:
+    """With a paused follower replica, acks=1 completes immediately and acks=all does not."""
+    log3 = Log(kafka3.bootstrap)
+    leader, follower, _ = kafka3.node_ids
+    topics = {prefix: unique_topic(prefix) for prefix in ("plain", "required", "checked")}
+    with Connection(proxy3.bootstrap) as admin:
+        for topic in topics.values():
+            assert admin.create_topic(topic, on=[leader, follower]) == (0, None)
+            assert log3.end(topic) == 0
+    with ExitStack() as stack:
+        clients = {
+            prefix: stack.enter_context(Connection(leaders_listener(proxy3, topic))) for prefix, topic in topics.items()
+        }
+        for prefix, client in clients.items():
+            until(
+                lambda prefix=prefix, client=client: client.append(topics[prefix], batch(b"warm", expected=0))[0] == 0,
+                f"an append to {topics[prefix]}",
+            )
+        kafka3.pause(follower)
+        try:
+            for prefix, client in clients.items():
+                expected = 1 if prefix == "required" else None
+                client.send_produce({topics[prefix]: {0: batch(b"x", expected=expected)}}, acks=1)
+            answered = {"plain": _answers_within(clients["plain"], 60.0)}
+            answered |= {prefix: _answers_within(clients[prefix], 0.5) for prefix in ("required", "checked")}
+        finally:
+            kafka3.resume(follower)
+        assert answered == {"plain": True, "required": False, "checked": False}
+        for prefix, client in clients.items():
+            assert client.receive_produce()[1][topics[prefix], 0][:2] == (0, 1)
+
+
+def _answers_within(connection: Connection, seconds: float) -> bool:
+    readable, _, _ = select.select([connection.socket], [], [], seconds)
+    return bool(readable)

@@ -18,7 +18,7 @@ from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Record, batch
-from tests.support.secured import User, proxy_of, secured_kafka
+from tests.support.secured import User, proxy_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(200)]
 
@@ -28,14 +28,12 @@ TOPIC, GROUP = 2, 3
 DENY, ALLOW = 2, 3
 READ, DESCRIBE = 3, 8
 REBALANCE_IN_PROGRESS, TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED = 27, 29, 30
-USERS = ("admin", "member", "stranger", "halfway")
 CONFIG = '[topics."shared-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    with secured_kafka(USERS) as cluster:
-        yield cluster
+def kafka(secured: KafkaCluster) -> KafkaCluster:
+    return secured
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import compile_java, java_command
 from fencepost_proxy.cli.main import main
 from tests.kit.waiting import until
-from tests.support.grown import GrownTopic
+from tests.support.expanded import ExpandedTopic
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.members import MEMBERS, WAIT_SECONDS, Member
 from tests.support.ports import free_port
@@ -54,8 +54,8 @@ def proxy(groups_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def topic(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> GrownTopic:
-    return GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"grown-{uuid4().hex[:8]}", 2)
+def topic(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> ExpandedTopic:
+    return ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"grown-{uuid4().hex[:8]}", 2)
 
 
 def _gated(proxy: ProxyProcess, group: str, partition: int = 2) -> bool:
@@ -84,7 +84,7 @@ _TOO_NEW = {"librdkafka-consumer-protocol"} if kafka_version().startswith("3.") 
 @pytest.mark.brokers
 @pytest.mark.parametrize("client", [each for each in MEMBERS if each not in _TOO_NEW])
 def test_new_partition_is_assigned_after_prior_partition_commits(
-    client: str, topic: GrownTopic, proxy: ProxyProcess
+    client: str, topic: ExpandedTopic, proxy: ProxyProcess
 ) -> None:
     # Given a group that has read a topic of two partitions, and has committed one half of it.
     group = f"{client}-{topic.name}"
@@ -98,7 +98,7 @@ def test_new_partition_is_assigned_after_prior_partition_commits(
         until(lambda: len(member.read) == 20, f"only {member.read} was read: {member.errors}")
 
         # When the topic is expanded, and the new partition is written to.
-        topic.grow(3)
+        topic.expand(3)
         topic.write(2, 7)
 
         # Then the new partition is gated: the records that were read are not committed yet.
@@ -121,7 +121,7 @@ def test_new_partition_is_assigned_after_prior_partition_commits(
 _CLIENT = "librdkafka-eager"
 
 
-def _member(proxy: ProxyProcess, topic: GrownTopic, group: str, reset: str = "earliest") -> Member:
+def _member(proxy: ProxyProcess, topic: ExpandedTopic, group: str, reset: str = "earliest") -> Member:
     return MEMBERS[_CLIENT](proxy.bootstrap, topic.name, group, reset)
 
 
@@ -158,7 +158,7 @@ def _gets_the_new_partition(member: Member, count: int, proxy: ProxyProcess, par
 
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
 def test_a_prior_partition_may_end_in_a_transaction(
-    commit: bool, topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+    commit: bool, topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     # Given a prior partition that ends in a marker, after records that are committed or aborted.
     group = f"ends-{topic.name}"
@@ -168,7 +168,7 @@ def test_a_prior_partition_may_end_in_a_transaction(
     # And a group that committed the last record's offset plus one: it will never commit more.
     _commit(groups_kafka, group, topic.name, {0: end, 1: 0})
 
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 4)
 
     with _member(proxy, topic, group) as member:
@@ -176,13 +176,13 @@ def test_a_prior_partition_may_end_in_a_transaction(
 
 
 def test_records_before_an_aborted_end_are_waited_for(
-    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     group = f"before-{topic.name}"
     topic.write(0, 5)
     _transaction(groups_kafka, topic.name, 0, 200, commit=False)
     _commit(groups_kafka, group, topic.name, {0: 4})
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 4)
     with _member(proxy, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 1, f"{member.errors}")
@@ -193,13 +193,13 @@ def test_records_before_an_aborted_end_are_waited_for(
 
 
 def test_what_retention_took_is_not_waited_for(
-    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     # Given a group in the middle of a prior partition whose records are all deleted before it reads them.
     group = f"expired-{topic.name}"
     topic.write(0, 10)
     _commit(groups_kafka, group, topic.name, {0: 4})
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 4)
     admin = KafkaAdminClient(bootstrap_servers=groups_kafka.bootstrap)
     try:
@@ -211,13 +211,13 @@ def test_what_retention_took_is_not_waited_for(
 
 
 def test_what_was_truncated_is_not_waited_for(
-    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     # Given a threshold above the log end, as after an unclean leader election.
     group = f"truncated-{topic.name}"
     topic.write(0, 5)
     _commit(groups_kafka, group, topic.name, {0: 5})
-    topic.grow_by_hand(3, thresholds=[9, 0])
+    topic.expand_by_hand(3, thresholds=[9, 0])
     topic.write(2, 4)
     with _member(proxy, topic, group) as member:
         _gets_the_new_partition(member, 4, proxy)
@@ -231,11 +231,11 @@ def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaC
         "min.cleanable.dirty.ratio": "0.01",
         "max.compaction.lag.ms": "1",
     }
-    topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"compact-{uuid4().hex[:8]}", 2, **configs)
+    topic = ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"compact-{uuid4().hex[:8]}", 2, **configs)
     group = f"compacted-{topic.name}"
     topic.write(0, 10)
     _commit(groups_kafka, group, topic.name, {0: 5})
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 4)
     with _member(proxy, topic, group) as member:
         until(lambda: _gated(proxy, group), proxy.log)
@@ -251,7 +251,7 @@ def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaC
 
 
 @pytest.mark.parametrize("client", ["librdkafka-eager", "java-eager", "java-consumer-protocol"])
-def test_latest_group_reads_whole_new_partition(client: str, topic: GrownTopic, proxy: ProxyProcess) -> None:
+def test_latest_group_reads_whole_new_partition(client: str, topic: ExpandedTopic, proxy: ProxyProcess) -> None:
     # Given a group with auto.offset.reset=latest, the clients' default.
     group = f"latest-{client}-{topic.name}"
     with MEMBERS[client](proxy.bootstrap, topic.name, group, "latest") as member:
@@ -263,7 +263,7 @@ def test_latest_group_reads_whole_new_partition(client: str, topic: GrownTopic, 
         # When the topic is expanded, and the new partition is written to while it is gated.
         before = topic.end(0)
         topic.write(0, 3)
-        topic.grow(3)
+        topic.expand(3)
         topic.write(2, 4)
         until(lambda: any(each.offset >= before for each in member.read_of(0)), f"{member.errors}")
         # Then the group reads all of it.
@@ -271,10 +271,10 @@ def test_latest_group_reads_whole_new_partition(client: str, topic: GrownTopic, 
         assert _offsets(member, 2) == [0, 1, 2, 3]
 
 
-def test_a_new_group_reads_the_prior_partitions_first(topic: GrownTopic, proxy: ProxyProcess) -> None:
+def test_a_new_group_reads_the_prior_partitions_first(topic: ExpandedTopic, proxy: ProxyProcess) -> None:
     topic.write(0, 5)
     topic.write(1, 5)
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 5)
     group = f"new-{topic.name}"
     with _member(proxy, topic, group) as member:
@@ -285,10 +285,10 @@ def test_a_new_group_reads_the_prior_partitions_first(topic: GrownTopic, proxy: 
 
 
 def test_group_reset_to_the_start_waits_again(
-    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     topic.write(0, 5)
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 5)
     group = f"reset-{topic.name}"
     # Reset on a prior partition, but in the middle of the new one: as KIP-253 specifies, it continues.
@@ -304,15 +304,15 @@ def test_group_reset_to_the_start_waits_again(
 
 
 def test_several_expansions_open_one_after_the_other(
-    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
     # Given a topic that was expanded twice while its group was not running.
     group = f"twice-{topic.name}"
     topic.write(0, 3)
     _commit(groups_kafka, group, topic.name, {0: 0, 1: 0})
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 3)
-    topic.grow(4)
+    topic.expand(4)
     topic.write(3, 3)
     with _member(proxy, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 3, f"{member.errors}")
@@ -324,10 +324,10 @@ def test_several_expansions_open_one_after_the_other(
 @pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol", "java-consumer-protocol"])
 def test_restarted_proxy_assigns_what_it_had_gated(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     with ProxyProcess(groups_kafka.bootstrap, tmp_path) as proxy:
-        topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"restart-{uuid4().hex[:8]}", 2)
+        topic = ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"restart-{uuid4().hex[:8]}", 2)
         group = f"{client}-{topic.name}"
         topic.write(0, 5)
-        topic.grow(3)
+        topic.expand(3)
         topic.write(2, 5)
         with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
             # Given a member with fewer partitions than its coordinator assigned, and whose proxy dies.
@@ -359,10 +359,10 @@ def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess
         yield proxy
 
 
-def test_group_without_commits_gets_new_partition_after_timeout(topic: GrownTopic, impatient: ProxyProcess) -> None:
+def test_group_without_commits_gets_new_partition_after_timeout(topic: ExpandedTopic, impatient: ProxyProcess) -> None:
     group = f"silent-{topic.name}"
     topic.write(0, 5)
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 5)
     with _member(impatient, topic, group) as member:
         until(lambda: _gated(impatient, group), impatient.log)
@@ -371,7 +371,7 @@ def test_group_without_commits_gets_new_partition_after_timeout(topic: GrownTopi
     assert "limits.gated_without_commit_seconds" in impatient.log
 
 
-def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic, impatient: ProxyProcess) -> None:
+def test_member_committing_only_on_records_gets_new_partition(topic: ExpandedTopic, impatient: ProxyProcess) -> None:
     """Like franz-go with a blocking poll: records are committed by the next poll that returns records."""
     group = f"blocking-{topic.name}"
     topic.write(0, 5)
@@ -396,7 +396,7 @@ def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic,
             for each in records:
                 read.setdefault(each.partition(), []).append(each.offset())
             if not expanded and len({*read.get(0, ())}) == len({*read.get(1, ())}) == 5:
-                topic.grow(3)
+                topic.expand(3)
                 topic.write(2, 5)
                 expanded = True
     finally:
@@ -406,12 +406,12 @@ def test_member_committing_only_on_records_gets_new_partition(topic: GrownTopic,
     assert "limits.gated_without_progress_seconds" in impatient.log
 
 
-def test_latest_group_without_commits_does_not_wait(topic: GrownTopic, proxy: ProxyProcess) -> None:
+def test_latest_group_without_commits_does_not_wait(topic: ExpandedTopic, proxy: ProxyProcess) -> None:
     # Given prior partitions with records, and a group that started after them and so has nothing to commit.
     group = f"idle-{topic.name}"
     topic.write(0, 5)
     topic.write(1, 5)
-    topic.grow(3)
+    topic.expand(3)
     with _member(proxy, topic, group, "latest") as member:
         until(lambda: _gated(proxy, group), proxy.log)
         until(lambda: member.assigned == {0, 1, 2}, f"{member.assigned} {member.errors}\n{proxy.log}")
@@ -421,7 +421,7 @@ def test_latest_group_without_commits_does_not_wait(topic: GrownTopic, proxy: Pr
 
 def test_operator_sees_waiting_group_and_forces_its_assignment(
     groups_kafka: KafkaCluster,
-    topic: GrownTopic,
+    topic: ExpandedTopic,
     watched: ProxyProcess,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -429,7 +429,7 @@ def test_operator_sees_waiting_group_and_forces_its_assignment(
     group = f"operator/{topic.name}"
     url = watched.status  # type: ignore[attr-defined]
     topic.write(0, 7)
-    topic.grow(3)
+    topic.expand(3)
     topic.write(2, 5)
     with _member(watched, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 7, f"{member.errors}")
@@ -495,7 +495,7 @@ def _waiting(url: str, group: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("client", ["librdkafka-consumer-protocol", "java-consumer-protocol"])
 def test_gated_partition_moving_between_members_is_eventually_read(
-    client: str, topic: GrownTopic, proxy: ProxyProcess
+    client: str, topic: ExpandedTopic, proxy: ProxyProcess
 ) -> None:
     # Given a member of the new protocol for which all new partitions are gated.
     group = f"moves-{client}-{topic.name}"
@@ -504,7 +504,7 @@ def test_gated_partition_moving_between_members_is_eventually_read(
     start = MEMBERS[client]
     with start(proxy.bootstrap, topic.name, group, "earliest") as one:
         until(lambda: one.assigned == {0, 1} and len(one.read) == 3, f"{one.errors}\n{proxy.log}")
-        topic.grow(4)
+        topic.expand(4)
         topic.write(2, 3)
         topic.write(3, 3)
         until(lambda: _gated(proxy, group, 2) and _gated(proxy, group, 3), proxy.log)
@@ -527,7 +527,7 @@ def test_gated_partition_moving_between_members_is_eventually_read(
                 until(lambda p=partition: {*_offsets(one, p), *_offsets(two, p)} == {0, 1, 2}, f"{one.read} {two.read}")
 
 
-def _both_stable(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
+def _both_stable(proxy: ProxyProcess, topic: ExpandedTopic, group: str) -> bool:
     described = _described(topic.kafka, group)
     if described is None:
         return False
@@ -552,7 +552,7 @@ def test_streams_application_is_not_gated_but_logged(
 ) -> None:
     # Given Kafka Streams on an ordered topic. (Streams fixes the count of its internal topics: added input partitions
     # are an error for an application that groups by key, so this one only maps.)
-    topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"streams-{uuid4().hex[:8]}", 2)
+    topic = ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"streams-{uuid4().hex[:8]}", 2)
     topic.write(0, 3)
     group = f"app-{topic.name}"
     classes = compile_java([_JAVA / "MapStream.java"])
@@ -565,7 +565,7 @@ def test_streams_application_is_not_gated_but_logged(
             observed = [process.stdout.readline().split() for _ in range(3)]
             assert [each[0] for each in observed] == ["mapped"] * 3
             # When the topic is expanded, then the application reads the new partition immediately.
-            topic.grow(4)
+            topic.expand(4)
             topic.write(2, 3)
             observed = [process.stdout.readline().split() for _ in range(3)]
             assert [each[:2] for each in observed] == [["mapped", "2"]] * 3
@@ -584,7 +584,7 @@ def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCl
     (token := tmp_path / "token").write_text("s3cret\n")
     config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{token}"\nworkers = 2\n'
     with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
-        topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"workers-{uuid4().hex[:8]}", 2)
+        topic = ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"workers-{uuid4().hex[:8]}", 2)
         group, url = f"{client}-{topic.name}", f"http://127.0.0.1:{port}"
         start = MEMBERS[client]
         with (
@@ -594,7 +594,7 @@ def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCl
             until(lambda: len(one.assigned) == len(two.assigned) == 1, f"{one.errors} {two.errors}")
             topic.write(0, 3)
             topic.write(1, 3)
-            topic.grow(4)
+            topic.expand(4)
             topic.write(2, 3)
             topic.write(3, 3)
             until(lambda: {each["partition"] for each in _waiting(url, group)} == {2, 3}, proxy.log)
@@ -617,12 +617,12 @@ def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCl
 def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -> None:
     with KafkaCluster(3, properties=_BROKER) as kafka, ProxyProcess(kafka.bootstrap, tmp_path) as proxy:
         # Given a group that waits for a new partition.
-        topic = GrownTopic(kafka.bootstrap, proxy.bootstrap, f"moved-{uuid4().hex[:8]}", 2, replicas=3)
+        topic = ExpandedTopic(kafka.bootstrap, proxy.bootstrap, f"moved-{uuid4().hex[:8]}", 2, replicas=3)
         group = f"{client}-{topic.name}"
         topic.write(0, 3)
         with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
             until(lambda: len(member.read_of(0)) == 3, f"{member.errors}")
-            topic.grow(4)
+            topic.expand(4)
             topic.write(2, 3)
             until(lambda: _gated(proxy, group), proxy.log)
             # When its coordinator dies, and another broker takes its place.

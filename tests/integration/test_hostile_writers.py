@@ -25,7 +25,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.hostile import WAYS, WIDE_PARTITIONS
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
@@ -76,7 +76,7 @@ def rate(address: str, topic: str, beside: subprocess.Popen[str]) -> float:
 
 @pytest.fixture
 def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=GUARDED_FOR_LONG) as process:
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=CHECKED_WITH_LONG_LEASE) as process:
         yield process
 
 

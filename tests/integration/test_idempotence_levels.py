@@ -22,7 +22,7 @@ from tests.support.old_kafka import OLD_FORMAT, OldKafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, batch
-from tests.support.senders import CLIENTS, Client, JavaProducers, Seen
+from tests.support.senders import CLIENTS, Client, JavaProducers, Observed
 
 pytestmark = [
     pytest.mark.kafka,
@@ -86,26 +86,26 @@ def downgraded(proxy: ProxyProcess, why: str) -> int:
     return 0 if found is None else int(float(found[1]))
 
 
-def outcome(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Sequence[Seen]:
+def outcome(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Sequence[Observed]:
     """Outcomes of `COUNT` concurrent sends, one record per batch."""
     with closing(client.open(bootstrap, java, **client.one_record_a_batch(), **more)) as producer:
         sendings = [producer.send(topic, f"{n}") for n in range(COUNT)]
         return [sending.get() for sending in sendings]
 
 
-def refused(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Seen:
+def refused(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Observed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # from a producer that failed to start
         try:
             with closing(client.open(bootstrap, java, **more)) as producer:
                 return producer.send(topic, "x").get()
         except Exception as error:
-            return Seen(error=type(error).__name__, shown=str(error))
+            return Observed(error=type(error).__name__, shown=str(error))
         finally:
             gc.collect()
 
 
-def shown(observed: Seen) -> str:
+def shown(observed: Observed) -> str:
     return f"`{observed.error}`" if observed.error is not None else "appended"
 
 

@@ -18,7 +18,7 @@ from tests.support.fake_cluster import FORGETFUL, FORGETS_EVERY, FakeClusterProc
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Producer, batch
-from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, Sender
+from tests.support.senders import CLIENTS, Client, JavaProducers, Observed, Sender
 from tests.support.three_brokers import Stage3, leaders_listener
 
 pytestmark = [
@@ -78,18 +78,18 @@ def create(proxy: ProxyProcess, log: Log, prefix: str) -> str:
     return topic
 
 
-def send(producer: Sender, topic: str, numbers: range) -> list[Seen]:
+def send(producer: Sender, topic: str, numbers: range) -> list[Observed]:
     """Send one record at a time, each after the previous one's response."""
     return [producer.send(topic, f"{n}").get() for n in numbers]
 
 
-def outcome(observed: list[Seen], all_well: str) -> str:
+def outcome(observed: list[Observed], all_healthy: str) -> str:
     first, *others = observed
     if first.error is None:
         assert all(each.error is None for each in others), observed
-        return all_well
-    gone_on = all(each.error is None for each in others)
-    return f"`{first.error}` once" if gone_on else f"`{first.error}` from then on"
+        return all_healthy
+    continued = all(each.error is None for each in others)
+    return f"`{first.error}` once" if continued else f"`{first.error}` from then on"
 
 
 # --- expired producer state, current brokers --------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Story:
         """Append through this proxy, so that it confirms its fence. Return the log end offset."""
         return append_at_the_end(self.stage.log, self.stage.proxies[proxy], self.topic, "warm", self.ledger) + 1
 
-    def warm_client(self) -> tuple[Connection, int]:
+    def confirmed_client(self) -> tuple[Connection, int]:
         """A connection that is older than an acknowledged append and may therefore pipeline; and the log end offset."""
         client = self.connect()
         return client, self.warm()
@@ -97,20 +97,20 @@ class Story:
                 codes.append(answer.error_code)
         return codes
 
-    def go_on(self) -> None:
+    def continue_appending(self) -> None:
         """Check that the next correct append succeeds through each proxy."""
         self.stage.mend()
         for proxy in self.stage.proxies:
             append_at_the_end(self.stage.log, proxy, self.topic, "after", self.ledger)
 
-    def ask_again(self) -> None:
+    def query_again(self) -> None:
         """Check that a retry with the same write id reports the outcome of an in-doubt append, through each proxy."""
         for value, expected in self.named.items():
             if value not in self.ledger.unknown:
                 continue
             there = offsets(self.stage.log.batches(self.topic)).get(value)
             for proxy in (1, 0):
-                answer = self._asked_again(proxy, value, expected)
+                answer = self._queried_again(proxy, value, expected)
                 if there is None:
                     assert answer.error_code == POLICY_VIOLATION, answer
                     assert "POSSIBLY_YOURS" not in (answer.message or "")
@@ -118,18 +118,18 @@ class Story:
                     assert (answer.error_code, answer.base_offset) == (OK, there), answer
                 self.ledger.note(value, answer, again=True)
 
-    def _asked_again(self, proxy: int, value: bytes, expected: int) -> Answer:
-        def settled() -> Answer | None:
+    def _queried_again(self, proxy: int, value: bytes, expected: int) -> Answer:
+        def final_answer() -> Answer | None:
             with self.connect(proxy) as client:
                 answer = client.append(self.topic, batch(value, expected=expected, write_id=value))
             return None if answer.error_code == NOT_LEADER else answer
 
-        answer: Answer = until(settled, "an answer that is not retriable")
+        answer: Answer = until(final_answer, "an answer that is not retriable")
         return answer
 
     def end(self, say: Say, title: str) -> None:
-        self.go_on()
-        self.ask_again()
+        self.continue_appending()
+        self.query_again()
         say(f"{title}: {self.ledger}")
         self.ledger.check(self.stage.log, self.topic)
 
@@ -163,8 +163,8 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
                         codes = story.apply_records(client, *values)
                     fault.wait()
                     reported.setdefault(f"{direction} {kind}", set()).add(tuple(codes))
-    for what, codes_seen in reported.items():
-        say(f"{what}: {sorted(codes_seen)}")
+    for what, observed_codes in reported.items():
+        say(f"{what}: {sorted(observed_codes)}")
     story.end(say, "cut at a byte")
 
 
@@ -186,17 +186,17 @@ def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: S
     story.end(say, beside)
 
 
-@pytest.mark.parametrize("tells_offset", [True, False], ids=["with the offset", "without"])
-def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Stage3, say: Say) -> None:
+@pytest.mark.parametrize("states_offset", [True, False], ids=["with the offset", "without"])
+def test_an_error_after_the_append_is_no_refusal(states_offset: bool, stage3: Stage3, say: Say) -> None:
     """The broker returns 7, 20 or -1 for a batch that it has appended, and 6 only together with an offset."""
     story = Story(stage3)
     errors = [TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR]
-    for error_code in [*errors, NOT_LEADER] if tells_offset else errors:
+    for error_code in [*errors, NOT_LEADER] if states_offset else errors:
         for kind in ("bare", "named", "idempotent"):
             end = story.warm()
             value = story.value(f"error{error_code}", end)
             fault = stage3.pipes[1].add(
-                Change("response", value, change=produce_error(error_code, with_offset=tells_offset))
+                Change("response", value, change=produce_error(error_code, with_offset=states_offset))
             )
             with story.connect() as client:
                 producer = client.init_producer_id() if kind == "idempotent" else None
@@ -212,7 +212,7 @@ def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Sta
 def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
     """All three replicas must have the batch. One pauses after the leader has appended it, and resumes later."""
     story = Story(stage3, configs={"min.insync.replicas": "3"})
-    client, end = story.warm_client()
+    client, end = story.confirmed_client()
     pipeline_key = [story.value("chain", end + i) for i in range(3)]
     with client, story.connect() as another:
         stage3.kafka.pause(3)
@@ -234,7 +234,7 @@ def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
 def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
     stage3.lead("__fencepost_state", 1)  # otherwise the proxies cannot read it and stop serving
-    client, end = story.warm_client()
+    client, end = story.confirmed_client()
     values = [story.value("timeout", end), story.value("named", end + 1)]
     with client:
         for follower in (2, 3):
@@ -282,7 +282,7 @@ def test_append_of_disconnected_client_keeps_its_offset(held: Direction, stage3:
 
 def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
-    client, end = story.warm_client()
+    client, end = story.confirmed_client()
     queued = [story.value("queued", end + i) for i in range(3)]
     with Hold("request", queued[0]) as fault:
         stage3.pipes[1].add(fault)
@@ -334,7 +334,7 @@ def test_append_queued_in_only_replica_stays_consistent(seconds: int, stage3: St
 def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3: Stage3, say: Say) -> None:
     """The leader is killed with SIGKILL. Its delayed response arrives after another leader has appended."""
     story = Story(stage3)
-    client, end = story.warm_client()
+    client, end = story.confirmed_client()
     values = [story.value("on-its-way", end + i) for i in range(3)]
     with Hold(held, values[0]) as fault, client:
         stage3.pipes[1].add(fault)
@@ -370,5 +370,5 @@ def test_paused_leader_blocks_no_client_after_failover(stage3: Stage3) -> None:
         finally:
             stage3.kafka.resume(1)
         stage3.await_in_sync(story.topic)
-        story.go_on()
+        story.continue_appending()
     story.ledger.check(stage3.log, story.topic)

@@ -11,7 +11,16 @@ import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support.growing import OK, check_log, counted, expansions, grow, grow_in_the_end, partition_count, writing
+from tests.support.expanding import (
+    OK,
+    check_log,
+    counted,
+    expand,
+    expand_at_the_end,
+    expansions,
+    partition_count,
+    writing,
+)
 from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Record, batch, produce_request
@@ -39,7 +48,7 @@ def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tm
             assert quick.append(topic, batch(Record(b"quick"))).error_code == OK
 
             assert admin.alter_topic(topic, {"fencepost.ordered.partition.expansion": "true"}) == (OK, None)
-            assert grow(proxy.bootstrap, topic, 2) == (OK, None)
+            assert expand(proxy.bootstrap, topic, 2) == (OK, None)
 
             # The rest of the request must have no effect.
             with suppress(OSError):
@@ -64,9 +73,9 @@ def worker_pid(proxy: ProxyProcess, worker: int) -> int:
     return pid
 
 
-def told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | None] | None:
+def reported_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | None] | None:
     with suppress(Exception):
-        return grow(address, topic, count)
+        return expand(address, topic, count)
     return None
 
 
@@ -83,7 +92,7 @@ def test_expansion_continues_after_primary_worker_is_killed(kafka: KafkaCluster,
                 writer.goes_on()
             transaction.begin(topic)
             assert transaction.append(topic, b"t:0:1").error_code == OK
-            assert grow_impatiently(proxy.bootstrap, topic) != OK
+            assert expand_impatiently(proxy.bootstrap, topic) != OK
             until(lambda: f"topic={topic} step=barriers" in proxy.log, "the expansion to wait")
             assert expansions(proxy.bootstrap, topic) == []
             os.kill(worker_pid(proxy, 0), signal.SIGKILL)
@@ -96,8 +105,8 @@ def test_expansion_continues_after_primary_worker_is_killed(kafka: KafkaCluster,
         check_log(Log(kafka.bootstrap), topic, expansions(proxy.bootstrap, topic), writers)
 
 
-def grow_impatiently(address: str, topic: str) -> int:
-    return grow(address, topic, 2, timeout_ms=1_000)[0]
+def expand_impatiently(address: str, topic: str) -> int:
+    return expand(address, topic, 2, timeout_ms=1_000)[0]
 
 
 @pytest.mark.parametrize(
@@ -128,12 +137,12 @@ def test_expansion_continues_after_worker_dies_at_step(
         with writing([proxy.bootstrap] * 3, topic) as writers:
             for writer in writers:
                 writer.goes_on()
-            told_or_nothing(proxy.bootstrap, topic, 2)
+            reported_or_nothing(proxy.bootstrap, topic, 2)
             until(died.exists, "a worker to die")
             until(lambda: expansions(proxy.bootstrap, topic), f"{topic} to grow")
             for writer in writers:
                 writer.goes_on()
-            grow_in_the_end(proxy.bootstrap, topic, 4)
+            expand_at_the_end(proxy.bootstrap, topic, 4)
             for writer in writers:
                 writer.goes_on()
         grown = expansions(proxy.bootstrap, topic)

@@ -55,7 +55,7 @@ def test_java_producer_without_required_expectation_is_refused(
     with Connection(proxy.bootstrap) as client:
         assert client.create_topic(topic) == (0, None)
 
-    nothing_said, stated = sends(proxy.bootstrap, topic, True, "-", "0")
+    nothing_reported, stated = sends(proxy.bootstrap, topic, True, "-", "0")
 
-    assert nothing_said.startswith(f"PolicyViolationException EXPECTATION_REQUIRED topic={topic} partition=0")
+    assert nothing_reported.startswith(f"PolicyViolationException EXPECTATION_REQUIRED topic={topic} partition=0")
     assert stated == "ok 0"

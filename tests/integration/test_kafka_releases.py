@@ -22,7 +22,7 @@ from tests.releases import page, story
 from tests.releases.story import Front, Release
 from tests.support.future_broker import NEW_APIS, NEWER_BY, FutureBroker
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Connection, Log, batch
 from tests.support.senders import CLIENTS, JavaProducers, create_topic
 
@@ -64,7 +64,7 @@ def of_today(broker: FutureBroker) -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def future(broker: FutureBroker, of_today: KafkaCluster, proxy_directory: Path) -> Iterator[Front]:
-    with ProxyProcess(broker.address, proxy_directory, config=GUARDED_FOR_LONG) as proxy:
+    with ProxyProcess(broker.address, proxy_directory, config=CHECKED_WITH_LONG_LEASE) as proxy:
         yield Front(of_today, proxy, proxy_directory)
 
 

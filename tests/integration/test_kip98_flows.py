@@ -23,7 +23,7 @@ from tests.kit.waiting import until
 from tests.support.instances import CLIENTS, Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.messages import Fields, RawConnection
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log
 from tests.support.transactions import set_transaction_version
 
@@ -52,7 +52,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="module")
 def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("kip98"), config=GUARDED_BY_NAME) as process:
+    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("kip98"), config=CHECKED_BY_NAME) as process:
         yield process
         assert "Traceback" not in process.log
         assert "OFFSET_VIOLATION" not in process.log

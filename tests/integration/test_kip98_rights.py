@@ -15,9 +15,9 @@ from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Log, Producer, batch, sign
-from tests.support.secured import User, allow, proxy_of, secured_kafka
+from tests.support.secured import User, allow, proxy_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
@@ -31,22 +31,21 @@ INVALID_TXN_STATE, BAD_MAPPING, CONCURRENT, TRANSACTIONAL_ID_DENIED = 48, 49, 51
 POLICY_VIOLATION, INVALID_RECORD, NOT_ATTEMPTED = 44, 87, 55
 NOT_LEADER = 6
 LATER = frozenset({14, 15, 16, CONCURRENT})
-#: `owner` has rights on the transactional id, the topics and the group. `topicless`, `idless` and `groupless` each lack
-#: one of these. `other` has another transactional id, and the topics. `internal` has the rights of `owner` on the
-#: transactional id, and may write the internal topics.
-USERS = ("admin", "owner", "topicless", "idless", "groupless", "other", "internal", "nobody")
+# Users: `owner` has rights on the transactional id, the topics and the group. `topicless`, `idless`, `groupless` each
+# lack one of these. `other` has another transactional id, and the topics. `internal` has the rights of `owner` on the
+# transactional id, and may write the internal topics.
+
 _COMMIT, _ABORT = True, False
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    with secured_kafka(USERS) as cluster:
-        yield cluster
+def kafka(secured: KafkaCluster) -> KafkaCluster:
+    return secured
 
 
 @pytest.fixture(scope="module")
 def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with proxy_of(kafka, tmp_path_factory.mktemp("rights"), GUARDED_BY_NAME) as proxy:
+    with proxy_of(kafka, tmp_path_factory.mktemp("rights"), CHECKED_BY_NAME) as proxy:
         yield proxy
         assert "Traceback" not in proxy.log
 
@@ -373,7 +372,7 @@ def _begun(scene: Scene) -> Producer:
     return producer
 
 
-def _stranger(user: str, name_of: str, *, epoch: int = 0) -> Callable[[Scene, Producer], None]:
+def _unauthorized(user: str, name_of: str, *, epoch: int = 0) -> Callable[[Scene, Producer], None]:
     def speaks(scene: Scene, producer: Producer) -> None:
         claimed = producer._replace(epoch=producer.epoch + epoch, sequence=1)
         name = scene.name if name_of == "owner" else scene.others_name
@@ -386,19 +385,19 @@ def _stranger(user: str, name_of: str, *, epoch: int = 0) -> Callable[[Scene, Pr
     return speaks
 
 
-STRANGERS: dict[str, Callable[[Scene, Producer], None]] = {
-    "who may nothing": _stranger("nobody", "owner"),
-    "who may write the topic": _stranger("idless", "owner"),
-    "who may write the topic, of the next epoch": _stranger("idless", "owner", epoch=1),
-    "under its own transactional id": _stranger("other", "other"),
-    "under its own transactional id, of the next epoch": _stranger("other", "other", epoch=1),
+UNAUTHORIZED_CLIENTS: dict[str, Callable[[Scene, Producer], None]] = {
+    "who may nothing": _unauthorized("nobody", "owner"),
+    "who may write the topic": _unauthorized("idless", "owner"),
+    "who may write the topic, of the next epoch": _unauthorized("idless", "owner", epoch=1),
+    "under its own transactional id": _unauthorized("other", "other"),
+    "under its own transactional id, of the next epoch": _unauthorized("other", "other", epoch=1),
 }
 
 
-@pytest.mark.parametrize("who", STRANGERS)
+@pytest.mark.parametrize("who", UNAUTHORIZED_CLIENTS)
 def test_unauthorized_batch_does_not_make_transaction_abort_only(scene: Scene, who: str) -> None:
     producer = _begun(scene)
-    STRANGERS[who](scene, producer)
+    UNAUTHORIZED_CLIENTS[who](scene, producer)
     assert scene.end("owner", scene.name, producer, commit=True) == OK
     log = scene.log
     until(lambda: log.end(scene.topic("checked")) == 2, "the marker")

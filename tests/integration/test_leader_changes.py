@@ -63,10 +63,12 @@ def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
         yield writers
         stage.mend()
         await_more(stage, topic, writers, 60)
-    told_the_truth(stage, topic, writers, say)
+    reported_the_truth(stage, topic, writers, say)
 
 
-def told_the_truth(stage: Stage3, topic: str, writers: Sequence[Writer], say: Say, *, may_lose: bool = False) -> Ledger:
+def reported_the_truth(
+    stage: Stage3, topic: str, writers: Sequence[Writer], say: Say, *, may_lose: bool = False
+) -> Ledger:
     stage.await_in_sync(topic, len(stage.partition(topic)["ReplicaNodes"]))
     ledger = Ledger().take(*(each.ledger for each in writers))
     for proxy in stage.proxies:
@@ -129,7 +131,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
                 for _ in range(2):
                     append_at_the_end(stage3.log, second, topic, f"other{run}", ledger)
             stage3.lead(topic, 1)
-            stage3.until(partial(has_grown, stage3, topic, 1, end - 1), "broker 1 to know that it leads")
+            stage3.until(partial(has_expanded, stage3, topic, 1, end - 1), "broker 1 to know that it leads")
             held.release()
             answer = client.receive_produce()[1][topic, 0]
         reported.append(answer.error_code)
@@ -144,7 +146,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
         for value, offset in offsets(stage3.log.batches(topic)).items()
         if expected_of(value) not in (None, offset)
     ]
-    title = f"{tail}, {'stamped' if fenced else 'not stamped'}"
+    title = f"{tail}, {'fenced' if fenced else 'not fenced'}"
     say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {reported}")
     if fenced:
         ledger.check(stage3.log, topic)
@@ -205,7 +207,7 @@ def test_replaced_leader_truncates_without_misplaced_appends(rounds: int, stage3
             await_more(stage3, topic, writers, 10)
 
 
-def has_grown(stage: Stage3, topic: str, leader: int, end: int) -> bool:
+def has_expanded(stage: Stage3, topic: str, leader: int, end: int) -> bool:
     return stage.log_end_of(topic, leader) > end
 
 
@@ -233,7 +235,7 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
                 ledger.sent(value)
                 # With acks=1 the client would get a success that is truncated later. All replicas must have the append.
                 client.send_produce({topic: {0: batch(value, expected=end + i)}}, acks=1, timeout_ms=8_000)
-            until(partial(has_grown, stage3, topic, leader, end), "a tail")
+            until(partial(has_expanded, stage3, topic, leader, end), "a tail")
             stage3.kafka.pause(leader)
             for follower in followers:
                 stage3.kafka.resume(follower)

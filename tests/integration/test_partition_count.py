@@ -46,7 +46,7 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield process
 
 
-class Growing:
+class Expanding:
     """A topic of two partitions that is expanded to three, known to the proxy."""
 
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess, name: str) -> None:
@@ -60,14 +60,14 @@ class Growing:
             admin.close()
         self._probe(2)
 
-    def grow(self, *, around_the_proxy: bool = False) -> None:
-        bootstrap = self._kafka.bootstrap if around_the_proxy else self._proxy.bootstrap
+    def expand(self, *, past_the_proxy: bool = False) -> None:
+        bootstrap = self._kafka.bootstrap if past_the_proxy else self._proxy.bootstrap
         admin = KafkaAdminClient(bootstrap_servers=bootstrap)
         try:
             admin.create_partitions({self.name: NewPartitions(3)})
         finally:
             admin.close()
-        if around_the_proxy:
+        if past_the_proxy:
             self._probe(3)
 
     def _probe(self, count: int) -> None:
@@ -108,8 +108,8 @@ def moving_key(partitioner: Partitioner) -> str:
 
 
 @pytest.fixture
-def growing(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> Callable[[str], Growing]:
-    return lambda prefix: Growing(kafka, proxy, unique_topic(prefix))
+def growing(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> Callable[[str], Expanding]:
+    return lambda prefix: Expanding(kafka, proxy, unique_topic(prefix))
 
 
 def test_java_partitioner_agrees_on_every_key() -> None:
@@ -162,7 +162,7 @@ def sends_again(producer: Keyed, topic: str, key: str, value: str, *, says: bool
 @pytest.mark.parametrize("prefix", ["counted", "needed"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_producer_stating_stale_count_is_refused_then_recovers(
-    client: str, prefix: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+    client: str, prefix: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     topic = growing(prefix)
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
@@ -170,7 +170,7 @@ def test_producer_stating_stale_count_is_refused_then_recovers(
         old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
         assert producer.send(topic.name, key, "before", says=True).partition == old
 
-        topic.grow()
+        topic.expand()
         observed = producer.send(topic.name, key, "after", says=True)
         error, shown = STALE[client]
         reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
@@ -183,7 +183,7 @@ def test_producer_stating_stale_count_is_refused_then_recovers(
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_producer_without_count_is_checked_by_its_keys(
-    client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+    client: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         placed_by = producer.placed_by
@@ -192,7 +192,7 @@ def test_producer_without_count_is_checked_by_its_keys(
         old, new = (partition_for(placed_by, key.encode(), count) for count in (2, 3))
         producer.send(topic.name, key, "before", says=False)
 
-        topic.grow()
+        topic.expand()
         observed = producer.send(topic.name, key, "after", says=False)
         error, shown = STALE[client]
         reported = (
@@ -207,7 +207,7 @@ def test_producer_without_count_is_checked_by_its_keys(
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_keyless_check_uses_last_metadata_response(
-    client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+    client: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     """A heuristic: the proxy accepts records that are partitioned during a metadata refresh, wherever they are."""
     topic = growing("counted")
@@ -216,7 +216,7 @@ def test_keyless_check_uses_last_metadata_response(
         old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
         producer.send(topic.name, key, "before", says=False)
 
-        topic.grow()
+        topic.expand()
         observed = producer.send(topic.name, key, "first", says=False)
         error, shown = STALE[client]
         reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
@@ -245,7 +245,7 @@ TABLE = {
     "confluent-kafka (default)": (_CONFLUENT, "yes", "yes"),
     "confluent-kafka, `enable.idempotence=true`": (_CONFLUENT, "yes", "yes"),
 }
-TOLD = "INVALID_PARTITION_COUNT topic=t partition=0 expected=2 actual=3"
+REPORTED = "INVALID_PARTITION_COUNT topic=t partition=0 expected=2 actual=3"
 
 
 def test_every_variant_has_an_expected_outcome() -> None:
@@ -254,14 +254,14 @@ def test_every_variant_has_an_expected_outcome() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_becomes_of_the_producer_afterwards(
-    variant: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+    variant: str, growing: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     client, configs = VARIANTS[variant]
     topic = growing("counted")
     with keyed(client, proxy.bootstrap, **configs) as producer:
         key, stays = _keys_of_the_first(producer.placed_by)
         producer.send(topic.name, key, "before", says=True)
-        topic.grow()
+        topic.expand()
 
         refused = producer.send(topic.name, key, "after", says=True)
         observed = f"`{refused.error}: {refused.shown}`".replace(f"topic={topic.name}", "topic=t")
@@ -275,7 +275,7 @@ def test_what_becomes_of_the_producer_afterwards(
     reported = "yes" if again.error is None else "**no**" if again == refused else f"`{again.error}`"
     others = {"yes" if each.error is None else "**no**" if each == refused else f"`{each.error}`" for each in another}
     assert ((observed, reported), others) == (
-        (TABLE[variant][0].format(reported=TOLD), TABLE[variant][1]),
+        (TABLE[variant][0].format(reported=REPORTED), TABLE[variant][1]),
         {TABLE[variant][2]},
     )
 
@@ -290,7 +290,7 @@ def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
 @pytest.mark.parametrize("says", [True, False], ids=["says its count", "says nothing"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_running_producer_loses_nothing_during_expansion(
-    client: str, says: bool, growing: Callable[[str], Growing], proxy: ProxyProcess
+    client: str, says: bool, growing: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
     # The producer states its count with each record, or the topic has a configured partitioner. It resends refused
     # records.
@@ -299,7 +299,7 @@ def test_running_producer_loses_nothing_during_expansion(
         keys = [f"key-{number}" for number in range(20)]
         refused = 0
         sent: list[tuple[str, str]] = []
-        grown = threading.Thread(target=topic.grow)
+        grown = threading.Thread(target=topic.expand)
         left = 40
 
         # The topic is expanded meanwhile.

@@ -27,7 +27,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import run_tool
 from fencepost_proxy.topics.expanding import Step
 from tests.kit.waiting import until
-from tests.support.growing import (
+from tests.support.expanding import (
     INVALID_ASSIGNMENT,
     INVALID_PARTITIONS,
     NOT_LEADER,
@@ -39,9 +39,9 @@ from tests.support.growing import (
     check_log,
     counted,
     create_partitions,
+    expand,
+    expand_at_the_end,
     expansions,
-    grow,
-    grow_in_the_end,
     partition_count,
     writing,
 )
@@ -54,7 +54,7 @@ from tests.support.transactions import Transactional
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
 #: Longer than an admin client waits for its response.
-_TOLD_SECONDS = 130.0
+_REPORTED_SECONDS = 130.0
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def metrics_of(proxy: ProxyProcess) -> str:
         return str(page.read().decode())
 
 
-def counted_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "grows") -> str:
+def count_checked_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "grows") -> str:
     topic = unique_topic(prefix)
     with Connection(address) as connection:
         assert connection.create_topic(topic, partitions=partitions, replicas=replicas) == (OK, None)
@@ -155,7 +155,7 @@ def test_topic_expands_under_load_through_any_tool(
     prefix: str,
     counts: tuple[int, int, int],
 ) -> None:
-    topic = counted_topic(growing.bootstrap, prefix=prefix)
+    topic = count_checked_topic(growing.bootstrap, prefix=prefix)
 
     with writing([growing.bootstrap] * 3, topic) as writers:
         for count in counts:
@@ -195,7 +195,7 @@ def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
     say: Callable[[str], None],
 ) -> None:
     with ProxyProcess(kafka3.bootstrap, tmp_path, config=counted()) as proxy:
-        topic = counted_topic(proxy.bootstrap, replicas=3, prefix=prefix)
+        topic = count_checked_topic(proxy.bootstrap, replicas=3, prefix=prefix)
         with writing([proxy.bootstrap] * 4, topic) as writers:
             for count in counts:
                 for writer in writers:
@@ -212,9 +212,9 @@ def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
 
 
 def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
 
-    assert grow(growing.bootstrap, topic, 2) == (OK, None)
+    assert expand(growing.bootstrap, topic, 2) == (OK, None)
 
     [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
     assert "result=done" in line
@@ -231,34 +231,37 @@ def test_append_block_time_is_logged_measured_and_shown(growing: ProxyProcess) -
 
 
 def test_expansion_to_non_multiple_is_refused_unless_allowed(growing: ProxyProcess) -> None:
-    topic, other = counted_topic(growing.bootstrap, 2, prefix="doubles"), counted_topic(growing.bootstrap, 2)
+    topic, other = (
+        count_checked_topic(growing.bootstrap, 2, prefix="doubles"),
+        count_checked_topic(growing.bootstrap, 2),
+    )
 
     for validate_only in (True, False):
-        code, message = grow(growing.bootstrap, topic, 3, validate_only=validate_only)
+        code, message = expand(growing.bootstrap, topic, 3, validate_only=validate_only)
         assert code == INVALID_PARTITIONS
         assert (message or "").startswith(f"EXPANSION_NOT_A_MULTIPLE topic={topic} from=2 to=3: ")
         assert "expand it to 4, 6 or 8" in (message or "")
         assert "fencepost.ordered.partition.expansion=any" in (message or "")
-        assert grow(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
+        assert expand(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
     assert f"topic={topic} step" not in growing.log
     assert partition_count(growing.bootstrap, topic) == 2
 
-    assert grow(growing.bootstrap, other, 3) == (OK, None)
+    assert expand(growing.bootstrap, other, 3) == (OK, None)
     assert [each.multiple for each in expansions(growing.bootstrap, other)] == [False]
     assert any(" WARNING " in line and f"topic={other} from=2 to=3" in line for line in growing.log.splitlines())
     with Connection(growing.bootstrap) as connection:
         assert connection.alter_topic(topic, {"fencepost.ordered.partition.expansion": "any"}) == (OK, None)
-    assert grow(growing.bootstrap, topic, 3) == (OK, None)
+    assert expand(growing.bootstrap, topic, 3) == (OK, None)
 
 
 # --- refused and unchecked expansions ---------------------------------------------------------------------------------
 
 
 def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap, 2)
+    topic = count_checked_topic(growing.bootstrap, 2)
 
-    assert grow(growing.bootstrap, topic, 3, validate_only=True) == (OK, None)
-    code, message = grow(growing.bootstrap, topic, 2, validate_only=True)
+    assert expand(growing.bootstrap, topic, 3, validate_only=True) == (OK, None)
+    code, message = expand(growing.bootstrap, topic, 2, validate_only=True)
 
     assert (code, message) == (INVALID_PARTITIONS, "Topic already has 2 partition(s).")
     assert partition_count(growing.bootstrap, topic) == 2
@@ -272,11 +275,11 @@ def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) 
 def test_expansion_refused_by_kafka_is_relayed_unchanged(
     kafka: KafkaCluster, growing: ProxyProcess, count: int, assignments: list[list[int]] | None, code: int
 ) -> None:
-    topic = counted_topic(growing.bootstrap, 2)
+    topic = count_checked_topic(growing.bootstrap, 2)
 
-    reported = grow(growing.bootstrap, topic, count, assignments=assignments)
+    reported = expand(growing.bootstrap, topic, count, assignments=assignments)
 
-    assert reported == grow(kafka.bootstrap, topic, count, assignments=assignments)
+    assert reported == expand(kafka.bootstrap, topic, count, assignments=assignments)
     assert reported[0] == code
     assert f"topic={topic} step" not in growing.log
     with writing([growing.bootstrap], topic) as [writer]:
@@ -284,15 +287,15 @@ def test_expansion_refused_by_kafka_is_relayed_unchanged(
 
 
 def test_the_admins_assignments_are_kept(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
     [node_id] = kafka.node_ids
 
-    assert grow(growing.bootstrap, topic, 3, assignments=[[node_id], [node_id]]) == (OK, None)
+    assert expand(growing.bootstrap, topic, 3, assignments=[[node_id], [node_id]]) == (OK, None)
     assert partition_count(kafka.bootstrap, topic) == 3
 
 
 def test_unchecked_topics_expand_in_the_same_request(growing: ProxyProcess) -> None:
-    topic, plain = counted_topic(growing.bootstrap), unique_topic("plain")
+    topic, plain = count_checked_topic(growing.bootstrap), unique_topic("plain")
     with Connection(growing.bootstrap) as connection:
         assert connection.create_topic(plain) == (OK, None)
         reported = create_partitions(connection, {plain: 4, topic: 2, "there-is-none": 5})
@@ -308,30 +311,30 @@ def test_unchecked_topics_expand_in_the_same_request(growing: ProxyProcess) -> N
 
 
 def test_concurrent_expansion_is_refused_as_in_progress(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
 
     with Transactional(growing.bootstrap, topic) as transaction:
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK  # makes the first expansion wait
-        first, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        first, found = in_thread(lambda: expand(growing.bootstrap, topic, 2))
         until(lambda: f"topic={topic} step=barriers" in growing.log, "the first one to wait")
-        code, message = grow(growing.bootstrap, topic, 3)
+        code, message = expand(growing.bootstrap, topic, 3)
         assert code == INVALID_PARTITIONS
         assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
         transaction.end(commit=True)
-        first.join(_TOLD_SECONDS)
+        first.join(_REPORTED_SECONDS)
 
     assert found == [(OK, None)]
     assert partition_count(kafka.bootstrap, topic) == 2
 
 
 def test_expansion_request_timeout_reports_that_it_continues(growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
 
     with Transactional(growing.bootstrap, topic) as transaction:
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
-        code, message = grow(growing.bootstrap, topic, 2, timeout_ms=1_000)
+        code, message = expand(growing.bootstrap, topic, 2, timeout_ms=1_000)
         assert code == TIMED_OUT
         assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues")
         transaction.end(commit=True)
@@ -343,7 +346,7 @@ def test_expansion_request_timeout_reports_that_it_continues(growing: ProxyProce
 
 
 def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
     ended: Counter[int] = Counter()
 
     def works(number: int) -> None:
@@ -365,9 +368,9 @@ def test_overlapping_transactions_do_not_prevent_expansion(kafka: KafkaCluster, 
         thread.start()
     until(lambda: len(ended) == len(threads), "transactions upon transactions")
 
-    assert grow(growing.bootstrap, topic, 2) == (OK, None)
+    assert expand(growing.bootstrap, topic, 2) == (OK, None)
     for thread in threads:
-        thread.join(_TOLD_SECONDS)
+        thread.join(_REPORTED_SECONDS)
     check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), [])
 
 
@@ -379,7 +382,7 @@ def test_open_transaction_finishes_while_expansion_waits(
     protocol: int,
     commit: bool,
 ) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
 
     with (
         Transactional(growing.bootstrap, topic, protocol=protocol) as transaction,
@@ -388,14 +391,14 @@ def test_open_transaction_finishes_while_expansion_waits(
         writers[0].goes_on()
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
-        thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        thread, found = in_thread(lambda: expand(growing.bootstrap, topic, 2))
         until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
         assert transaction.append(topic, b"t:1:1").error_code == OK, (
             "the open transaction cannot append, so it could never end"
         )
         assert not found
         transaction.end(commit=commit)
-        thread.join(_TOLD_SECONDS)
+        thread.join(_REPORTED_SECONDS)
         writers[0].goes_on()
 
     assert found == [(OK, None)]
@@ -404,7 +407,7 @@ def test_open_transaction_finishes_while_expansion_waits(
 
 def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCluster, tmp_path: Path) -> None:
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=4.0)) as impatient:
-        topic = counted_topic(impatient.bootstrap)
+        topic = count_checked_topic(impatient.bootstrap)
         with (
             Transactional(impatient.bootstrap, topic) as transaction,
             writing([impatient.bootstrap], topic) as writers,
@@ -412,7 +415,7 @@ def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCl
             writers[0].goes_on()
             transaction.begin(topic)
             assert transaction.append(topic, b"t:0:1").error_code == OK
-            code, message = grow(impatient.bootstrap, topic, 2)
+            code, message = expand(impatient.bootstrap, topic, 2)
             assert code == POLICY_VIOLATION
             assert message is not None
             assert message.startswith(f"EXPANSION_FAILED topic={topic} from=1 to=2: after 4 s")
@@ -420,7 +423,7 @@ def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCl
             assert partition_count(kafka.bootstrap, topic) == 1
             transaction.end(commit=True)
             # The expansion succeeds now. Retry it, since four seconds may be short on a busy machine.
-            grow_in_the_end(impatient.bootstrap, topic, 2)
+            expand_at_the_end(impatient.bootstrap, topic, 2)
             writers[0].goes_on()
 
         grown = expansions(impatient.bootstrap, topic)
@@ -433,18 +436,18 @@ def test_unfinished_transaction_fails_expansion_and_topic_reopens(kafka: KafkaCl
 
 @pytest.mark.parametrize("created_anew", [False, True])
 def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew: bool) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
 
     with Transactional(growing.bootstrap, topic) as transaction:
         transaction.begin(topic)
         assert transaction.append(topic, b"t:0:1").error_code == OK
-        thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        thread, found = in_thread(lambda: expand(growing.bootstrap, topic, 2))
         until(lambda: f"topic={topic} step=barriers" in growing.log, "the expansion to wait")
         with Connection(growing.bootstrap) as connection:
             assert connection.delete_topic(topic) == OK
             if created_anew:
                 until(lambda: connection.create_topic(topic)[0] == OK, "its name to be free")
-        thread.join(_TOLD_SECONDS)
+        thread.join(_REPORTED_SECONDS)
 
     [(code, message)] = found  # type: ignore[misc]
     assert code == UNKNOWN_TOPIC
@@ -453,15 +456,15 @@ def test_deleting_a_topic_ends_its_expansion(growing: ProxyProcess, created_anew
         until(lambda: partition_count(growing.bootstrap, topic) == 1, "the new one")
         with writing([growing.bootstrap], topic) as [writer]:
             writer.goes_on()
-        assert grow(growing.bootstrap, topic, 2) == (OK, None)
+        assert expand(growing.bootstrap, topic, 2) == (OK, None)
 
 
 def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, growing: ProxyProcess) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = count_checked_topic(growing.bootstrap)
     with writing([growing.bootstrap], topic) as [writer]:
         writer.goes_on()
         until(lambda: is_count_checked(kafka.bootstrap, topic), "counting to begin")
-        assert grow(kafka.bootstrap, topic, 3) == (OK, None)
+        assert expand(kafka.bootstrap, topic, 3) == (OK, None)
         until(lambda: expansions(growing.bootstrap, topic), "the growth to be noticed")
         writer.goes_on()
 
@@ -473,7 +476,7 @@ def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, growi
     assert any(topic in each for each in shown["warnings"])  # type: ignore[attr-defined]
     assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(growing)
     # Later expansions are ordered again.
-    assert grow(growing.bootstrap, topic, 5) == (OK, None)
+    assert expand(growing.bootstrap, topic, 5) == (OK, None)
     assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
 
 
@@ -498,7 +501,7 @@ def forbid_alter(address: str, topic: str) -> None:
         )
     finally:
         admin.close()
-    until(lambda: grow(address, topic, 9, validate_only=True)[0] == TOPIC_AUTHORIZATION_FAILED, "the ACLs to hold")
+    until(lambda: expand(address, topic, 9, validate_only=True)[0] == TOPIC_AUTHORIZATION_FAILED, "the ACLs to hold")
 
 
 def test_expansion_without_alter_permission_changes_nothing(tmp_path: Path) -> None:
@@ -515,20 +518,20 @@ def test_expansion_without_alter_permission_changes_nothing(tmp_path: Path) -> N
             environment={"STOP_AT": f"create:before:{go}"},
         ) as proxy,
     ):
-        topic, other = counted_topic(proxy.bootstrap), counted_topic(proxy.bootstrap)
+        topic, other = count_checked_topic(proxy.bootstrap), count_checked_topic(proxy.bootstrap)
         forbid_alter(kafka.bootstrap, other)
-        assert grow(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), (
+        assert expand(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), (
             "the proxy must return Kafka's response"
         )
         assert f"topic={other} step" not in proxy.log
 
         with writing([proxy.bootstrap], topic) as [writer]:
             writer.goes_on()
-            thread, found = in_thread(lambda: grow(proxy.bootstrap, topic, 2))
+            thread, found = in_thread(lambda: expand(proxy.bootstrap, topic, 2))
             until(lambda: Path(f"{go}.reached").exists(), "it to be about to create partitions")
             forbid_alter(kafka.bootstrap, topic)
             go.touch()
-            thread.join(_TOLD_SECONDS)
+            thread.join(_REPORTED_SECONDS)
             writer.goes_on()
         [(code, message)] = found  # type: ignore[misc]
         assert code == TOPIC_AUTHORIZATION_FAILED
@@ -545,12 +548,12 @@ def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as one,
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as other,
     ):
-        topic = counted_topic(one.bootstrap)
+        topic = count_checked_topic(one.bootstrap)
         with writing([one.bootstrap, other.bootstrap, other.bootstrap], topic) as writers:
             for proxy, count in ((one, 2), (other, 3), (one, 8)):
                 for writer in writers:
                     writer.goes_on()
-                assert grow(proxy.bootstrap, topic, count) == (OK, None)
+                assert expand(proxy.bootstrap, topic, count) == (OK, None)
                 for writer in writers:
                     writer.goes_on()
         # The other proxy may learn of the last expansion a moment later.
@@ -563,12 +566,12 @@ def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp
     port = free_port()
     arguments = ("--workers", "2", "--status", f"127.0.0.1:{port}")
     with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(), arguments=arguments) as proxy:
-        topic = counted_topic(proxy.bootstrap)
+        topic = count_checked_topic(proxy.bootstrap)
         with writing([proxy.bootstrap] * 4, topic) as writers:
             for count in (2, 5):
                 for writer in writers:
                     writer.goes_on()
-                grow_in_the_end(proxy.bootstrap, topic, count)
+                expand_at_the_end(proxy.bootstrap, topic, count)
                 for writer in writers:
                     writer.goes_on()
         # Any worker may respond, and one may lag another.
@@ -591,16 +594,16 @@ def test_expansion_fails_after_waiting_for_paused_proxy(kafka: KafkaCluster, tmp
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as one,
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as other,
     ):
-        topic = counted_topic(one.bootstrap)
+        topic = count_checked_topic(one.bootstrap)
         with writing([one.bootstrap], topic) as writers:
             writers[0].goes_on()
             other.pause()
-            code, message = grow(one.bootstrap, topic, 2)
+            code, message = expand(one.bootstrap, topic, 2)
             assert code == POLICY_VIOLATION
             assert "have not closed the topic" in (message or "")
             writers[0].goes_on()
             other.resume()
-            grow_in_the_end(one.bootstrap, topic, 2)
+            expand_at_the_end(one.bootstrap, topic, 2)
             writers[0].goes_on()
         check_log(Log(kafka.bootstrap), topic, expansions(one.bootstrap, topic), writers)
 
@@ -646,14 +649,14 @@ def test_expansion_killed_at_any_step_keeps_order(
     )
     other = ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) if survivor else None
     try:
-        topic = counted_topic(dying.bootstrap)
+        topic = count_checked_topic(dying.bootstrap)
         goes_on = dying if other is None else other
         with writing([dying.bootstrap, goes_on.bootstrap], topic) as writers:
             for writer in writers:
                 writer.goes_on()
-            thread, found = in_thread(lambda: _told_or_nothing(dying.bootstrap, topic, 3))
+            thread, found = in_thread(lambda: _reported_or_nothing(dying.bootstrap, topic, 3))
             until(lambda: not dying.running, "it to die")
-            thread.join(_TOLD_SECONDS)
+            thread.join(_REPORTED_SECONDS)
             assert found == [None]
             dying.module, dying.environment = "fencepost_proxy", {}
             if other is None:
@@ -663,12 +666,12 @@ def test_expansion_killed_at_any_step_keeps_order(
             if begun:
                 until(lambda: len(expansions(address, topic)) == 1, "the expansion to end")
             else:
-                assert grow(address, topic, 3) == (OK, None)
+                assert expand(address, topic, 3) == (OK, None)
             if other is not None:
                 dying.restart()
             for writer in writers:
                 writer.goes_on()
-            grow_in_the_end(address, topic, 4)
+            expand_at_the_end(address, topic, 4)
             for writer in writers:
                 writer.goes_on()
         grown = expansions(address, topic)
@@ -680,9 +683,9 @@ def test_expansion_killed_at_any_step_keeps_order(
             other.close()
 
 
-def _told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | None] | None:
+def _reported_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | None] | None:
     try:
-        return grow(address, topic, count)
+        return expand(address, topic, count)
     except Exception:
         return None
 
@@ -704,22 +707,22 @@ def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
             environment={"STOP_AT": f"{step}:before:{go}"},
         ) as proxy,
     ):
-        topic = counted_topic(proxy.bootstrap)
+        topic = count_checked_topic(proxy.bootstrap)
         with writing([proxy.bootstrap], topic) as writers:
             writers[0].goes_on()
-            thread, _ = in_thread(lambda: _told_or_nothing(proxy.bootstrap, topic, 3))
+            thread, _ = in_thread(lambda: _reported_or_nothing(proxy.bootstrap, topic, 3))
             until(lambda: Path(f"{go}.reached").exists(), "it to be there")
             [node_id] = kafka.node_ids
             kafka.kill(node_id)
             go.touch()
             kafka.restart(node_id)
-            thread.join(_TOLD_SECONDS)
+            thread.join(_REPORTED_SECONDS)
 
             def ended() -> bool:
                 if expansions(proxy.bootstrap, topic):
                     return True
                 # If the intent was not stored yet, the client got an error and sends the request again.
-                return step in ("validate", "intent") and grow(proxy.bootstrap, topic, 3)[0] == OK
+                return step in ("validate", "intent") and expand(proxy.bootstrap, topic, 3)[0] == OK
 
             until(lambda: partition_count(proxy.bootstrap, topic) > 0, "the topic to be there again")
             until(ended, "the expansion to end", seconds=90)

@@ -27,7 +27,7 @@ from tests.kit.waiting import until
 from tests.support.batches import now_ms
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Fields, RawConnection
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Record, batch, read_batches
 
 pytestmark = pytest.mark.kafka
@@ -43,7 +43,7 @@ EXPIRATION_MS = 10_000
 MESSAGE_BYTES_MAX = 20_000
 PATIENCE_SECONDS = 60.0
 #: Proxies of other tests start and stop here. A short takeover keeps their queued appends from delaying this test.
-CONFIG = f"{GUARDED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
+CONFIG = f"{CHECKED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
 SETTINGS = {
     "producer.id.expiration.ms": str(EXPIRATION_MS),
     "producer.id.expiration.check.interval.ms": "200",
@@ -86,7 +86,7 @@ def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 # --- one checked partition and its writer's responses -----------------------------------------------------------------
 
 
-def settled(address: str, topic: str, records: bytes, **settings: object) -> Answer:
+def final_answer(address: str, topic: str, records: bytes, **settings: object) -> Answer:
     """The first response that is not retriable."""
 
     def answer() -> Answer | None:
@@ -131,17 +131,17 @@ class Story:
 
     def append(self, size: int = 1, *, through: int = 0, timestamp_ms: int | None = None) -> None:
         records = self.make(size, timestamp_ms=timestamp_ms)
-        self.took(records, settled(self.addresses[through], self.topic, records), size)
+        self.took(records, final_answer(self.addresses[through], self.topic, records), size)
 
     def refuse(self, records: bytes, *, through: int = 0) -> None:
-        answer = settled(self.addresses[through], self.topic, records)
+        answer = final_answer(self.addresses[through], self.topic, records)
         assert (answer.error_code, answer.base_offset) == (POLICY_VIOLATION, self.end), (self.topic, answer)
         assert (answer.message or "").startswith("OFFSET_MISMATCH"), answer
 
     def retry(self, offset: int, *, through: int = 0, gone: bool = False) -> None:
         """Check that a retry is a known duplicate. If its records are `gone`, it may be refused as possibly the
         client's."""
-        answer = settled(self.addresses[through], self.topic, self.accepted[offset][0])
+        answer = final_answer(self.addresses[through], self.topic, self.accepted[offset][0])
         if gone and answer.error_code != OK:
             assert answer.error_code == POLICY_VIOLATION, answer
             assert "POSSIBLY_YOURS" in (answer.message or ""), answer
@@ -185,7 +185,7 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
     if story.required:
         both = [story.make(), story.make()]
         with ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(lambda at: settled(story.addresses[at], story.topic, both[at]), (here, there)))
+            answers = list(pool.map(lambda at: final_answer(story.addresses[at], story.topic, both[at]), (here, there)))
         winner = [answer.error_code for answer in answers].index(OK)
         story.took(both[winner], answers[winner])
         assert answers[1 - winner].error_code == POLICY_VIOLATION
@@ -200,7 +200,7 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
     for records, answer in zip(pipeline_key, answers, strict=True):
         # Batches with write ids may be retried.
         again = answer.error_code in COME_AGAIN
-        story.took(records, settled(story.addresses[here], story.topic, records) if again else answer)
+        story.took(records, final_answer(story.addresses[here], story.topic, records) if again else answer)
     story.append(through=here)
     story.check()
     # Both proxies recognize retries, although only one of them handled the original.
@@ -210,11 +210,11 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
     story.check()
 
 
-Tell = Callable[..., Story]
+Report = Callable[..., Story]
 
 
 @pytest.fixture
-def report(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> Tell:
+def report(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> Report:
     """`report("required", length=3)` creates a story."""
     return partial(begin, cluster, proxies)
 
@@ -243,7 +243,7 @@ def create(address: str, log: Log, topic: str, configs: dict[str, str] | None = 
     assert log.end(topic) == 0
 
 
-def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: Fields) -> Fields:
+def queried_from_leader(log: Log, topic: str, api_key: int, version: int, body: Fields) -> Fields:
     """The partition in the response of a broker that leads it, which takes a moment after a restart."""
 
     def answered() -> Fields | None:
@@ -259,13 +259,13 @@ def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: 
 def producers(log: Log, topic: str) -> dict[int, tuple[int, int]]:
     """Producer state in the leader: producer id → (epoch, last sequence)."""
     topics = [{"Name": topic, "PartitionIndexes": [0]}]
-    answer = asked_of_the_leader(log, topic, DESCRIBE_PRODUCERS, 0, {"Topics": topics})
+    answer = queried_from_leader(log, topic, DESCRIBE_PRODUCERS, 0, {"Topics": topics})
     return {each["ProducerId"]: (each["ProducerEpoch"], each["LastSequence"]) for each in answer["ActiveProducers"]}
 
 
 def log_start(log: Log, topic: str) -> int:
     topics = [{"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": EARLIEST}]}]
-    return int(asked_of_the_leader(log, topic, LIST_OFFSETS, 5, {"ReplicaId": -1, "Topics": topics})["Offset"])
+    return int(queried_from_leader(log, topic, LIST_OFFSETS, 5, {"ReplicaId": -1, "Topics": topics})["Offset"])
 
 
 def delete_records(log: Log, topic: str) -> None:
@@ -325,7 +325,7 @@ def test_producer_state_that_expired(prefix: str, what: str, expired: dict[str, 
 
 @pytest.mark.parametrize("how", ["DeleteRecords", "retention"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_records_that_are_deleted(prefix: str, how: str, report: Tell) -> None:
+def test_records_that_are_deleted(prefix: str, how: str, report: Report) -> None:
     """All records are deleted during appends. The log end offset does not change."""
     story = report(prefix, length=3)
     with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
@@ -349,14 +349,14 @@ def test_records_that_are_deleted(prefix: str, how: str, report: Tell) -> None:
 
 @pytest.mark.parametrize("timestamp", ["two days old", "none"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str, report: Tell) -> None:
+def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str, report: Report) -> None:
     """Kafka expires a producer by the timestamp of its newest record. Therefore the proxy must not fence such a
     batch."""
     story = report(prefix, length=3)
     timestamp_ms = -1 if timestamp == "none" else now_ms() - 2 * DAY_MS
     for _ in range(3):
         if story.required:
-            answer = settled(story.addresses[0], story.topic, story.make(2, timestamp_ms=timestamp_ms))
+            answer = final_answer(story.addresses[0], story.topic, story.make(2, timestamp_ms=timestamp_ms))
             assert answer.error_code == INVALID_TIMESTAMP, answer
         else:
             story.append(2, timestamp_ms=timestamp_ms)
@@ -377,7 +377,7 @@ def is_compacted(story: Story) -> bool:
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_log_that_is_compacted(prefix: str, report: Tell) -> None:
+def test_a_log_that_is_compacted(prefix: str, report: Report) -> None:
     """Batches disappear or become empty during appends. The log end offset does not change."""
     story = report(prefix, key=b"the same", configs=COMPACTED)
     with while_it_is_written_to(story):
@@ -389,7 +389,7 @@ def test_a_log_that_is_compacted(prefix: str, report: Tell) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_log_append_time(prefix: str, report: Tell) -> None:
+def test_log_append_time(prefix: str, report: Report) -> None:
     story = report(prefix, length=3, configs=LOG_APPEND_TIME)
     assert_right(story)
     story.append(2, timestamp_ms=now_ms() - 2 * DAY_MS)
@@ -397,7 +397,7 @@ def test_log_append_time(prefix: str, report: Tell) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
+def test_log_append_time_comes_and_goes(prefix: str, report: Report) -> None:
     """The config changes directly at Kafka during appends. The proxy may mistake successes for duplicates and the
     reverse."""
     story = report(prefix, length=1)
@@ -409,7 +409,7 @@ def test_log_append_time_comes_and_goes(prefix: str, report: Tell) -> None:
     assert_right(story)
 
 
-def test_unnamed_log_append_time_batch_is_possibly_yours(report: Tell) -> None:
+def test_unnamed_log_append_time_batch_is_possibly_yours(report: Report) -> None:
     """The proxy does not know of the config yet and cannot identify the batch. It returns a success or a marked
     refusal."""
     story = report("required", length=1)
@@ -434,7 +434,7 @@ def test_unnamed_log_append_time_batch_is_possibly_yours(report: Tell) -> None:
 
 @pytest.mark.parametrize("by", ["the proxy", "Kafka itself"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
-def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, report: Tell) -> None:
+def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, report: Report) -> None:
     """Appends accepted after the creation are in the new topic at their offsets. Refused appends are not."""
     story = report(prefix, length=2)
     topic, log = story.topic, story.log
@@ -524,7 +524,7 @@ def restarted(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, S
     return stories
 
 
-def _before_the_restart(prefix: str, history: str, report: Tell) -> Story:
+def _before_the_restart(prefix: str, history: str, report: Report) -> Story:
     configs = {"compacted": COMPACTED, "LogAppendTime": LOG_APPEND_TIME}.get(history)
     story: Story = report(prefix, configs=configs, key=b"the same" if history == "compacted" else None)
     if history in BEGINS:

@@ -22,7 +22,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.waiting import until
 from tests.support.ports import free_port, free_ports_in_a_row
-from tests.support.proxy import GUARDED_FOR_LONG
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE
 from tests.support.raw import Connection, Log, batch, produce_request
 
 pytestmark = pytest.mark.kafka
@@ -197,7 +197,7 @@ def test_unfinished_requests_at_drain_limit_are_logged(
 ) -> None:
     topic, status = unique_topic("required"), free_port()
     file = tmp_path / "proxy.toml"
-    file.write_text(f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\ndrain_seconds = 3.0\n")
+    file.write_text(f"{CHECKED_WITH_LONG_LEASE}\n[limits]\ntakeover_seconds = 0.5\ndrain_seconds = 3.0\n")
     options = f"--upstream={kafka.bootstrap}", f"--listen=127.0.0.1:{free_ports_in_a_row(4)}", f"--config={file}"
     with proxy(*options, f"--status=127.0.0.1:{status}") as process, Connection(ready(process)) as client:
         assert client.create_topic(topic) == (0, None)

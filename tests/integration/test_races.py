@@ -23,7 +23,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
 from tests.kit.waiting import until
-from tests.support.proxy import GUARDED_BY_NAME, GUARDED_FOR_LONG, LEASE_SECONDS, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, CHECKED_WITH_LONG_LEASE, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import (
     GZIP,
     Answer,
@@ -33,8 +33,8 @@ from tests.support.raw import (
     Producer,
     Record,
     batch,
+    final_answer,
     produce_request,
-    settled,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
@@ -44,8 +44,8 @@ SEQUENCER_WAIT_MAX_SECONDS = 1.0
 #: Per run, since some tries fail on a busy machine.
 TRIES_MAX = 20
 TAKEOVER = "takeover_seconds = 0.5\n"  # tests here start and stop proxies
-STAMPED = f"{GUARDED_FOR_LONG}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
-NAIVE = "unsafe_disable_fencing = true\n" + STAMPED
+FENCED = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
+NAIVE = "unsafe_disable_fencing = true\n" + FENCED
 
 Say = Callable[[str], None]
 
@@ -78,8 +78,8 @@ class Tally:
         assert {value: there.get(value) for value in self.accepted} == self.accepted
         assert {value: there.get(value) for value in self.violated} == self.violated
         assert not self.refused & there.keys()
-        strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
-        assert not strangers
+        unauthorized_clients = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
+        assert not unauthorized_clients
         return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
 
 
@@ -108,7 +108,7 @@ def offsets(log: Log, topic: str) -> dict[bytes, int]:
 def second_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """Another proxy of the same cluster as `proxy`."""
     with ProxyProcess(
-        kafka.bootstrap, tmp_path_factory.mktemp("second"), config=f"{GUARDED_BY_NAME}\n[limits]\n{TAKEOVER}"
+        kafka.bootstrap, tmp_path_factory.mktemp("second"), config=f"{CHECKED_BY_NAME}\n[limits]\n{TAKEOVER}"
     ) as process:
         yield process
 
@@ -409,19 +409,19 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         kit.piped_kafka(1) as (kafka, pipes),
         Stage(kafka, tmp_path_factory.mktemp("races"), pipes) as ready,
     ):
-        ready.start_proxies({name: {"config": STAMPED} for name in ("p1", "p2")})
+        ready.start_proxies({name: {"config": FENCED} for name in ("p1", "p2")})
         ready.naive = [ready.start_proxy(name, config=NAIVE) for name in ("n1", "n2")]
         yield ready
 
 
 def test_proxies_started_together_share_one_producer_id(stage: Stage, unique_topic: Callable[..., str]) -> None:
-    stamps = set()
+    fences = set()
     for proxy in stage.proxies:
         topic = create(proxy.bootstrap, stage.log, unique_topic("required"))
         with Connection(proxy.bootstrap) as connection:
-            assert settled(connection, topic, batch(b"x", expected=0)).base_offset == 0
-        stamps |= {each.producer_id for each in stage.log.batches(topic)}
-    assert len(stamps) == 1
+            assert final_answer(connection, topic, batch(b"x", expected=0)).base_offset == 0
+        fences |= {each.producer_id for each in stage.log.batches(topic)}
+    assert len(fences) == 1
 
 
 def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tally) -> int:
@@ -487,7 +487,7 @@ def one_try(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int,
         heavy = batch(Record(value_a, expected=end), b"\0" * 4_000_000, codec=GZIP)
         # The refusal makes A's proxy read the log end. It may then send one append without another read.
         value = value_of("far", run, end + 1000)
-        tally.note(value, settled(a, topic, batch(value, expected=end + 1000)))
+        tally.note(value, final_answer(a, topic, batch(value, expected=end + 1000)))
         a.client_id = mark = f"a/{run}/{end}/{topic}"
         stage.kafka.pause(1)
         try:
@@ -524,7 +524,7 @@ def test_a_queued_append_whose_connection_died(
     misplaced = tally.check(stage.log, topic)
     queued = sum(value.startswith(b"a/") for value in offsets(stage.log, topic))
     say(
-        f"{'stamped' if fenced else 'not stamped'}: {runs} runs, {queued} queued appends landed, "
+        f"{'fenced' if fenced else 'not fenced'}: {runs} runs, {queued} queued appends landed, "
         f"{len(misplaced)} at a wrong offset; second writers got {dict(answers)}"
     )
     if fenced:
@@ -637,7 +637,7 @@ def test_unknown_log_end_is_waited_for_briefly(
         client.api_versions()
         # The proxy states the log end only to clients with WRITE permission. An append to the other partition proves
         # it.
-        assert settled(client, topic, batch(b"z"), partition=1).error_code == POLICY_VIOLATION
+        assert final_answer(client, topic, batch(b"z"), partition=1).error_code == POLICY_VIOLATION
         stage.kafka.pause(1)
         try:
             sent = time.monotonic()
@@ -648,7 +648,7 @@ def test_unknown_log_end_is_waited_for_briefly(
         assert (answer.error_code, answer.base_offset) == (NOT_LEADER, -1)
         assert (answer.message or "").startswith("TRY_AGAIN the log end could not be read in time")
         assert bound_seconds - 0.1 < waited < bound_seconds + 20  # allows for a busy machine
-        again = settled(client, topic, batch(b"y", expected=0))
+        again = final_answer(client, topic, batch(b"y", expected=0))
     assert (again.error_code, again.base_offset) == (OK, 0)
     assert stage.log.values(topic) == [b"y"]
 
@@ -658,11 +658,11 @@ def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Call
     address = stage.proxies[0].bootstrap
     topics = [create(address, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]
     with (
-        ProxyProcess(stage.upstream, tmp_path, config=GUARDED_BY_NAME) as proxy,
+        ProxyProcess(stage.upstream, tmp_path, config=CHECKED_BY_NAME) as proxy,
         Connection(proxy.bootstrap) as client,
     ):
         for topic in topics:
-            assert settled(client, topic, batch(b"x", expected=0)).error_code == OK
+            assert final_answer(client, topic, batch(b"x", expected=0)).error_code == OK
         stage.kafka.pause(1)
         try:
             time.sleep(LEASE_SECONDS + 0.5)
@@ -674,5 +674,5 @@ def test_no_append_is_sent_with_expired_configs(stage: Stage, unique_topic: Call
         finally:
             stage.kafka.resume(1)
         for topic in topics:
-            assert settled(client, topic, batch(b"again", expected=1))[:2] == (OK, 1)
+            assert final_answer(client, topic, batch(b"again", expected=1))[:2] == (OK, 1)
     assert all(stage.log.values(topic) == [b"x", b"again"] for topic in topics)

@@ -13,7 +13,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, batch, settled
+from tests.support.raw import Connection, Log, batch, final_answer
 
 pytestmark = pytest.mark.kafka
 
@@ -37,7 +37,7 @@ class Proxies:
         codes = set()
         for process in self.processes:
             with Connection(process.bootstrap) as client:
-                codes.add(settled(client, topic, records).error_code)
+                codes.add(final_answer(client, topic, records).error_code)
         return codes
 
     def pages(self, path: str) -> list[str]:
@@ -69,7 +69,7 @@ def test_topic_replaced_at_kafka_stays_checked_until_decided(
     with Connection(one.bootstrap) as admin:
         for topic in topics:
             assert admin.create_topic(topic, configs={CHECK: "required"}) == (OK, None)
-            assert settled(admin, topic, batch(b"old", expected=0)).error_code == OK
+            assert final_answer(admin, topic, batch(b"old", expected=0)).error_code == OK
     for topic in topics:
         created_again_at_kafka(log, topic)
 

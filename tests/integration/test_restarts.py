@@ -84,7 +84,7 @@ def reported(client: Connection, topic: str, records: bytes) -> Answer:
 
 
 @dataclass
-class Told:
+class Reported:
     """The final response to each value. `lost`: attempts whose connection closed before the response."""
 
     answers: dict[bytes, Answer] = field(default_factory=dict)
@@ -95,7 +95,9 @@ class Told:
         return sum(answer.error_code == OK for answer in list(self.answers.values()))
 
 
-def tried_until_told(address: Callable[[], str], topic: str, value: bytes, records: bytes, reported: Told) -> Answer:
+def tried_until_reported(
+    address: Callable[[], str], topic: str, value: bytes, records: bytes, reported: Reported
+) -> Answer:
     """Send the same bytes until the outcome is known."""
     while True:
         try:
@@ -111,7 +113,7 @@ def tried_until_told(address: Callable[[], str], topic: str, value: bytes, recor
 
 
 def conditional_writer(
-    address: Callable[[], str], topic: str, name: str, reported: Told, done: threading.Event
+    address: Callable[[], str], topic: str, name: str, reported: Reported, done: threading.Event
 ) -> None:
     end = 0
     for number in itertools.count():
@@ -119,23 +121,23 @@ def conditional_writer(
             return
         value = b"%s/%d/%d" % (name.encode(), number, end)
         records = batch(value, expected=end, write_id=uuid.uuid4().bytes)
-        answer = tried_until_told(address, topic, value, records, reported)
+        answer = tried_until_reported(address, topic, value, records, reported)
         appended_batch = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
         end = answer.base_offset + appended_batch
 
 
 def idempotent_writer(
-    address: Callable[[], str], producer: Producer, topic: str, reported: Told, done: threading.Event
+    address: Callable[[], str], producer: Producer, topic: str, reported: Reported, done: threading.Event
 ) -> None:
     for number in itertools.count():
         if done.is_set():
             return
         value = b"idempotent/%d/" % number
-        tried_until_told(address, topic, value, batch(value, producer=producer._replace(sequence=number)), reported)
+        tried_until_reported(address, topic, value, batch(value, producer=producer._replace(sequence=number)), reported)
         time.sleep(0.005)
 
 
-def check(log: Log, topic: str, reported: Told, *, violations: bool) -> Counter[str]:
+def check(log: Log, topic: str, reported: Reported, *, violations: bool) -> Counter[str]:
     """`violations`: whether appends may be at a wrong offset if the response reports it."""
     there: dict[bytes, int] = {}
     for each in log.batches(topic):
@@ -240,7 +242,7 @@ def test_the_proxy_is_killed_at_any_moment(
     def address() -> str:
         return f"127.0.0.1:{proxy.port}"
 
-    reported = {name: Told() for name in ("a", "b", "c", "idempotent")}
+    reported = {name: Reported() for name in ("a", "b", "c", "idempotent")}
     probes = Probes(address, probed)
     done = threading.Event()
     restarts = Restarts(proxy, rng)
@@ -283,10 +285,10 @@ def test_the_proxy_is_killed_at_any_moment(
         for task in tasks:
             task.result()
 
-    everything = Told({**reported["a"].answers, **reported["b"].answers})
+    everything = Reported({**reported["a"].answers, **reported["b"].answers})
     print(f"killed {dict(restarts.counts)}; lost answers { ({name: each.lost for name, each in reported.items()}) }")
     print(f"required: {dict(check(log, required, everything, violations=False))}")
-    both = Told({**reported["c"].answers, **reported["idempotent"].answers})
+    both = Reported({**reported["c"].answers, **reported["idempotent"].answers})
     print(f"true: {dict(check(log, checked, both, violations=True))}; probes: {dict(probes.answers)}")
     probes.check(log)
     assert sum(each.lost for each in reported.values()) > times / 2, (

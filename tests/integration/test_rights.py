@@ -23,9 +23,9 @@ from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.ports import free_port
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Producer, Record, batch
-from tests.support.secured import User, allow, deny, proxy_of, secured_kafka
+from tests.support.secured import User, allow, deny, proxy_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
@@ -49,8 +49,7 @@ MAY = {
     "configurer": (CONFIGS_READ, CONFIGS_WRITE),
     "grower": (ALTER,),
 }
-USERS = ("admin", "nobody", *MAY)
-GUARDS = {
+CHECKS = {
     "fencepost.check.expected.offsets": "required",
     "fencepost.check.partition.count": "true",
     "fencepost.idempotence.level": "off",
@@ -58,9 +57,8 @@ GUARDS = {
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaCluster]:
-    with secured_kafka(USERS) as cluster:
-        yield cluster
+def kafka(secured: KafkaCluster) -> KafkaCluster:
+    return secured
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,7 @@ def status() -> Address:
 
 @pytest.fixture(scope="module")
 def proxy(kafka: KafkaCluster, status: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    config = f'status = "{status}"\n{GUARDED_BY_NAME}\n[limits]\nexpansion_wait_seconds = 600\n'
+    config = f'status = "{status}"\n{CHECKED_BY_NAME}\n[limits]\nexpansion_wait_seconds = 600\n'
     with proxy_of(kafka, tmp_path_factory.mktemp("rights"), config) as proxy:
         yield proxy
         assert "Traceback" not in proxy.log
@@ -142,7 +140,7 @@ def _scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
         for operation in operations:
             allow(kafka, user, TOPIC, found.topic, operation)
     deny(kafka, "blind", TOPIC, found.topic, DESCRIBE)
-    reported = found.query("admin", found.through, CREATE_TOPICS, 5, _create(found.topic, GUARDS))
+    reported = found.query("admin", found.through, CREATE_TOPICS, 5, _create(found.topic, CHECKS))
     assert codes(reported) == {OK}, reported
     assert found.appended("writer", first)["ErrorCode"] == OK
     return found
@@ -176,7 +174,7 @@ def _alter(topic: str, configs: Mapping[str, str], *, incremental: bool, validat
     return {"Resources": [resource], "ValidateOnly": validate_only}
 
 
-def _grow(topic: str, count: int, *, validate_only: bool = False) -> Fields:
+def _expand(topic: str, count: int, *, validate_only: bool = False) -> Fields:
     requested = {"Name": topic, "Count": count, "Assignments": None}
     return {"Topics": [requested], "TimeoutMs": 5_000, "ValidateOnly": validate_only}
 
@@ -209,13 +207,13 @@ def test_virtual_configs_require_describe_and_alter_configs_permission(still: Sc
                 alter = _alter(still.topic, configs, incremental=True, validate_only=validate_only)
                 still.denied(user, INCREMENTAL_ALTER_CONFIGS, version, alter)
     assert still.configs() == before
-    assert GUARDS.items() <= before.items()
+    assert CHECKS.items() <= before.items()
 
 
 def test_permitted_client_describes_and_alters_virtual_configs(scene: Scene) -> None:
     """Proves that the test above can fail."""
     reported = scene.query("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
-    assert GUARDS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
+    assert CHECKS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
     alter = _alter(scene.topic, {"fencepost.check.partition.count": "false"}, incremental=True)
     assert codes(scene.query("configurer", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, alter)) == {OK}
     assert scene.configs()["fencepost.check.partition.count"] == "false"
@@ -226,7 +224,7 @@ def test_refused_topic_creation_stores_no_virtual_configs(still: Scene, user: st
     topic = unique_topic("not-mine")
     for version in (2, 5, 7):
         for validate_only in (True, False):
-            still.denied(user, CREATE_TOPICS, version, _create(topic, GUARDS, validate_only=validate_only))
+            still.denied(user, CREATE_TOPICS, version, _create(topic, CHECKS, validate_only=validate_only))
     assert codes(still.query("admin", still.through, CREATE_TOPICS, 5, _create(topic, {}))) == {OK}
     reported = still.query("admin", still.through, DESCRIBE_CONFIGS, 4, _describe(topic))
     assert not [each for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1]
@@ -299,8 +297,8 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
         *((PRODUCE, 9, _produce(scene.topic, records)) for records in (batch(b"x"), batch(b"x", expected=77))),
         (PRODUCE, 9, _produce(scene.topic, batch(b"x", expected=1))),
         (PRODUCE, 9, _produce(STATE_TOPIC, batch(b"x"))),
-        (CREATE_PARTITIONS, 1, _grow(scene.topic, 2)),
-        (CREATE_TOPICS, 5, _create(new, GUARDS)),
+        (CREATE_PARTITIONS, 1, _expand(scene.topic, 2)),
+        (CREATE_TOPICS, 5, _create(new, CHECKS)),
         (DELETE_TOPICS, 4, {"TopicNames": [scene.topic], "TimeoutMs": 5_000}),
         (DELETE_TOPICS, 4, {"TopicNames": [STATE_TOPIC], "TimeoutMs": 5_000}),
         (DESCRIBE_CONFIGS, 4, _describe(scene.topic)),
@@ -375,7 +373,7 @@ def test_expansion_without_alter_permission_is_not_started(still: Scene, user: s
     for version in (0, 1, 2, 3):
         for count in (1, 2):
             for validate_only in (False, True):
-                still.denied(user, CREATE_PARTITIONS, version, _grow(still.topic, count, validate_only=validate_only))
+                still.denied(user, CREATE_PARTITIONS, version, _expand(still.topic, count, validate_only=validate_only))
     refused = still.appended("writer", batch(b"x", expected=77))
     assert refused["ErrorCode"] == POLICY_VIOLATION, "the topic must accept and check appends"
     assert not [each for each in _status(still)["expansions"] if each["topic"] == still.topic]
@@ -393,20 +391,20 @@ def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> 
     primary = _begun(scene, name)
     with User(scene.through, "grower") as grower:
         with suppress(Closed):
-            grower.query(CREATE_PARTITIONS, 1, _grow(scene.topic, 2))
+            grower.query(CREATE_PARTITIONS, 1, _expand(scene.topic, 2))
 
         def pending() -> list[Any]:
             return [e for e in _status(scene)["expansions"] if e["topic"] == scene.topic and e["state"] == "pending"]
 
         until(pending, "an expansion under way")
-        again = scene.query("grower", scene.through, CREATE_PARTITIONS, 1, _grow(scene.topic, 4))
+        again = scene.query("grower", scene.through, CREATE_PARTITIONS, 1, _expand(scene.topic, 4))
         assert "EXPANSION_IN_PROGRESS" in again["Results"][0]["ErrorMessage"], (
             "no expansion is pending: this test proves nothing"
         )
         for user in ("nobody", "describer", "writer", "configurer"):
             for count in (1, 2, 4):
                 for validate_only in (False, True):
-                    scene.denied(user, CREATE_PARTITIONS, 1, _grow(scene.topic, count, validate_only=validate_only))
+                    scene.denied(user, CREATE_PARTITIONS, 1, _expand(scene.topic, count, validate_only=validate_only))
         for user in ("nobody", "describer", "reader"):
             for records in (batch(b"x"), batch(b"x", expected=77)):
                 scene.denied(user, PRODUCE, 9, _produce(scene.topic, records))
@@ -461,7 +459,7 @@ def test_state_topic_is_closed_even_to_superusers(scene: Scene) -> None:
         (OFFSET_FOR_LEADER_EPOCH, range(2, 5), _epoch_end(STATE_TOPIC)),
         (DELETE_RECORDS, range(3), _delete_records(STATE_TOPIC)),
         (CREATE_TOPICS, range(2, 8), _create(STATE_TOPIC, {})),
-        (CREATE_PARTITIONS, range(4), _grow(STATE_TOPIC, 2)),
+        (CREATE_PARTITIONS, range(4), _expand(STATE_TOPIC, 2)),
         (DESCRIBE_CONFIGS, range(1, 5), _describe(STATE_TOPIC)),
         (ALTER_CONFIGS, range(3), _alter(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=False)),
         (INCREMENTAL_ALTER_CONFIGS, range(2), _alter(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=True)),

@@ -54,7 +54,7 @@ from tests.support.senders import JavaProducers
 pytestmark = [pytest.mark.kafka]
 
 WAIT_SECONDS = 60.0
-GUARDS = """
+CHECKS = """
 [topics."required-*"]
 "fencepost.check.expected.offsets" = "required"
 
@@ -73,7 +73,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def through(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """A proxy of `SECURED` with TLS on its listeners. Tests must leave it running."""
     upstream = secured.kafka.bootstrap_of("SECURED")
-    config = secured.proxy_config() + GUARDS
+    config = secured.proxy_config() + CHECKS
     with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=config) as proxy:
         yield proxy
 
@@ -254,7 +254,7 @@ def test_append_without_write_permission_is_not_appended(
 def short(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """A proxy of the listener where logins expire after some seconds, including the proxy's."""
     upstream = secured.kafka.bootstrap_of("SHORT")
-    config = secured.proxy_config("SCRAM-SHA-512") + GUARDS
+    config = secured.proxy_config("SCRAM-SHA-512") + CHECKS
     with ProxyProcess(upstream, tmp_path_factory.mktemp("short"), config=config) as proxy:
         yield proxy
 
@@ -287,7 +287,7 @@ def test_nothing_of_ours_comes_into_a_login(
     """The proxy retries an append whose sequence another process took. It must not do so while the client
     authenticates."""
     topic = created(secured, unique_topic("checked"))
-    config = secured.proxy_config() + GUARDS
+    config = secured.proxy_config() + CHECKS
     rounds = 5
     with ProxyProcess(secured.kafka.bootstrap_of("SHORT"), tmp_path, config=config) as other:
         for _ in range(rounds):
@@ -321,7 +321,7 @@ def test_proxy_reauthenticates_its_own_connections(secured: Secured, short: Prox
     logins = []
     access = replace(access, on_login=logins.append)
 
-    async def ask_for_long() -> int:
+    async def query_for_long() -> int:
         address = secured.kafka.address(1, "SHORT")
         connection = await BrokerConnection.open(address, limits=Limits(), client_id="test", access=access)
         queried = 0
@@ -340,7 +340,7 @@ def test_proxy_reauthenticates_its_own_connections(secured: Secured, short: Prox
             await connection.close()
         return queried
 
-    assert asyncio.run(ask_for_long()) > 20
+    assert asyncio.run(query_for_long()) > 20
     assert logins == [True] * 3
 
 
@@ -375,7 +375,7 @@ def opened(secured: Secured, listener: str, access: Access) -> str | None:
 def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -> None:
     tls, login = secured.upstream_tls, secured.control_sasl()
     (wrong := tmp_path / "wrong").write_text("wrong\n")
-    strangers = Authority(tmp_path / "strangers")
+    unauthorized_clients = Authority(tmp_path / "strangers")
     guest = secured.authority.sign("proxy")
 
     def why(listener: str, tls: UpstreamTls | None, login: ControlSasl | None = None) -> str | None:
@@ -390,7 +390,7 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
         "no login": why("SECURED", tls),
         "no tls": why("SECURED", None),
         "tls to a plain one": why("PLAINTEXT", tls),
-        "unknown authority": why("SECURED", UpstreamTls(strangers.file), login),
+        "unknown authority": why("SECURED", UpstreamTls(unauthorized_clients.file), login),
         "no certificate": why("MUTUAL", tls),
         "a certificate": why("MUTUAL", replace(tls, certificate_file=guest.certificate, key_file=guest.key)),
     }
@@ -469,7 +469,7 @@ def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, un
     friend = secured.authority.sign("friend")
     stranger = Authority(tmp_path / "strangers").sign("stranger")
     listen = f'client_certificates = "required"\nclient_ca_file = "{secured.authority.file}"'
-    config = secured.proxy_config(listen=listen) + GUARDS
+    config = secured.proxy_config(listen=listen) + CHECKS
     topic = created(secured, unique_topic("required"))
 
     def append(number: int, certificate: Any) -> int:
@@ -558,7 +558,7 @@ def test_tls_connection_migrates_to_primary_worker(
     secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
 ) -> None:
     topic, other = created(secured, unique_topic("checked")), created(secured, unique_topic("plain"))
-    config = secured.proxy_config() + GUARDS
+    config = secured.proxy_config() + CHECKS
     large = b"x" * 700_000
     proxy = ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=("--workers", "3"))
     with proxy:
@@ -593,7 +593,7 @@ def test_sidecar_terminates_tls_for_a_loopback_listener(
     """Connections to other brokers use TLS, since the listener between brokers is not on the loopback."""
     topic = created(secured, unique_topic("required"))
     arguments = ("--mode", "sidecar", "--broker", str(secured.kafka.address(1, "LOOPBACK")))
-    config = secured.proxy_config(more='advertised_host = "127.0.0.1"\nbroker_tls = false') + GUARDS
+    config = secured.proxy_config(more='advertised_host = "127.0.0.1"\nbroker_tls = false') + CHECKS
     with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=arguments) as sidecar:
         # The sidecar's request reaches the loopback listener. The response shows that this sidecar is not advertised.
         until(lambda: "does not advertise this sidecar" in sidecar.log, "its broker to be asked")

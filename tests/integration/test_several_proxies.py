@@ -23,7 +23,7 @@ from tests.support.kafka import unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, batch
-from tests.support.three_brokers import STAMPED, Stage3, leaders_listener, required_topic
+from tests.support.three_brokers import FENCED, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,
@@ -359,7 +359,7 @@ def test_proxy_starting_with_partial_kafka_serves_once_healed(stage3: Stage3, tm
         stage3.kafka.kill(node_id)
     with ThreadPoolExecutor(1) as pool:
         bootstrap = ",".join(pipe.address for pipe in stage3.pipes.values())
-        starting = pool.submit(ProxyProcess, bootstrap, tmp_path, config=STAMPED, arguments=arguments)
+        starting = pool.submit(ProxyProcess, bootstrap, tmp_path, config=FENCED, arguments=arguments)
         try:
             until(lambda: _probed_at(status, "/livez") == (200, "ok\n"), "a process")
             until(lambda: "__fencepost_state" in _probed_at(status, "/readyz")[1], "it to say what it waits for")

@@ -224,8 +224,8 @@ def test_sinks_and_source_work_with_tls_and_login(spark: Any, tmp_path: Path, un
 def test_stream_with_sink_id_survives_lost_commit(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    source, target, unguarded = unique_topic("source"), unique_topic(GUARDED), unique_topic("open")
-    create(kafka, source, target, unguarded)
+    source, target, unchecked = unique_topic("source"), unique_topic(GUARDED), unique_topic("open")
+    create(kafka, source, target, unchecked)
     rows = spark.range(200).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     rows.coalesce(1).write.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap).option(
         "topic", source
@@ -261,9 +261,9 @@ def test_stream_with_sink_id_survives_lost_commit(
 
     # The stream refuses a topic without checks.
     with pytest.raises(StreamingQueryException) as refused:
-        mirror(unguarded)
+        mirror(unchecked)
     assert "fencepost.check.expected.offsets" in (stated(refused.value) or "")
-    assert contents(kafka, unguarded) == {0: [], 1: []}
+    assert contents(kafka, unchecked) == {0: [], 1: []}
 
 
 def test_source_partition_becomes_task_of_same_number(spark: Any) -> None:
@@ -464,22 +464,22 @@ def test_stream_reads_an_expanded_topic_in_order(
             for _ in range(5):
                 append(proxy.bootstrap, source, partition, b"x")
 
-    def grow(count: int) -> None:
-        support.grow(proxy.bootstrap, source, count)
+    def expand(count: int) -> None:
+        support.expand(proxy.bootstrap, source, count)
 
     fill(2)
-    grow(4)
+    expand(4)
     fill(4)
-    grow(8)
+    expand(8)
     fill(8)
     stream.run(spark, args)
 
-    seen = [(record.value or b"").decode() for record in contents(kafka, target)[0]]
-    assert len(seen) == len(set(seen)) == 5 * (2 + 4 + 8)
-    first = {partition: seen.index(f"{partition}/0") for partition in range(8)}
+    observed = [(record.value or b"").decode() for record in contents(kafka, target)[0]]
+    assert len(observed) == len(set(observed)) == 5 * (2 + 4 + 8)
+    first = {partition: observed.index(f"{partition}/0") for partition in range(8)}
     for new, prior_partitions in {2: {0: 5, 1: 5}, 3: {0: 5, 1: 5}, 7: {0: 10, 1: 10, 2: 5, 3: 5}}.items():
         for prior_partition, threshold in prior_partitions.items():
-            assert seen.index(f"{prior_partition}/{threshold - 1}") < first[new], (new, prior_partition)
+            assert observed.index(f"{prior_partition}/{threshold - 1}") < first[new], (new, prior_partition)
 
     # The next run reads only new records and keeps reading all partitions.
     fill(8)
@@ -506,7 +506,7 @@ def test_running_stream_reads_partitions_of_an_expansion(
     runner.start()
     try:
         until(lambda: len(contents(kafka, target)[0]) == 1, "the first row", seconds=QUERY_SECONDS)
-        support.grow(proxy.bootstrap, source, 4)
+        support.expand(proxy.bootstrap, source, 4)
         append(proxy.bootstrap, source, 3, b"after")
         until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", seconds=QUERY_SECONDS)
     finally:

@@ -352,7 +352,7 @@ def test_configs_and_counts_are_those_of_now(log: Log, client: Connection, uniqu
 
     config = log.config(name)
     assert log.partition_count(name) == 2
-    client.query(raw.CreatePartitionsRequest(**_grown(name, 3)), 1)
+    client.query(raw.CreatePartitionsRequest(**_expanded(name, 3)), 1)
 
     assert (config["max.message.bytes"], config["fencepost.check.expected.offsets"]) == ("4321", "true")
     until(lambda: log.partition_count(name) == 3, "the third partition")
@@ -360,7 +360,7 @@ def test_configs_and_counts_are_those_of_now(log: Log, client: Connection, uniqu
     assert log.offsets(name, [0, 2]) == {0: (0, 0), 2: (0, 1)}
 
 
-def _grown(name: str, count: int) -> dict[str, object]:
+def _expanded(name: str, count: int) -> dict[str, object]:
     topics = [raw.CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=count, assignments=None)]
     return {"topics": topics, "timeout_ms": 10_000, "validate_only": False}
 

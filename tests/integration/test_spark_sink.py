@@ -17,7 +17,7 @@ from kafka.partitioner import murmur2
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
-from tests.support.spark import QUERY_SECONDS, TEST_SECONDS, append, contents, create, grow, running_spark
+from tests.support.spark import QUERY_SECONDS, TEST_SECONDS, append, contents, create, expand, running_spark
 
 pytestmark = [
     pytest.mark.kafka,
@@ -29,13 +29,13 @@ pytestmark = [
 ]
 
 PARTITIONS = 3
-GUARDED, REQUIRED, COUNTED = "guarded", "required", "counted"
+GUARDED, REQUIRED, COUNT_CHECKED = "guarded", "required", "counted"
 CONFIG = f"""
 [topics."{GUARDED}-*"]
 "fencepost.check.expected.offsets" = "true"
 [topics."{REQUIRED}-*"]
 "fencepost.check.expected.offsets" = "required"
-[topics."{COUNTED}-*"]
+[topics."{COUNT_CHECKED}-*"]
 "fencepost.check.expected.offsets" = "true"
 "fencepost.check.partition.count" = "true"
 """
@@ -241,7 +241,7 @@ def test_different_data_under_same_sink_id_is_refused(
 def test_columns_are_what_sparks_own_sink_has(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
-    one, two = topic(), topic(COUNTED)
+    one, two = topic(), topic(COUNT_CHECKED)
     df = spark.range(6).selectExpr(
         f"CASE WHEN id < 3 THEN '{one}' ELSE '{two}' END AS topic",
         "CAST(id AS STRING) AS value",
@@ -400,11 +400,11 @@ def test_lost_checkpoint_is_refused_without_new_sink_id(
 def test_stream_resumes_after_expansion_within_a_batch(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    name = topic(COUNTED)
+    name = topic(COUNT_CHECKED)
     stream = Stream(spark, proxy, name, tmp_path)
     stream.file("a", 0)
     stream.run()
-    grow(proxy.bootstrap, name, 6)
+    expand(proxy.bootstrap, name, 6)
 
     stream.forget_commit(0)
     stream.file("b", 200)
@@ -424,11 +424,11 @@ def test_stream_resumes_after_expansion_within_a_batch(
 def test_invalid_options_are_refused_before_the_first_row(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
-    name, unguarded = topic(), topic("open")
+    name, unchecked = topic(), topic("open")
     df = rows(spark, 10)
     assert "option 'sink.id' is required" in refusal(lambda: save(df, proxy, name, sink=""))
     assert "did you mean 'sink.id'?" in refusal(lambda: save(df, proxy, name, **{"sinkid": "x"}))
-    assert "fencepost.check.expected.offsets is off" in refusal(lambda: save(df, proxy, unguarded))
+    assert "fencepost.check.expected.offsets is off" in refusal(lambda: save(df, proxy, unchecked))
     direct = {"kafka.bootstrap.servers": kafka.bootstrap}
     assert "kafka.bootstrap.servers the proxy?" in refusal(lambda: save(df, proxy, name, **direct))
     assert "no column 'value'" in refusal(lambda: save(df.drop("value"), proxy, name))

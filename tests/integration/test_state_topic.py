@@ -164,15 +164,15 @@ def test_all_processes_agree_on_one_producer_id(
         async with process(kafka, name) as one, process(kafka, name) as two, process(kafka, name) as three:
             await asyncio.gather(one.state.start(), two.state.start(), three.state.start())
             # No process proposes an id before all of them know that none is stored.
-            queried, all_asked = set[Process](), asyncio.Event()
+            queried, all_queried = set[Process](), asyncio.Event()
 
             def together(each: Process, query: Callable[..., Any]) -> Callable[..., Any]:
                 async def init_producer_id(**settings: Any) -> Any:
                     answer = await query(**settings)
                     queried.add(each)
                     if len(queried) == 3:
-                        all_asked.set()
-                    await all_asked.wait()
+                        all_queried.set()
+                    await all_queried.wait()
                     return answer
 
                 return init_producer_id
@@ -313,22 +313,22 @@ def test_an_append_returns_once_it_was_read_back(
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            fetch, may_ask = one.state._fetch, asyncio.Event()
-            may_ask.set()
+            fetch, may_query = one.state._fetch, asyncio.Event()
+            may_query.set()
 
             async def late(leader: Leader) -> None:
                 await asyncio.sleep(0.4)
-                await may_ask.wait()
+                await may_query.wait()
                 await fetch(leader)
 
             monkeypatch.setattr(one.state, "_fetch", late)
             await asyncio.sleep(0.3)  # the fetch in progress was sent without delay
             assert await one.state.append([config("a")]) == [0]
             assert "a" in one.state.view.topic_configs
-            may_ask.clear()
+            may_query.clear()
             with pytest.raises(OutcomeUnknown, match="stored at offset 1, but not read back in time"):
                 await one.state.append([config("b")], timeout_seconds=5.0)
-            may_ask.set()
+            may_query.set()
 
     asyncio.run(story())
 

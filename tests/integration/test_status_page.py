@@ -21,7 +21,7 @@ from tests.kit.waiting import until
 from tests.support.fake_cluster import FakeClusterProcess
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Connection, batch
 
 pytestmark = pytest.mark.kafka
@@ -34,7 +34,9 @@ class Shown(ProxyProcess):
 
     def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
         self.status = f"127.0.0.1:{free_ports_in_a_row(1)}"
-        super().__init__(upstream, directory, config=GUARDED_FOR_LONG, arguments=("--status", self.status, *arguments))
+        super().__init__(
+            upstream, directory, config=CHECKED_WITH_LONG_LEASE, arguments=("--status", self.status, *arguments)
+        )
 
     def text(self, path: str) -> str:
         with urllib.request.urlopen(f"http://{self.status}{path}", timeout=60) as answer:

@@ -26,7 +26,7 @@ from tests.kit.waiting import until
 from tests.support.instances import Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.ports import free_port
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Log, Producer, batch
 from tests.support.transactions import Transactional, open_transactions, transaction_state
 
@@ -108,7 +108,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
     lag = f'fencepost_kafka_last_stable_offset_lag{{partition="0",topic="{topic}"}}'
     with (
         ProxyProcess(
-            trusting_kafka.bootstrap, tmp_path, config=GUARDED_BY_NAME, arguments=("--status", page.address)
+            trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=("--status", page.address)
         ) as proxy,
         Transactional(trusting_kafka.bootstrap, name, protocol=1) as producer,
     ):
@@ -208,7 +208,7 @@ def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaClus
     create(trusting_kafka, topic)
     with (
         ProxyProcess(
-            trusting_kafka.bootstrap, tmp_path, config=GUARDED_BY_NAME, arguments=("--status", page.address)
+            trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=("--status", page.address)
         ) as proxy,
         Transactional(proxy.bootstrap, name, protocol=1) as producer,
     ):

@@ -50,7 +50,7 @@ from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.endings import END_TXN, commits, refuse_commit, version_of
 from tests.support.kafka import kafka_version, running_kafka
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log
 from tests.support.transactions import set_transaction_version, transaction_state
 
@@ -135,7 +135,7 @@ def own_kafka(pipe: FaultProxy) -> Iterator[KafkaCluster]:
 def own_proxy(
     pipe: FaultProxy, own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
-    with ProxyProcess(pipe.address, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
+    with ProxyProcess(pipe.address, tmp_path_factory.mktemp("proxy"), config=CHECKED_BY_NAME) as process:
         yield process
 
 

@@ -22,7 +22,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row
-from tests.support.proxy import GUARDED_BY_NAME, READY_SECONDS, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, READY_SECONDS, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, produce_request
 from tests.support.three_brokers import leaders_listener
 from tests.support.transactions import Transactional
@@ -46,7 +46,7 @@ PRIMARY, OTHER = 0, 1
 class Workers(ProxyProcess):
     """A proxy of two workers, with the metrics of each."""
 
-    def __init__(self, upstream: str, directory: Path, *, config: str = GUARDED_BY_NAME) -> None:
+    def __init__(self, upstream: str, directory: Path, *, config: str = CHECKED_BY_NAME) -> None:
         self._status = f"127.0.0.1:{free_ports_in_a_row(1)}"
         super().__init__(upstream, directory, config=config, arguments=("--workers", "2", "--status", self._status))
 

@@ -24,12 +24,12 @@ from tests.kit.waiting import until
 from tests.monitoring.prometheus import PROMTOOL, RULES, metrics_in, promtool, queries
 from tests.support.fake_cluster import FakeClusterProcess
 from tests.support.ports import free_port
-from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Answer, Connection, batch
 
 NOT_LEADER, POLICY_VIOLATION = 6, 44
 PARTITIONS, SHOWN = 3, 2
-CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\nmetric_partitions_shown_max = {SHOWN}\n"
+CONFIG = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\nmetric_partitions_shown_max = {SHOWN}\n"
 
 
 class Watched(ProxyProcess):

@@ -17,7 +17,7 @@ from typing import Any
 
 from fencepost_dev.process import supervised
 from fencepost_dev.tools import compile_java, java_command
-from tests.order_proof.observed import NANOS, Assigned, Seen, parse
+from tests.order_proof.observed import NANOS, Assigned, Observed, parse
 from tests.support.kafka import kafka_version
 
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"
@@ -184,7 +184,7 @@ class Group:
         self._bootstraps = bootstraps
         self.id = f"{topic}-{kind.client}-{kind.protocol}"
         self.members: list[Member] = []
-        self.observed: list[Seen] = []
+        self.observed: list[Observed] = []
         self.assigned: list[Assigned] = []
         self._lock = threading.Lock()
         self._found: dict[str, set[int]] = defaultdict(set)
@@ -202,18 +202,18 @@ class Group:
     def running(self) -> list[Member]:
         return [member for member in self.members if member.running]
 
-    def saw(self, record: Seen) -> None:
+    def saw(self, record: Observed) -> None:
         with self._lock:
             self.observed.append(record)
             self._found[record.key].add(record.counter)
             self._partitions.add(record.partition)
 
-    def has_seen(self, partitions: Iterable[int]) -> bool:
+    def has_observed(self, partitions: Iterable[int]) -> bool:
         """Whether the group read a record of each partition."""
         with self._lock:
             return self._partitions.issuperset(partitions)
 
-    def has_seen_any(self, partitions: range) -> bool:
+    def has_observed_any(self, partitions: range) -> bool:
         with self._lock:
             return not self._partitions.isdisjoint(partitions)
 

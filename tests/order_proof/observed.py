@@ -16,7 +16,7 @@ WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Seen:
+class Observed:
     """A handled record. `counter` counts the records of its key from 1 on. `member` – the member that handled it."""
 
     nanos: int
@@ -37,7 +37,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class Expanded:
     """`began`: when the request to add partitions was sent. `ended`: when its response arrived."""
 
     from_count: int
@@ -56,9 +56,9 @@ class Decision:
 
     keys: int = 0
     records: int = 0
-    early: list[Seen] = field(default_factory=list)
-    late: list[Seen] = field(default_factory=list)
-    expelled: list[Seen] = field(default_factory=list)
+    early: list[Observed] = field(default_factory=list)
+    late: list[Observed] = field(default_factory=list)
+    expelled: list[Observed] = field(default_factory=list)
     again: int = 0
     missing: int = 0
     longest_hold_seconds: float = 0.0
@@ -72,21 +72,21 @@ class Decision:
         return not (self.early or self.late or self.missing)
 
 
-def parse(line: str, member: str = "") -> Seen | None:
+def parse(line: str, member: str = "") -> Observed | None:
     """Parse a member's line; None if it is not about a record."""
     match line.split():
         case ["S", nanos, partition, offset, key, counter]:
-            return Seen(int(nanos), int(partition), int(offset), key, int(counter), member)
+            return Observed(int(nanos), int(partition), int(offset), key, int(counter), member)
     return None
 
 
 def validate(
-    observed: Iterable[Seen],
+    observed: Iterable[Observed],
     written: Mapping[str, int],
-    expansions: Iterable[Grown] = (),
+    expansions: Iterable[Expanded] = (),
     assigned: Iterable[Assigned] = (),
 ) -> Decision:
-    """`written` – acknowledged records per key. `seen` – what one group read. Its assignments may be in any order."""
+    """`written` – acknowledged records per key. `observed` – what one group read. `assigned`: in any order."""
     expansions = list(expansions)
     assignments = sorted(assigned)
     decision = Decision(keys=len(written))
@@ -118,7 +118,7 @@ def validate(
     return decision
 
 
-def _expelled(record: Seen, assignments: list[Assigned]) -> bool:
+def _expelled(record: Observed, assignments: list[Assigned]) -> bool:
     """Whether another member was assigned the partition after this member's last assignment."""
     before = [each for each in assignments if each.nanos < record.nanos]
     latest = max((each.nanos for each in before if each.member == record.member), default=0)

@@ -33,10 +33,10 @@ from fencepost_policies.partitioners import Partitioner, partition_for
 from tests.kit import stage as kit
 from tests.kit.waiting import until
 from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
-from tests.order_proof.observed import NANOS, WARM_UP, Decision, Grown, Seen, validate
-from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Asking, Place, Work, Writer
-from tests.support.growing import expansions, partition_count
-from tests.support.growing import grow as ask_to_grow
+from tests.order_proof.observed import NANOS, WARM_UP, Decision, Expanded, Observed, validate
+from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Place, Querying, Work, Writer
+from tests.support.expanding import expand as ask_to_grow
+from tests.support.expanding import expansions, partition_count
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed
@@ -62,21 +62,21 @@ takeover_seconds = 5.0
 "fencepost.check.partition.count" = "true"
 """
 _POLL_SECONDS = 0.05
-_GROW_SECONDS = 120.0
+_EXPAND_SECONDS = 120.0
 #: How long a killed process is down.
 _AWAY_SECONDS = 4.0
 #: Duration of a record of a prior partition while a group lags.
 _LAG_SECONDS = 0.1
 
 
-def place_by_murmur2(key: str, count: int) -> int:
+def partition_by_murmur2(key: str, count: int) -> int:
     """The default of Java, kafka-python and aiokafka."""
     partition = partition_for(Partitioner.MURMUR2, key.encode(), count)
     assert partition is not None
     return partition
 
 
-def place_by_jump_hash(key: str, count: int) -> int:
+def partition_by_jump_hash(key: str, count: int) -> int:
     return jump_hash(key.encode(), count)
 
 
@@ -103,7 +103,7 @@ class Plan:
     lag_seconds: float = 2.0
     patience_seconds: float = 120.0
     commit_seconds: tuple[float, ...] = (0.5, 2.0)
-    place: Place = place_by_murmur2
+    place: Place = partition_by_murmur2
     writers: tuple[str, ...] = ("declared",)
 
     @property
@@ -146,7 +146,7 @@ KILLS = Plan(
     writers=tuple(WRITERS),
 )
 #: Any count, with a placement that moves keys to new partitions only.
-JUMPING = Plan(1, (Step(2), Step(3, ("join",)), Step(8, ("kill",))), keys=40, place=place_by_jump_hash)
+JUMPING = Plan(1, (Step(2), Step(3, ("join",)), Step(8, ("kill",))), keys=40, place=partition_by_jump_hash)
 #: For information: keys that move between old partitions are *not* kept in order.
 BETWEEN_OLD = Plan(2, (Step(3),), keys=24)
 
@@ -157,7 +157,7 @@ class Result:
     #: Kind of writer → its records in all groups together, and how many were refused and resent.
     writers: dict[str, Decision]
     refused: dict[str, int]
-    growths: list[Grown] = field(default_factory=list)
+    growths: list[Expanded] = field(default_factory=list)
     #: Events that were late, though they may have happened afterwards: partitions that were gated too long.
     late: list[str] = field(default_factory=list)
 
@@ -192,14 +192,14 @@ class Stage(kit.Stage):
         with closing(KafkaAdminClient(bootstrap_servers=self.bootstraps[0])) as admin:
             admin.create_topics([NewTopic(topic, partitions, self.replicas)])
         for bootstrap in self.bootstraps:
-            until(lambda b=bootstrap: self.count(topic, b) == partitions, f"{topic} to appear", seconds=_GROW_SECONDS)
+            until(lambda b=bootstrap: self.count(topic, b) == partitions, f"{topic} to appear", seconds=_EXPAND_SECONDS)
 
     def count(self, topic: str, bootstrap: str) -> int:
         with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
             (described,) = admin.describe_topics([topic])
             return len(described["partitions"])
 
-    def grow(self, topic: str, to_count: int, kill: str, say: Callable[[str], None]) -> Grown:
+    def expand(self, topic: str, to_count: int, kill: str, say: Callable[[str], None]) -> Expanded:
         """Returns when the topic is expanded. The proxies are used in turn. `kill` – `WHAT at STEP`, or empty: what
         gets SIGKILL as soon as the log shows that step. WHAT: `driver` (the proxy that got the request), `proxy` (the
         other one), `broker` (that of partition 0)."""
@@ -213,19 +213,19 @@ class Stage(kit.Stage):
             what, _, step = kill.partition(" at ")
             at = self._kill(what, step, driver, topic, log_bytes)
             say(f"  {topic}: {what} killed at step {at}")
-        queried.join(_GROW_SECONDS)
-        self._await_grown(topic, to_count)
-        return Grown(from_count, to_count, began, time.monotonic_ns())
+        queried.join(_EXPAND_SECONDS)
+        self._await_expanded(topic, to_count)
+        return Expanded(from_count, to_count, began, time.monotonic_ns())
 
     def _request(self, bootstrap: str, topic: str, to_count: int) -> None:
         """Send the request with an admin client; the response may get lost."""
         with (
             contextlib.suppress(KafkaError),
             closing(
-                KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=int(_GROW_SECONDS * 1000))
+                KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=int(_EXPAND_SECONDS * 1000))
             ) as admin,
         ):
-            admin.create_partitions({topic: NewPartitions(to_count)}, timeout_ms=int(_GROW_SECONDS * 1000) - 5000)
+            admin.create_partitions({topic: NewPartitions(to_count)}, timeout_ms=int(_EXPAND_SECONDS * 1000) - 5000)
 
     def _kill(self, what: str, step: str, driver: ProxyProcess, topic: str, log_bytes: int) -> str:
         """Return the step of the kill: on a busy machine a short step may be over."""
@@ -233,7 +233,7 @@ class Stage(kit.Stage):
         def steps() -> list[str]:
             return re.findall(rf"expansion step topic={topic} step=(\w+)", driver.log[log_bytes:])
 
-        until(lambda: step in steps(), f"{topic} to reach {step}", seconds=_GROW_SECONDS, pause_seconds=0.001)
+        until(lambda: step in steps(), f"{topic} to reach {step}", seconds=_EXPAND_SECONDS, pause_seconds=0.001)
         if what == "broker":
             node_id = self.leader(topic)
             self.kafka.kill(node_id)
@@ -253,9 +253,9 @@ class Stage(kit.Stage):
         thread.start()
         self._coming_back.append(thread)
 
-    def _await_grown(self, topic: str, to_count: int) -> None:
+    def _await_expanded(self, topic: str, to_count: int) -> None:
         """Repeat the request at a live proxy if the first proxy died before it persisted the expansion."""
-        deadline = time.monotonic() + _GROW_SECONDS
+        deadline = time.monotonic() + _EXPAND_SECONDS
         stated: object = None
         while True:
             proxy = next(each for each in self.proxies if each.running) if any(self._running) else self.proxies[0]
@@ -278,7 +278,7 @@ class Stage(kit.Stage):
     def resolve(self) -> None:
         """Wait until every killed process runs again."""
         while self._coming_back:
-            self._coming_back.pop().join(_GROW_SECONDS)
+            self._coming_back.pop().join(_EXPAND_SECONDS)
         self.kafka.await_ready()
 
     def blocked_seconds(self, topic: str) -> list[float]:
@@ -313,20 +313,20 @@ def run(
                 group.join(commit_seconds)
         _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
         warm_up(stage.bootstraps[0], topic, groups, plan)
-        for number, make in enumerate([WRITERS[name] for name in plan.writers] if ordered else [Asking]):
+        for number, make in enumerate([WRITERS[name] for name in plan.writers] if ordered else [Querying]):
             bootstrap = stage.bootstraps[number % len(stage.bootstraps)]
             work = Work(bootstrap, topic, plan.place, plan.initial, plan.keys, plan.rounds_per_second)
             writers.append(make(work))
             writers[-1].start()
         keys = [key for writer in writers for key in writer.written]
-        expansions: list[Grown] = []
+        expansions: list[Expanded] = []
         late: list[str] = []
         for step in plan.steps:
             new = range(expansions[-1].to_count if expansions else plan.initial, step.to_count)
             used = {p for p in (plan.place(key, step.to_count) for key in keys) if p in new}
             assert used, f"no key moves to {new}"
             _lag(groups, writers, plan, new.start)
-            expansions.append(stage.grow(topic, step.to_count, step.kill, say))
+            expansions.append(stage.expand(topic, step.to_count, step.kill, say))
             seconds = (expansions[-1].ended_nanos - expansions[-1].began_nanos) / NANOS
             written = sum(sum(writer.written.values()) for writer in writers)
             say(f"  {topic}: {new.start} -> {new.stop} partitions in {seconds:.2f} s, {written} records written")
@@ -335,10 +335,10 @@ def run(
             if ordered:
                 time.sleep(plan.lag_seconds)  # no record of the new partitions may be read meanwhile
             else:
-                _until_each(groups, partial(Group.has_seen_any, partitions=new), plan, f"saw any of {new}")
+                _until_each(groups, partial(Group.has_observed_any, partitions=new), plan, f"saw any of {new}")
             _pace(groups, 0, 0)
             try:
-                _until_each(groups, partial(Group.has_seen, partitions=used), plan, f"saw all of {new}", writers)
+                _until_each(groups, partial(Group.has_observed, partitions=used), plan, f"saw all of {new}", writers)
             except NeverHappened as error:
                 if not ordered:
                     raise
@@ -373,7 +373,7 @@ def run(
             writer.stop()
 
 
-def _of(group: Group, writer: Writer) -> list[Seen]:
+def _of(group: Group, writer: Writer) -> list[Observed]:
     return [each for each in group.observed if each.key in writer.written]
 
 
@@ -402,7 +402,7 @@ def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> 
     partitions = range(plan.initial)
     deadline = time.monotonic() + plan.patience_seconds
     with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
-        while not all(group.has_seen(partitions) for group in groups) or not all(
+        while not all(group.has_observed(partitions) for group in groups) or not all(
             committed(admin, group, partitions) for group in groups
         ):
             if time.monotonic() >= deadline:

@@ -13,16 +13,16 @@ import pytest
 from tests.order_proof import __main__ as command
 from tests.order_proof import run as proof
 from tests.order_proof.members import KINDS
-from tests.order_proof.observed import Decision, Seen
+from tests.order_proof.observed import Decision, Observed
 
-_SEEN = Seen(1, 0, 0, "k", 2)
+_OBSERVED = Observed(1, 0, 0, "k", 2)
 
 
 @pytest.mark.parametrize(
     ("between", "status"),
     [
         (Decision(), 0),
-        (Decision(early=[_SEEN]), 0),  # the reason that `true` expands topics by multiples only
+        (Decision(early=[_OBSERVED]), 0),  # the reason that `true` expands topics by multiples only
         (Decision(missing=234), 1),
     ],
 )
@@ -38,7 +38,7 @@ def test_missing_records_fail_the_unordered_run_too(
         yield
 
     def run(_: object, kinds: object, plan: proof.Plan, *, ordered: bool, say: object) -> proof.Result:
-        decision = between if plan is proof.BETWEEN_OLD else Decision() if ordered else Decision(early=[_SEEN])
+        decision = between if plan is proof.BETWEEN_OLD else Decision() if ordered else Decision(early=[_OBSERVED])
         return proof.Result({KINDS[0]: decision}, {}, {})
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.order_proof.observed import NANOS, WARM_UP, Assigned, Grown, Seen, parse, validate
+from tests.order_proof.observed import NANOS, WARM_UP, Assigned, Expanded, Observed, parse, validate
 
-ONE_TO_TWO = Grown(1, 2, 10 * NANOS, 11 * NANOS)
+ONE_TO_TWO = Expanded(1, 2, 10 * NANOS, 11 * NANOS)
 
 
-def observations(*reported: tuple[int, int]) -> list[Seen]:
+def observations(*reported: tuple[int, int]) -> list[Observed]:
     """(partition, counter) of the key `k`, one a second."""
-    return [Seen(i * NANOS, partition, i, "k", counter) for i, (partition, counter) in enumerate(reported, 10)]
+    return [Observed(i * NANOS, partition, i, "k", counter) for i, (partition, counter) in enumerate(reported, 10)]
 
 
 def test_key_moving_to_new_partition_stays_in_order() -> None:
@@ -37,7 +37,7 @@ def test_reread_records_are_fine_until_key_moved_on() -> None:
 def test_expelled_member_may_repeat_what_it_had_fetched() -> None:
     reported = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
     observed = [
-        Seen(i * NANOS, partition, i, "k", counter, member)
+        Observed(i * NANOS, partition, i, "k", counter, member)
         for i, (partition, counter, member) in enumerate(reported, 10)
     ]
     first, taken = Assigned(9 * NANOS, "a", frozenset({0})), Assigned(10 * NANOS + 1, "b", frozenset({0, 1}))
@@ -60,10 +60,10 @@ def test_unobserved_record_is_missing() -> None:
 
 
 def test_a_line_of_a_member() -> None:
-    assert parse("S 5 1 7 k 3\n") == Seen(5, 1, 7, "k", 3)
+    assert parse("S 5 1 7 k 3\n") == Observed(5, 1, 7, "k", 3)
     assert parse("A 5 0,1") is None
 
 
 def test_warm_up_records_are_not_validated() -> None:
-    warm = [Seen(1, 0, 0, WARM_UP, 0), Seen(2, 0, 1, WARM_UP, 0)]
+    warm = [Observed(1, 0, 0, WARM_UP, 0), Observed(2, 0, 1, WARM_UP, 0)]
     assert validate([*warm, *observations((0, 1))], {"k": 1}).records == 1

@@ -63,7 +63,7 @@ class Writer:
         self.written: dict[str, int] = {}
         self.refused = 0
         self.error: BaseException | None = None
-        self._bootstrap, self._topic, self._place, self._count = work.bootstrap, work.topic, work.place, work.count
+        self._bootstrap, self._topic, self._partition, self._count = work.bootstrap, work.topic, work.place, work.count
         self._keys, self._pause = work.keys, 1 / work.rounds_per_second
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -181,7 +181,7 @@ class Declared(ByRounds):
                 self._topic,
                 b"%d" % (self.written[key] + 1),
                 key,
-                self._place(key, self._count),
+                self._partition(key, self._count),
                 on_delivery=lambda error, _, key=key: delivered(key, error),  # type: ignore[misc]
                 headers=self._header(),
             )
@@ -190,7 +190,7 @@ class Declared(ByRounds):
         self._learn_count(self._producer)
 
 
-class Asking(Declared):
+class Querying(Declared):
     """For a topic without ordered expansion."""
 
     learns = False
@@ -250,7 +250,7 @@ class Library(Writer):
         self._library = library
 
     def _open(self) -> None:
-        place = self._place
+        place = self._partition
         self._producer = producer(
             self._library,
             self._bootstrap,

@@ -40,7 +40,7 @@ LIMITS = replace(
     control_in_flight_max=4,
 )
 
-ASK = Call(INIT_PRODUCER_ID, 4, Message(transactional_id=None, transaction_timeout_ms=0))
+QUERY = Call(INIT_PRODUCER_ID, 4, Message(transactional_id=None, transaction_timeout_ms=0))
 
 Script = Callable[["Peer"], Awaitable[None]]
 
@@ -119,7 +119,7 @@ async def silence(peer: Peer) -> None:
 
 
 async def query(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS) -> Message:
-    return await connection.request(*ASK, deadline=deadline_in(seconds))
+    return await connection.request(*QUERY, deadline=deadline_in(seconds))
 
 
 @in_event_loop
@@ -128,7 +128,7 @@ async def test_responses_arrive_in_request_order() -> None:
         answers = await asyncio.gather(*(query(connection) for _ in range(20)))
         ids = [each.producer_id for each in answers]
         assert ids == sorted(set(ids))
-        pair = await connection.pipeline([ASK, ASK], deadline=deadline_in(PATIENCE_SECONDS))
+        pair = await connection.pipeline([QUERY, QUERY], deadline=deadline_in(PATIENCE_SECONDS))
         assert pair[1].producer_id == pair[0].producer_id + 1
 
 
@@ -155,15 +155,15 @@ async def test_connection_errors_are_reported_by_reason() -> None:
         peer.writer.write(b"HTTP/1.1 400")
         await peer.read()
 
-    async def troubles(script: Script) -> list[str]:
+    async def problems(script: Script) -> list[str]:
         reported: list[str] = []
         async with connected(script, access=Access(on_error=reported.append)) as connection:
             with pytest.raises(OutcomeUnknown):
                 await query(connection)
         return reported
 
-    assert await troubles(hang_up) == ["lost"]
-    assert await troubles(nonsense) == ["protocol"]
+    assert await problems(hang_up) == ["lost"]
+    assert await problems(nonsense) == ["protocol"]
     reported: list[str] = []
     with socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
@@ -252,7 +252,7 @@ async def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
         singles = [asyncio.create_task(query(connection)) for _ in range(4)]
         await asyncio.sleep(0.01)
         # If each took what came free, both would get two of the three places that they need.
-        pipelines = (connection.pipeline([ASK] * 3, deadline=deadline_in(PATIENCE_SECONDS)) for _ in range(2))
+        pipelines = (connection.pipeline([QUERY] * 3, deadline=deadline_in(PATIENCE_SECONDS)) for _ in range(2))
         assert [len(answers) for answers in await asyncio.gather(*pipelines)] == [3, 3]
         await asyncio.gather(*singles)
 
@@ -367,7 +367,7 @@ def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
             for _ in range(turns):
                 await asyncio.sleep(0)
             with pytest.raises(UpstreamUnavailable):
-                await connection.pipeline([ASK], deadline=deadline_in(PATIENCE_SECONDS))
+                await connection.pipeline([QUERY], deadline=deadline_in(PATIENCE_SECONDS))
             await connection.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

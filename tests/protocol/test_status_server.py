@@ -262,12 +262,12 @@ async def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.Mon
 
 @in_event_loop
 async def test_health_is_answered_while_all_else_is_busy() -> None:
-    go_on = asyncio.Event()
+    continue_appending = asyncio.Event()
     busy = asyncio.Semaphore(0)
 
     async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
         busy.release()
-        await go_on.wait()
+        await continue_appending.wait()
         return [Listed() for _ in requested]
 
     async with status_server(lists=lists) as address:
@@ -278,7 +278,7 @@ async def test_health_is_answered_while_all_else_is_busy() -> None:
         assert (await get(address, "/topics.json"))[0] == 503
         assert [(await get(address, path))[0] for path in ("/livez", "/readyz")] == [200, 200]
 
-        go_on.set()
+        continue_appending.set()
         assert {status for status, _, _ in await asyncio.gather(*pages)} == {200}
 
 

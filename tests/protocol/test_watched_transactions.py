@@ -18,7 +18,7 @@ from fencepost_proxy.transactions.watched import (
 from tests.kit.event_loop import in_event_loop
 from tests.protocol.test_status_server import READY, get, status_server
 
-SEEN = TransactionsReport(
+OBSERVED = TransactionsReport(
     producer_ids=30_001,
     partitions=10_011,
     partitions_unreadable=2,
@@ -44,7 +44,7 @@ SEEN = TransactionsReport(
 
 @in_event_loop
 async def test_page_shows_hanging_transactions_and_escapes_names() -> None:
-    async with status_server(lambda: replace(READY, transactions=SEEN)) as address:
+    async with status_server(lambda: replace(READY, transactions=OBSERVED)) as address:
         page = (await get(address, "/"))[2].decode()
         for text in (
             "orders-3",
@@ -72,7 +72,7 @@ async def test_page_without_transaction_watch_omits_transactions() -> None:
 @in_event_loop
 async def test_transaction_metrics_follow_the_kip_without_transactional_ids() -> None:
     metrics = Metrics()
-    metrics.transactions = lambda: SEEN
+    metrics.transactions = lambda: OBSERVED
 
     async with status_server(metrics=metrics) as address:
         text = (await get(address, "/metrics"))[2].decode()

@@ -20,7 +20,7 @@ import confluent_kafka
 from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
 from tests.kit.waiting import until
-from tests.support.growing import check_log, counted, expansions, grow_in_the_end, writing
+from tests.support.expanding import check_log, counted, expand_at_the_end, expansions, writing
 from tests.support.java_clients import JAVA_SCRIPTS, play_java
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
@@ -252,7 +252,7 @@ def expansion(where: Front) -> None:
         with writing([where.proxy.bootstrap], topic) as writers:
             for count in (2, 3):
                 writers[0].goes_on()
-                grow_in_the_end(where.proxy.bootstrap, topic, count)
+                expand_at_the_end(where.proxy.bootstrap, topic, count)
             writers[0].goes_on()
         check_log(where.log, topic, expansions(where.proxy.bootstrap, topic), writers)
         requested = set(writers[0].acknowledged)

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from tests.rolling_restart.run import ASK_THE_OTHER, READERS, run
+from tests.rolling_restart.run import QUERY_THE_OTHER, READERS, run
 from tests.rolling_restart.stage import Know, two_proxies
 from tests.support.kafka import running_kafka
-from tests.support.proxy import GUARDED_BY_NAME
+from tests.support.proxy import CHECKED_BY_NAME
 
 
 def main() -> int:
@@ -40,14 +40,14 @@ def main() -> int:
     began = time.monotonic()
     with (
         running_kafka(options.brokers) as kafka,
-        two_proxies(kafka.bootstrap, directory, GUARDED_BY_NAME, know=options.know, workers=options.workers) as stage,
+        two_proxies(kafka.bootstrap, directory, CHECKED_BY_NAME, know=options.know, workers=options.workers) as stage,
     ):
         result = run(
             kafka.bootstrap,
             stage.proxies,
             directory,
             bootstrap=stage.bootstrap,
-            go_on_meanwhile=ASK_THE_OTHER if options.stay_away else stage.go_on_meanwhile,
+            continue_meanwhile=QUERY_THE_OTHER if options.stay_away else stage.continue_meanwhile,
             rolls=options.rolls,
             readers=(*READERS, "java-consumer-protocol"),
             say=lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True),

@@ -28,14 +28,14 @@ from tests.support.raw import Connection, Log
 
 PATIENCE_SECONDS = 150.0
 #: Appends of each writer that are required before and after each step, so that each step happens under load.
-_GO_ON = 30
+_CONTINUE = 30
 _COMMIT_EVERY_SECONDS = 0.5
 #: One for each client.
 READERS = ("java-eager", "kafka-python", "aiokafka", "librdkafka-eager")
 #: Clients that try the other addresses of `bootstrap.servers` when all known brokers are unreachable: librdkafka
 #: immediately, Java within a minute. kafka-python and aiokafka only retry the brokers that they know.
-ASK_THE_OTHER = ("java", "confluent-kafka", "librdkafka")
-EVERYBODY = (*ASK_THE_OTHER, "kafka-python", "aiokafka")
+QUERY_THE_OTHER = ("java", "confluent-kafka", "librdkafka")
+EVERYBODY = (*QUERY_THE_OTHER, "kafka-python", "aiokafka")
 
 Say = Callable[[str], None]
 
@@ -132,7 +132,7 @@ def run(
     directory: Path,
     *,
     bootstrap: str,
-    go_on_meanwhile: Collection[str] = (),
+    continue_meanwhile: Collection[str] = (),
     rolls: int = 1,
     readers: Sequence[str] = READERS,
     clients: Sequence[str] = CLIENTS,
@@ -141,16 +141,16 @@ def run(
 ) -> Result:
     """Restart the proxies `rolls` times while writers and readers use `bootstrap`.
 
-    `kafka` – Kafka's bootstrap address, used for counting. `go_on_meanwhile` – clients that must make progress while
+    `kafka` – Kafka's bootstrap address, used for counting. `continue_meanwhile` – clients that must make progress while
     one of the proxies is down; all must once it is back. Raises AssertionError otherwise.
     """
     log = Log(kafka)
     of_transactions = {each: _created(proxies[0], unique_topic(f"plain-{each}"), PARTITIONS) for each in transacting}
-    plain_topic = _created(proxies[0], unique_topic("plain"), 3)
+    unchecked_topic = _created(proxies[0], unique_topic("plain"), 3)
     required_topics = {client: _created(proxies[0], unique_topic(f"required-{client}"), 1) for client in clients}
     with ExitStack() as stack:
         java = stack.enter_context(JavaProducers(directory / "java.log"))
-        writers: list[Writer] = [plain(client, bootstrap, plain_topic, java) for client in clients]
+        writers: list[Writer] = [plain(client, bootstrap, unchecked_topic, java) for client in clients]
         writers += [conditional(client, bootstrap, topic, java) for client, topic in required_topics.items()]
         commits = [transactional(client, kafka, bootstrap, topic, java) for client, topic in of_transactions.items()]
         if "java" in transacting:
@@ -159,11 +159,13 @@ def run(
         writers += commits
         stack.callback(finish, writers)
         groups = {
-            name: stack.enter_context(MEMBERS[name](bootstrap, plain_topic, f"{name}-{plain_topic}", "earliest"))
+            name: stack.enter_context(
+                MEMBERS[name](bootstrap, unchecked_topic, f"{name}-{unchecked_topic}", "earliest")
+            )
             for name in readers
         }
         with _committing(groups.values()):
-            _go_on(writers, groups)
+            _continue(writers, groups)
             stops = []
             for number in range(rolls):
                 for proxy in proxies:
@@ -172,17 +174,17 @@ def run(
                     stops.append(time.monotonic() - began)
                     for each in commits:
                         each.note_open()
-                    _go_on(
-                        [each for each in writers if each.name.startswith(tuple(go_on_meanwhile))],
-                        {name: each for name, each in groups.items() if name.startswith(tuple(go_on_meanwhile))},
+                    _continue(
+                        [each for each in writers if each.name.startswith(tuple(continue_meanwhile))],
+                        {name: each for name, each in groups.items() if name.startswith(tuple(continue_meanwhile))},
                     )
                     proxy.restart()
-                    _go_on(writers, groups)
+                    _continue(writers, groups)
                     say(f"roll {number + 1}: {proxy.bootstrap} was down; all clients continue")
             finish(writers)
             stored = {topic: _stored(log, topic, partitions) for topic, partitions in
-                      ((plain_topic, 3), *((topic, 1) for topic in required_topics.values()))}  # fmt: skip
-            expected = Counter(value for _, value in stored[plain_topic])
+                      ((unchecked_topic, 3), *((topic, 1) for topic in required_topics.values()))}  # fmt: skip
+            expected = Counter(value for _, value in stored[unchecked_topic])
             for name, member in groups.items():
                 until(
                     lambda m=member: len({each.value for each in m.read}) >= len(expected),
@@ -203,19 +205,19 @@ def _created(proxy: ProxyProcess, topic: str, partitions: int) -> str:
     return topic
 
 
-def _go_on(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
+def _continue(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
     """Wait for progress of all clients. Requests in flight at the call do not count."""
     before = {writer: writer.appended for writer in writers}
     read = {name: len(member.read) for name, member in groups.items()}
     for writer in writers:
         until(
-            lambda w=writer: w.appended >= before[w] + _GO_ON or w.ledger.failed,
+            lambda w=writer: w.appended >= before[w] + _CONTINUE or w.ledger.failed,
             f"{writer.name} to continue",
             seconds=PATIENCE_SECONDS,
         )
     for name, member in groups.items():
         until(
-            lambda n=name, m=member: len(m.read) >= read[n] + _GO_ON,
+            lambda n=name, m=member: len(m.read) >= read[n] + _CONTINUE,
             f"{name} to read on: {member.errors[-5:]}",
             seconds=PATIENCE_SECONDS,
         )

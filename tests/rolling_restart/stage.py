@@ -22,11 +22,11 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Stage:
-    """`go_on_meanwhile` – clients that must make progress while one of the proxies is down."""
+    """`continue_meanwhile` – clients that must make progress while one of the proxies is down."""
 
     proxies: tuple[ProxyProcess, ProxyProcess]
     bootstrap: str
-    go_on_meanwhile: Collection[str]
+    continue_meanwhile: Collection[str]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.rolling_restart.run import run
 from tests.rolling_restart.stage import Know, two_proxies
-from tests.support.proxy import GUARDED_FOR_LONG
+from tests.support.proxy import CHECKED_WITH_LONG_LEASE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
@@ -30,13 +30,13 @@ _OFTEN = [pytest.mark.soak, pytest.mark.timeout(3600)]
 def test_rolling_restart_loses_no_records(  # noqa: PLR0917 - what it is given
     know: Know, workers: int, rolls: int, kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    with two_proxies(kafka.bootstrap, tmp_path, GUARDED_FOR_LONG, know=know, workers=workers) as stage:
+    with two_proxies(kafka.bootstrap, tmp_path, CHECKED_WITH_LONG_LEASE, know=know, workers=workers) as stage:
         result = run(
             kafka.bootstrap,
             stage.proxies,
             tmp_path,
             bootstrap=stage.bootstrap,
-            go_on_meanwhile=stage.go_on_meanwhile,
+            continue_meanwhile=stage.continue_meanwhile,
             rolls=rolls,
         )
     say(result.table())

@@ -30,7 +30,7 @@ _RECORDS = 6
 #: The writer itself aborts every fifth transaction.
 _ABORT_EVERY = 5
 #: Longer than clients wait for a restarting proxy. kafka-python waits indefinitely for lost requests.
-_TOLD_SECONDS = 40.0
+_REPORTED_SECONDS = 40.0
 #: Kafka's Java producer waits for `max.block.ms`, 60 s.
 _JAVA_SECONDS = 130.0
 _TIMEOUT_MS = 120_000
@@ -51,7 +51,7 @@ class _KafkaPython(KafkaPython):
             topic,
             transactional_id=name,
             transaction_timeout_ms=_TIMEOUT_MS,
-            delivery_timeout_ms=int(_TOLD_SECONDS * 1000),
+            delivery_timeout_ms=int(_REPORTED_SECONDS * 1000),
         )
         try:
             self._producer.init_transactions()
@@ -89,16 +89,16 @@ class _Aiokafka(Aiokafka):
 class _Confluent(Confluent):
     def __init__(self, bootstrap: str, topic: str, name: str) -> None:
         super().__init__(bootstrap, topic, transactional_id=name, transaction_timeout_ms=_TIMEOUT_MS)
-        self._producer.init_transactions(_TOLD_SECONDS)
+        self._producer.init_transactions(_REPORTED_SECONDS)
 
     def begin(self) -> None:
         self._producer.begin_transaction()
 
     def commit(self) -> None:
-        self._producer.commit_transaction(_TOLD_SECONDS)
+        self._producer.commit_transaction(_REPORTED_SECONDS)
 
     def abort(self) -> None:
-        self._producer.abort_transaction(_TOLD_SECONDS)
+        self._producer.abort_transaction(_REPORTED_SECONDS)
 
 
 class _Java(Java):
@@ -184,7 +184,7 @@ def _bounded(call: Callable[[], object]) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        error = reported.get(timeout=_TOLD_SECONDS)
+        error = reported.get(timeout=_REPORTED_SECONDS)
     except queue.Empty:
         raise TimeoutError("it does not come back") from None
     if error is not None:

@@ -25,7 +25,7 @@ from tests.support.clients import log_writer
 
 CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")
 #: Longer than the delivery timeout of any client.
-_TOLD_SECONDS = 180.0
+_REPORTED_SECONDS = 180.0
 _AT_ONCE = 10
 _PAUSE_SECONDS = 0.05
 
@@ -71,7 +71,7 @@ class Writer:
 
     def finish(self) -> None:
         self._end.set()
-        self._thread.join(2 * _TOLD_SECONDS)
+        self._thread.join(2 * _REPORTED_SECONDS)
         assert not self._thread.is_alive(), f"writer {self.name} does not end"
 
     def _run(self) -> None:
@@ -108,13 +108,13 @@ class KafkaPython:
         reported: list[int | Exception] = []
         for future in futures:
             try:
-                reported.append(int(future.get(_TOLD_SECONDS).offset))
+                reported.append(int(future.get(_REPORTED_SECONDS).offset))
             except Exception as error:
                 reported.append(error)
         return reported
 
     def close(self) -> None:
-        self._producer.close(_TOLD_SECONDS)
+        self._producer.close(_REPORTED_SECONDS)
 
 
 class Aiokafka:
@@ -165,11 +165,11 @@ class Confluent:
 
         for each in values:
             self._producer.produce(self._topic, each.encode(), on_delivery=delivered)
-        self._producer.flush(_TOLD_SECONDS)
+        self._producer.flush(_REPORTED_SECONDS)
         return [reported.get(each, TimeoutError("no outcome")) for each in values]
 
     def close(self) -> None:
-        self._producer.flush(_TOLD_SECONDS)
+        self._producer.flush(_REPORTED_SECONDS)
 
 
 class Java:
@@ -184,7 +184,7 @@ class Java:
         self._expects = expects
         self._next = 0
         settings = {"bootstrap_servers": bootstrap, "acks": "all", "enable_idempotence": "true", **more}
-        java.open(name, **settings).result(_TOLD_SECONDS)
+        java.open(name, **settings).result(_REPORTED_SECONDS)
 
     def send(self, values: Sequence[str]) -> list[int | Exception]:
         if self._expects:
@@ -193,14 +193,14 @@ class Java:
         reported: list[int | Exception] = []
         for future in futures:
             try:
-                reported.append(future.result(_TOLD_SECONDS) or 0)
+                reported.append(future.result(_REPORTED_SECONDS) or 0)
             except Exception as error:
                 reported.append(error)
         return reported
 
     def _append(self, value: str) -> int | Exception:
         try:
-            offset = self._java.send(self._name, self._topic, value, self._next, value).result(_TOLD_SECONDS)
+            offset = self._java.send(self._name, self._topic, value, self._next, value).result(_REPORTED_SECONDS)
         except Exception as error:
             return error
         assert offset is not None
@@ -208,7 +208,7 @@ class Java:
         return offset
 
     def close(self) -> None:
-        self._java.query("close", self._name).result(_TOLD_SECONDS)
+        self._java.query("close", self._name).result(_REPORTED_SECONDS)
 
 
 class _LogWriter:

@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 #: The topic's check. true: an unconditional writer also appends to it.
 Check = Literal["required", "true"]
 #: Appends required after each step, so that each step happens under load.
-_GO_ON = 15
+_CONTINUE = 15
 _DOWN_SECONDS = 1.0
 
 
@@ -95,12 +95,12 @@ def run(
     writers = writers_of(stage, topic, check)
     moves = restarted = 0
     with writing(*writers):
-        await_more(stage, topic, writers, _GO_ON)
+        await_more(stage, topic, writers, _CONTINUE)
         for number in range(rounds):
             for leader in (2, 3, 1):
                 stage.lead(topic, leader)
                 moves += 1
-                await_more(stage, topic, writers, _GO_ON)
+                await_more(stage, topic, writers, _CONTINUE)
             for node_id in restarts:
                 stage.lead(topic, node_id)
                 moves += 1
@@ -111,7 +111,7 @@ def run(
                 stage.restart_broker(node_id, kill=bool(number % 2))
                 restarted += 1
                 stage.await_in_sync(topic)
-                await_more(stage, topic, writers, _GO_ON)
+                await_more(stage, topic, writers, _CONTINUE)
             say(f"round {number + 1}: {stage.log.end(topic)} records")
     ledger = Ledger().take(*(each.ledger for each in writers))
     for sidecar in stage.proxies:

@@ -18,7 +18,7 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, as_it_is
 from tests.support.sasl_ssl import ALICE, Secured, server_properties, set_scram_passwords
 from tests.support.secured import allow
-from tests.support.three_brokers import STAMPED
+from tests.support.three_brokers import FENCED
 
 CLIENTS, SECURED = "CLIENTS", "SECURED"
 #: How clients connect. secured: SASL_SSL at sidecars and brokers. loopback: the brokers' listener for sidecars is
@@ -53,11 +53,11 @@ def sidecars(directory: Path, workers: int = 1, way: Way = "plain") -> Iterator[
         if way == "plain":
             kafka = stack.enter_context(AdvertisedCluster(len(NODES), advertised, properties=THREE_REPLICAS))
             upstream = kafka.bootstrap
-            config += STAMPED
+            config += FENCED
         else:
             secured = stack.enter_context(_secured(directory, advertised, way))
             kafka, upstream, enter = secured.kafka, secured.kafka.bootstrap_of(SECURED), secured.entering(ALICE)
-            config += f"broker_tls = {str(way == 'secured').lower()}\n" + secured.proxy_config(_CONTROL, more=STAMPED)
+            config += f"broker_tls = {str(way == 'secured').lower()}\n" + secured.proxy_config(_CONTROL, more=FENCED)
 
         stage = stack.enter_context(Sidecars(kafka, directory))
         shared = {"upstream": upstream, "config": config, "enter": enter}
@@ -85,7 +85,7 @@ def _secured(directory: Path, advertised: Mapping[str, Mapping[int, str]], way: 
         yield Secured(kafka, authority, server, directory)
 
 
-def addresses_told(address: str) -> dict[int, str]:
+def addresses_reported(address: str) -> dict[int, str]:
     """The address of each broker in the metadata at this address."""
     with contextlib.closing(Connection(address)) as connection:
         return {each.node_id: f"{each.host}:{each.port}" for each in connection.metadata().brokers}

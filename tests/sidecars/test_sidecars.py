@@ -17,10 +17,10 @@ from fencepost_proxy.types import Address
 from tests.kit.stage import NODES
 from tests.kit.waiting import until
 from tests.sidecars.run import Check, run
-from tests.sidecars.stage import CLIENTS, Sidecars, Way, addresses_told, sidecars
+from tests.sidecars.stage import CLIENTS, Sidecars, Way, addresses_reported, sidecars
 from tests.support.messages import Fields, RawConnection
 from tests.support.ports import free_port
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
@@ -70,13 +70,15 @@ def test_every_sidecar_reports_the_addresses_of_its_broker(stage: Sidecars) -> N
     )
     for node_id in NODES:
         proxied, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
-        assert addresses_told(proxied) == reported
+        assert addresses_reported(proxied) == reported
         for api_key, version, body in queried:
             with RawConnection(Address.parse(proxied)) as through, RawConnection(direct) as beside:
-                assert _places(through.query(api_key, version, body)) == _places(beside.query(api_key, version, body))
+                assert _partitions(through.query(api_key, version, body)) == _partitions(
+                    beside.query(api_key, version, body)
+                )
 
 
-def _places(answer: Fields) -> set[tuple[str, int]]:
+def _partitions(answer: Fields) -> set[tuple[str, int]]:
     """Without the controller, which differs at random."""
     return {(each["Host"], each["Port"]) for each in (*answer.get("Brokers", ()), *answer.get("Coordinators", ()))}
 
@@ -91,7 +93,7 @@ def test_broker_not_advertising_its_sidecar_makes_it_unready(kafka: KafkaCluster
     """Clients would bypass the proxy. It is not ready, and reports what to change."""
     status = free_port()
     arguments = ("--mode", "sidecar", "--broker", str(kafka.address(1)), "--status", f"127.0.0.1:{status}")
-    config = f'advertised_host = "127.0.0.1"\n{GUARDED_BY_NAME}'
+    config = f'advertised_host = "127.0.0.1"\n{CHECKED_BY_NAME}'
     with ProxyProcess(kafka.bootstrap, tmp_path, config=config, arguments=arguments) as sidecar:
         until(lambda: "advertised.listeners" in sidecar.log, "it to say what is wrong")
         with pytest.raises(HTTPError) as refused:

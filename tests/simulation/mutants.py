@@ -15,7 +15,7 @@ from fencepost_proxy.sequencer import memory as memory_module
 from fencepost_proxy.sequencer import publishing as publishing_module
 from fencepost_proxy.sequencer import sequencer as sequencer_module
 from fencepost_proxy.sequencer import state as state_module
-from fencepost_proxy.sequencer.events import Canceled, PendingAppend
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.memory import Memory
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce as produce_module
@@ -23,7 +23,6 @@ from fencepost_proxy.session import fast_path as fast_path_module
 from fencepost_proxy.session import produce_exchange as produce_exchange_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.messages import ToSequencer
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.barrier import AppendBarrier
@@ -42,7 +41,7 @@ def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) ->
     for produce in self._produce_in_flight.values():
         for key, pending in produce.pending_appends.items():
             if key in produce.sent and key not in produce.results:
-                self._commands.append(ToSequencer(pending, Canceled(pending)))
+                self._sequencers.cancel(pending)
     client_lost(self, now)
 
 
@@ -577,7 +576,7 @@ MUTANTS = (
         "appends are sent by topic name",
         ("recreated",),
         body(Session, "_sent_by_id", "return False"),
-        body(Session, "_take_single", "return None"),
+        body(Session, "_take_direct", "return None"),
         rule="a recreated topic is another topic: rule 11",
     ),
     Mutant(
@@ -589,7 +588,7 @@ MUTANTS = (
             "upstream_request",
             ("ACKS_ALL if self.admitted or self.request.acks == 0 else self.request.acks", "self.request.acks"),
         ),
-        edit(fast_path_module, "encode_single", ("ACKS_ALL", "1")),
+        edit(fast_path_module, "encode_one_topic", ("ACKS_ALL", "1")),
         rule="acks=all, or a truncation assigns an offset twice",
     ),
     # ---- refusals
@@ -649,7 +648,7 @@ MUTANTS = (
         "admitted-after-disconnect",
         "an append admitted for a disconnected client is not canceled",
         ("crowd", "pipelines", "one-broker"),
-        edit(Dispatcher, "_report", ("isinstance(event, sessions.AppendAdmitted)", "False")),
+        edit(Dispatcher, "_carry_out", ("self._work.append((sequencer, sequencer.cancel, (pending,)))", "pass")),
         body(Session, "_return_waiting_produce", "pass"),
         rule="no stuck sequencer",
     ),
@@ -866,7 +865,7 @@ MUTANTS = (
         ("true-one",),
         edit(
             PartitionSequencer,
-            "take",
+            "may_take",
             ("its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending))", "False"),
         ),
         rule="recognize retries before comparing offsets",
@@ -877,8 +876,8 @@ MUTANTS = (
         ("liars", "config-changes", "race"),
         edit(
             PartitionSequencer,
-            "take",
-            ("append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None", "False"),
+            "may_take",
+            ("append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None", "False"),
         ),
         rule="what the policy refuses is refused",
     ),
@@ -900,7 +899,7 @@ MUTANTS = (
         "fast-path-past-the-queue",
         "the fast path overtakes queued appends",
         ("queues", "crowd"),
-        edit(PartitionSequencer, "take", ("self._queue", "False")),
+        edit(PartitionSequencer, "may_take", ("self._queue", "False")),
         rule="a sequencer is fair",
     ),
     Mutant(
@@ -914,21 +913,21 @@ MUTANTS = (
         "fast-path-any-base-offset",
         "the fast path does not compare a response's base offset",
         ("bypass", "bypass-true"),
-        edit(PartitionSequencer, "appended_batch", ("result.base_offset != pending.at", "False")),
+        edit(PartitionSequencer, "may_complete", ("result.base_offset == pending.at", "True")),
         rule="0 means success only at the expected offset",
     ),
     Mutant(
         "fast-path-duplicate",
         "the fast path reports a duplicate as success",
         ("race", "one-broker"),
-        edit(PartitionSequencer, "appended_batch", ("result.log_append_time_ms != -1", "False")),
+        edit(PartitionSequencer, "may_complete", ("result.log_append_time_ms == -1", "True")),
         rule="the batch there may be another writer's: rule 5",
     ),
     Mutant(
         "fast-path-out-of-order",
         "the fast path completes appends out of order",
         ("true-many", "true-one", "true-cluster"),
-        edit(PartitionSequencer, "appended_batch", ("self._in_flight[0] is not pending", "False")),
+        edit(PartitionSequencer, "may_complete", ("self._in_flight[0] is not pending", "False")),
         rule="no stuck sequencer",
     ),
     Mutant(
@@ -937,7 +936,7 @@ MUTANTS = (
         ("retries",),
         edit(
             PartitionSequencer,
-            "appended_batch",
+            "complete",
             ("self._record_appended(pending, result.log_append_time_ms, now)", "pass"),
         ),
         rule="recognize retries before comparing offsets",
@@ -948,7 +947,7 @@ MUTANTS = (
         ("true-one",),
         edit(
             PartitionSequencer,
-            "appended_batch",
+            "complete",
             ("self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)", "pass"),
         ),
         rule="every unfenced append changes the sequence offset: rule 6",
@@ -959,8 +958,11 @@ MUTANTS = (
         ("resends",),
         edit(
             Session,
-            "_end_single",
-            ("if error or partition != single.pending.partition.partition:\n    return None", "error = 0"),
+            "_end_direct",
+            (
+                "PartitionResult(partition, error, base_offset, append_time, log_start)",
+                "PartitionResult(partition, 0, direct.pending_appends[0].at or base_offset, append_time, log_start)",
+            ),
         ),
         rule="an error is no success",
     ),
@@ -968,21 +970,21 @@ MUTANTS = (
         "fast-path-after-failure",
         "the fast path continues after a failed batch",
         ("pipelines", "queues"),
-        edit(Session, "_take_single", ("self._failed_pipelines", "False")),
+        edit(Session, "_take_direct", ("self._failed_pipelines", "False")),
         rule="a pipeline fails as a whole: rule 13",
     ),
     Mutant(
         "fast-path-state-lost",
         "the oldest fast-path append gets no ordinary state",
         ("one-broker", "pipelines", "cluster"),
-        edit(Session, "_disable_fast_path", ("single is None", "single is None or index == 0")),
+        edit(Session, "_disable_fast_path", ("direct is None", "direct is None or index == 0")),
         rule="in-doubt appends are always resolved",
     ),
     Mutant(
         "fast-path-keeps-memory",
         "the fast path does not release memory",
         ("race",),
-        edit(Session, "_end_single", ("self._services.release(pending_response.reserved_bytes)", "pass")),
+        edit(Session, "_end_direct", ("self._services.release(pending_response.reserved_bytes)", "pass")),
         rule="bounded memory",
     ),
     Mutant(
@@ -1051,7 +1053,7 @@ MUTANTS = (
         "fast-path-past-the-barrier",
         "the fast path skips append barriers",
         _EXPANSIONS,
-        edit(Session, "_take_single", ("policy.checks_count", "False")),
+        edit(Session, "_take_direct", ("policy.checks_count", "False")),
         rule="every append to a topic with count checks enters its barrier",
     ),
     Mutant(

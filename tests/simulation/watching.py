@@ -7,11 +7,9 @@ from collections.abc import Callable
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.state import SequencerView
-from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from tests.simulation.clock import Sim
@@ -42,24 +40,22 @@ class WatchedDispatcher(Dispatcher):
         self._submits = 0
         self._order: dict[g.PendingAppend, int] = {}
         self._overtakable: set[g.PendingAppend] = set()
-        #: The last failed append of each pipeline: its order, and when.
-        self._failed: dict[tuple[TopicPartition, int, int], tuple[int, float]] = {}
+        #: The last failed append of each pipeline: its order, and when. Independent batches have their own entry.
+        self._failed: dict[tuple[tuple[TopicPartition, int, int], bool], tuple[int, float]] = {}
 
-    def _route(self, session: Session, command: sessions.Command) -> None:
-        if isinstance(command, sessions.ToSequencer):
-            pending = command.pending
-            match command.event:
-                case g.Submitted():
-                    self._submits += 1
-                    self._order[pending] = self._submits
-                case g.Canceled():
-                    if pending.duplicate_waiters:
-                        self._order[pending.duplicate_waiters[0]] = self._order[pending]
-                case g.Sent():
-                    self._check_age(pending)
-                case _:
-                    pass
-        super()._route(session, command)
+    def submit(self, pending: g.PendingAppend) -> None:
+        self._submits += 1
+        self._order[pending] = self._submits
+        super().submit(pending)
+
+    def cancel(self, pending: g.PendingAppend) -> None:
+        if pending.duplicate_waiters:
+            self._order[pending.duplicate_waiters[0]] = self._order[pending]
+        super().cancel(pending)
+
+    def sent(self, pending: g.PendingAppend) -> None:
+        self._check_age(pending)
+        super().sent(pending)
 
     def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
         return _WatchedSequencer(partition, self._limits, self._names, self)
@@ -67,23 +63,21 @@ class WatchedDispatcher(Dispatcher):
     def take(
         self,
         sequencer: PartitionSequencer,
-        take: Callable[[g.PendingAppend, float], bool],
+        take: Callable[[g.PendingAppend, float], None],
         pending: g.PendingAppend,
         now: float,
-    ) -> bool:
+    ) -> None:
         """The fast path: submit, admit and send in one call."""
         view = sequencer.view(now)
         overtakable = {_pipeline(t) for t in view.overtakable}
         before = [t for t in view.queued if t.connection != pending.connection and _pipeline(t) not in overtakable]
-        if not take(pending, now):
-            return False
+        take(pending, now)
         self._submits += 1
         self._order[pending] = self._submits
         if not (view.in_flight or view.fence_confirmed):
             self._check_read(view, pending)
         if before:
             self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
-        return True
 
     def record_overtakable(self, sequencer: PartitionSequencer) -> None:
         self._overtakable |= sequencer.view(self._sim.now).overtakable
@@ -101,14 +95,14 @@ class WatchedDispatcher(Dispatcher):
                 self._overtakable.discard(pending)
                 order = self._order.pop(pending, 0)
                 if result.error_code and pending.attempts:
-                    self._failed[_pipeline(pending)] = order, self._sim.now
+                    self._failed[_pipeline(pending), _is_independent(pending)] = order, self._sim.now
             case _:
                 pass
         super()._carry_out(sequencer, effect, now)
 
     def _check_order(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """First come, first served. An in-doubt append blocks others until it is resolved."""
-        if pending.attempts and (pending.append.producer_id >= 0 or pending.append.expected_base_offset is not None):
+        if pending.attempts:
             self._check_pipeline(sequencer, pending)
         if pending.attempts or pending.resolve_until:
             return
@@ -126,15 +120,20 @@ class WatchedDispatcher(Dispatcher):
             self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
 
     def _check_pipeline(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
-        """A sent batch must not be sent again after a predecessor in its pipeline failed, or while it may fail."""
+        """A sent batch must not be sent again after a predecessor in its pipeline failed, or while it may fail.
+
+        Of two independent batches, neither is the other's predecessor.
+        """
         mine = self._order.get(pending, 0)
         before = [
             t
             for t in sequencer.view(self._sim.now).being_read
             if t.attempts and _pipeline(t) == _pipeline(pending) and self._order[t] < mine
         ]
-        order, failed_at = self._failed.get(_pipeline(pending), (0, 0.0))
-        if before or (0 < order < mine and failed_at >= pending.submitted_at):
+        failed = [self._failed.get((_pipeline(pending), False), (0, 0.0))]
+        if not _is_independent(pending):
+            failed.append(self._failed.get((_pipeline(pending), True), (0, 0.0)))
+        if before or any(0 < order < mine and failed_at >= pending.submitted_at for order, failed_at in failed):
             self._record(f"APPENDED AFTER FAILURE: {sequencer.partition}: a batch is resent after a failed predecessor")
 
     def _check_age(self, pending: g.PendingAppend) -> None:
@@ -170,6 +169,10 @@ def _pipeline(pending: g.PendingAppend) -> tuple[TopicPartition, int, int]:
     return pending.partition, pending.connection, pending.append.producer_id
 
 
+def _is_independent(pending: g.PendingAppend) -> bool:
+    return pending.append.producer_id < 0 and pending.append.expected_base_offset is None
+
+
 class _WatchedSequencer(PartitionSequencer):
     def __init__(
         self, partition: TopicPartition, limits: g.SequencerLimits, names: HeaderNames, by: WatchedDispatcher
@@ -177,10 +180,10 @@ class _WatchedSequencer(PartitionSequencer):
         super().__init__(partition, limits, names)
         self._by = by
 
-    def handle(self, event: g.Event, now: float) -> list[g.Effect]:
-        effects = super().handle(event, now)
-        self._by.record_overtakable(self)  # this event decided which appends may overtake
+    def _finish(self, now: float) -> list[g.Effect]:
+        effects = super()._finish(now)
+        self._by.record_overtakable(self)  # this call decided which appends may overtake
         return effects
 
-    def take(self, pending: g.PendingAppend, now: float) -> bool:
-        return self._by.take(self, super().take, pending, now)
+    def take(self, pending: g.PendingAppend, now: float) -> None:
+        self._by.take(self, super().take, pending, now)

@@ -16,10 +16,10 @@ from uuid import UUID
 import crc32c
 
 from fencepost_policies.append import Check
+from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.dispatcher import Action, ForConnection, ForControl, Report
+from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
 from fencepost_proxy.session.produce_exchange import batch_to_send
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.services import relayed_versions_without
@@ -34,7 +34,7 @@ from fencepost_proxy.topics.state import (
     encode_fence_base,
     encode_producer_id,
 )
-from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, ORDERED_PARTITION_EXPANSION, TopicPolicy
+from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
 from fencepost_proxy.wire.apis import (
@@ -65,8 +65,7 @@ _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
-#: Heartbeat times, shorter than in net/, like all times here.
-_HEARTBEAT_SECONDS = 0.1
+#: Shorter than in net/, like all times here, but longer than a restart takes.
 _DEAD_SECONDS = 2.0
 
 
@@ -159,7 +158,7 @@ class ModelRewriters:
     @staticmethod
     def _altered(response: memoryview) -> Finished:
         topic, value = bytes(response[4:]).decode().split("=")
-        change = TopicConfigChange(topic, None, {CHECK_EXPECTED_OFFSETS: value})
+        change = TopicConfigChange(topic, None, {CHECK_EXPECTED_OFFSETS.name: value})
         head = bytes(response[:4])
         return Finished(_framed(head + CHANGED), (change,), lambda error: _framed(head + NOT_STORED))
 
@@ -307,16 +306,20 @@ class Proxy(Counting):
         return self._instance_id
 
     def alone(self, now: float) -> bool:
-        """By heartbeats in the state topic (net/state_topic.py): a start is noticed late, an exit later."""
+        """By heartbeats in the state topic (net/state_topic.py)."""
         if self.incarnation > 1 and now - self.started_at < _DEAD_SECONDS:
             return False  # its predecessor may still count as live
         return not any(other.counts_as_live(now) for other in self.world.proxies if other is not self)
 
     def counts_as_live(self, now: float) -> bool:
-        return now - self.started_at > _HEARTBEAT_SECONDS if self.live else now - self.died_at < _DEAD_SECONDS
+        """A started process counts at once: the heartbeats of the one that crashed are not old yet."""
+        return self.live or now - self.died_at < _DEAD_SECONDS
 
     def taken_over(self, now: float) -> bool:
         return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds
+
+    def unix_ms(self, now: float) -> int:
+        return round((now + UNIX_MINUS_MONOTONIC) * 1000)
 
     def fresh(self, now: float) -> bool:
         return now < self._fresh_until
@@ -344,8 +347,9 @@ class Proxy(Counting):
         clear_at = self.started_at + self.in_doubt_seconds if self.incarnation > 1 else float("-inf")
         return self.world.barriers.new_barrier(topic, self.in_doubt_seconds, clear_at, self.sim.now)
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @property
+    def sequencers(self) -> Dispatcher:
+        return self.dispatcher
 
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
@@ -356,9 +360,6 @@ class Proxy(Counting):
 
     def produce_version_max(self) -> int:
         return 13 if self.world.scenario.by_topic_id else 12
-
-    def may_send(self, pending: sequencers.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return endpoint
@@ -1055,9 +1056,9 @@ class World:
         """The configuration files set the checks, unless an admin does."""
         if topic == TOPIC and self.scenario.managed:
             return {}
-        configs = {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
+        configs = {CHECK_EXPECTED_OFFSETS.name: self.checks[topic].value} if topic in self.checks else {}
         if topic == TOPIC and self.scenario.barriers:
-            configs[ORDERED_PARTITION_EXPANSION] = "true"
+            configs[ORDERED_PARTITION_EXPANSION.name] = "true"
         return configs
 
     def next_instance_id(self) -> int:

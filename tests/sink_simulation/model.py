@@ -246,7 +246,7 @@ class World:
 
 
 class ModelLog:
-    """`fencepost.spark.task.Log`."""
+    """`fencepost.spark.interfaces.Log`."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -7,9 +7,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from fencepost.spark import comparing, driver_probe, task
+from fencepost.spark import comparing, driver_probe
+from fencepost.spark.appender import Appender
 from fencepost.spark.errors import Unknown
+from fencepost.spark.planner import Planner
+from fencepost.spark.refusals import Refusals
+from fencepost.spark.resumer import Resumer
+from fencepost.spark.rows import digest_of, joined
 from fencepost.spark.task import Task
+from fencepost.spark.unmatched import UnmatchedRows
+from fencepost.spark.write import Write
 from tests.support.mutants import Change, Mutant, body, edit, wrap
 
 from .model import Answer, ModelFraming
@@ -20,7 +27,7 @@ Wrapped = Callable[..., Any]
 
 def _pool_without(origin: str) -> Change:
     first = "commit_tag = append.commit_tag"
-    return edit(Task, "_pool", (first, f"if origin == {origin}: return\n{first}"))
+    return edit(Resumer, "_pool", (first, f"if origin == {origin}: return\n{first}"))
 
 
 def _begin_without(batches: Callable[[int, int], bool]) -> Change:
@@ -29,11 +36,11 @@ def _begin_without(batches: Callable[[int, int], bool]) -> Change:
     def wrapped(begin: Wrapped, self: Any) -> None:
         observations = {
             topic_partition: replace(observation, last=None)
-            if observation.last and batches(observation.last.batch, self._batch)
+            if observation.last and batches(observation.last.batch, self._write.batch)
             else observation
-            for topic_partition, observation in self._probed.observations.items()
+            for topic_partition, observation in self._write.probed.observations.items()
         }
-        self._probed = replace(self._probed, observations=observations)
+        self._write.probed = replace(self._write.probed, observations=observations)
         begin(self)
 
     return wrap(Task, "begin", wrapped)
@@ -64,20 +71,20 @@ def _without_earlier_commits(read: Wrapped, self: Any, topic_partition: Any) -> 
     for commit_tag, logged in self._appends(topic_partition, found.begin, first):
         if commit_tag.task == comparing.DRIVER and logged.base_offset < first:
             for each in logged.bodies:
-                found.digests.remove(task.digest_of(each))
+                found.digests.remove(digest_of(each))
     return found
 
 
 def _wrong_began(choose_counts: Wrapped, self: Any, last: Any) -> None:
     choose_counts(self, last)
     for topic_partition, commit_tag in list(last.items()):
-        if commit_tag.batch == self._batch:
-            last[topic_partition] = replace(commit_tag, began=self._probed.observations[topic_partition].end)
+        if commit_tag.batch == self._write.batch:
+            last[topic_partition] = replace(commit_tag, began=self._write.probed.observations[topic_partition].end)
     observations = {
         topic_partition: replace(observation, last=last.get(topic_partition))
-        for topic_partition, observation in self._probed.observations.items()
+        for topic_partition, observation in self._write.probed.observations.items()
     }
-    self._probed = replace(self._probed, observations=observations)
+    self._write.probed = replace(self._write.probed, observations=observations)
 
 
 def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
@@ -104,7 +111,7 @@ def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) ->
 
     first.answer.add_done_callback(done)
     second.answer.add_done_callback(done)
-    rows = vars(task)["_joined"]([first.rows, second.rows])
+    rows = joined([first.rows, second.rows])
     partition.flight = replace(first, rows=rows, answer=both)
 
 
@@ -113,48 +120,48 @@ MUTANTS = (
         "no probe",
         "after a refusal the new end is believed without reading",
         ("speculation", "zombies", "lossy"),
-        edit(Task, "_probe", ("not self._nothing_new(topic_partition, partition, end)", "False")),
+        edit(Appender, "_probe", ("not self._nothing_new(topic_partition, partition, end)", "False")),
     ),
     Mutant(
         "in doubt is success",
         "an append without an answer counts as appended",
         ("lossy",),
-        wrap(Task, "_answered", _in_doubt_is_success),
+        wrap(Appender, "_answered", _in_doubt_is_success),
     ),
     Mutant(
         "no overlap check",
         "rows of another split's tasks are written again",
         ("changed split", "changed split, calm"),
-        _pool_without("_FOREIGN"),
+        _pool_without("FOREIGN"),
     ),
     Mutant(
         "no foreign numbers",
         "rows are not searched under other task numbers",
         ("permuted", "permuted, calm"),
-        _pool_without("_FOREIGN"),
+        _pool_without("FOREIGN"),
     ),
     Mutant(
         "no own number",
         "rows are not searched under the task's number in other runs",
         ("driver restarts",),
-        _pool_without("_SAME_NUMBER"),
+        _pool_without("SAME_NUMBER"),
     ),
     Mutant(
         "no own run",
         "rows are not searched in the task's appends of this run",
         ("speculation", "tasks die"),
-        _pool_without("_OWN"),
+        _pool_without("THIS_RUN"),
     ),
     Mutant(
         "same run's",
         "rows of this run's other tasks count, and nothing is compared",
         ("equal rows in tasks",),
         edit(
-            Task,
-            "_absorb",
+            Resumer,
+            "absorb",
             (
-                "if commit_tag.task != self._task:\n    return\norigin = _OWN",
-                "origin = _OWN if commit_tag.task == self._task else _FOREIGN",
+                "if commit_tag.task != self._write.task:\n    return\norigin = THIS_RUN",
+                "origin = THIS_RUN if commit_tag.task == self._write.task else FOREIGN",
             ),
         ),
         body(comparing, "compare", "return None"),
@@ -205,19 +212,19 @@ MUTANTS = (
         "never unmatched",
         "a batch whose data changes each time is appended each time",
         ("other data each time",),
-        edit(Task, "_send", ("self._has_unmatched", "False")),
+        edit(Appender, "_send", ("self._write.has_unmatched", "False")),
     ),
     Mutant(
         "keys",
         "a task of other keys is taken for one of other data",
         ("permuted, expansion",),
-        body(Task, "_keys_are_the_same", "return True"),
+        body(UnmatchedRows, "_keys_are_the_same", "return True"),
     ),
     Mutant(
         "left-overs",
         "rows that are in the log and not in the data are not missed",
         ("other data",),
-        body(Task, "_check_unmatched", "pass"),
+        body(UnmatchedRows, "check", "pass"),
     ),
     Mutant(
         "resume as fresh",
@@ -235,21 +242,21 @@ MUTANTS = (
         "began",
         "a half-written batch is read from the end only",
         ("driver restarts", "zombies"),
-        wrap(Task, "_choose_counts", _wrong_began),
+        wrap(Planner, "_choose_counts", _wrong_began),
     ),
     Mutant(
         "nothing new",
         "`task_appends` is not compared",
         ("speculation", "zombies"),
-        body(Task, "_nothing_new", "return True"),
+        body(Appender, "_nothing_new", "return True"),
     ),
     Mutant(
         "task appends",
         "appends that were read are not counted",
         ("speculation", "speculation, other order", "lossy contention"),
         edit(
-            Task,
-            "_absorb",
+            Resumer,
+            "absorb",
             ("partition.task_appends = None", "pass"),
             ("partition.task_appends[commit_tag.task] = partition.task_appends.get(commit_tag.task, 0) + 1", "pass"),
         ),
@@ -258,16 +265,19 @@ MUTANTS = (
         "not deduped",
         "queued rows are not compared with rows that were read",
         ("lossy",),
-        body(Task, "_dedupe", "pass"),
+        body(Appender, "_dedupe", "pass"),
     ),
     Mutant(
         "repartitioned without reading",
         "after an expansion, old partitions are not read",
         ("expansion and copies",),
         edit(
-            Task,
+            Appender,
             "_repartition",
-            ("self._patiently(lambda topic_partition=topic_partition: self._probe(topic_partition, -1))", "pass"),
+            (
+                "self._patience.patiently(lambda topic_partition=topic_partition: self._probe(topic_partition, -1))",
+                "pass",
+            ),
         ),
     ),
     Mutant(
@@ -275,9 +285,9 @@ MUTANTS = (
         "after an expansion, rows are searched only in their current partitions",
         ("expansion and restarts", "expansion"),
         edit(
-            Task,
+            Resumer,
             "_is_missing",
-            ("topic_partition[0] in self._mixed and (self._plan.arranged or not explicit)", "False"),
+            ("topic_partition[0] in self._write.mixed and (self._write.plan.arranged or not explicit)", "False"),
         ),
     ),
     Mutant(
@@ -290,7 +300,7 @@ MUTANTS = (
         "two under way",
         "two appends of one partition are under way at once",
         ("speculation, other order", "zombies, other order"),
-        wrap(Task, "_send", _send_two),
+        wrap(Appender, "_send", _send_two),
     ),
     Mutant(
         "last batch only",
@@ -302,19 +312,19 @@ MUTANTS = (
         "spread by chance",
         "rows without a key go anywhere",
         ("no keys",),
-        body(Task, "default_partition", "return int(self._clock.random() * self._over[topic])"),
+        body(Write, "default_partition", "return int(self.clock.random() * self.over[topic])"),
     ),
     Mutant(
         "arranged by task",
         "arranged rows are searched only in the task's appends",
         ("changed split, then arranged", "expansion, arranged"),
         edit(
-            Task,
-            "_absorb",
+            Resumer,
+            "absorb",
             (
-                "commit_tag, partition = append.commit_tag, self._partitions[topic_partition]",
-                "commit_tag, partition = append.commit_tag, self._partitions[topic_partition]\n"
-                "if self._plan.arranged and commit_tag.task != self._task:\n"
+                "commit_tag, partition = append.commit_tag, self._write.partitions[topic_partition]",
+                "commit_tag, partition = append.commit_tag, self._write.partitions[topic_partition]\n"
+                "if self._write.plan.arranged and commit_tag.task != self._write.task:\n"
                 "    return",
             ),
         ),
@@ -329,13 +339,13 @@ MUTANTS = (
         "order",
         "refused rows are sent after later ones",
         ("lossy",),
-        edit(Task, "_answered", ("partition.put(flight.rows, front=True)", "partition.put(flight.rows)")),
+        edit(Appender, "_answered", ("partition.put(flight.rows, front=True)", "partition.put(flight.rows)")),
     ),
     Mutant(
         "other query",
         "rows of another query are ignored",
         ("deleted checkpoint",),
-        body(Task, "_refuse_other_query", "pass"),
+        body(Refusals, "refuse_other_query", "pass"),
     ),
     Mutant(
         "a stale commit tag",
@@ -347,7 +357,7 @@ MUTANTS = (
         "not buffered",
         "new rows are appended before all old ones are matched",
         ("other data",),
-        edit(Task, "_read_scan_range", ("self._buffered = []", "pass")),
+        edit(Resumer, "read_scan_range", ("self._write.buffered = []", "pass")),
     ),
 )
 

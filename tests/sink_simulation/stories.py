@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from fencepost._partitioning import murmur2
-from fencepost.spark import comparing, driver_probe, task
+from fencepost.spark import comparing, driver_probe
 from fencepost.spark.errors import CannotReach, SinkError
+from fencepost.spark.outcome import Outcome, Plan
+from fencepost.spark.task import Task
 
 from .model import Actor, Faults, ModelClock, ModelFraming, ModelLog, Partition, World, body
 
@@ -93,7 +95,7 @@ class Run:
 class Attempt:
     actor: Actor
     task: int
-    outcome: task.Outcome | None = None
+    outcome: Outcome | None = None
     error: BaseException | None = None
 
 
@@ -294,7 +296,7 @@ class _Driver:
             if self.arranged and probe.counts[TOPIC] != planned:
                 return  # restarted, and arranged again
             hold = 10_000 if story.other_data or story.random_data else world.random.choice((100, 10_000))
-            plan = task.Plan(
+            plan = Plan(
                 "s", arranged=self.arranged, unmatched=story.unmatched, patience_seconds=1e6,
                 append_bytes_max=world.random.choice((60, 150, 400)), buffer_bytes=800, hold_bytes=hold,
             )  # fmt: skip
@@ -306,14 +308,12 @@ class _Driver:
             # The commit may be lost: the next driver begins with this batch again.
             self.query.committed = max(self.query.committed, batch)
 
-    def _write(
-        self, probe: driver_probe.DriverProbe, plan: task.Plan, batch: int, planned: int, *, again: bool
-    ) -> bool:
+    def _write(self, probe: driver_probe.DriverProbe, plan: Plan, batch: int, planned: int, *, again: bool) -> bool:
         world, story = self.query.run.world, self.query.run.story
         tasks = self._tasks(batch, planned)
         if story.permuted and again:
             tasks = {number: tasks[(number + 1) % len(tasks)] for number in tasks}
-        done: dict[int, task.Outcome] = {}
+        done: dict[int, Outcome] = {}
         running: dict[int, list[Attempt]] = {
             number: [self._start(probe, plan, batch, number, rows)] for number, rows in tasks.items()
         }
@@ -351,7 +351,7 @@ class _Driver:
                     several.append(self._start(probe, plan, batch, number, tasks[number]))
         return self._commit(plan, batch, list(done.values()))
 
-    def _commit(self, plan: task.Plan, batch: int, outcomes: list[task.Outcome]) -> bool:
+    def _commit(self, plan: Plan, batch: int, outcomes: list[Outcome]) -> bool:
         """Spark may call it again."""
         run = self.query.run
         for _ in range(run.world.random.choice((1, 1, 2))):
@@ -409,9 +409,7 @@ class _Driver:
                 world.random.shuffle(rows)
         return tasks
 
-    def _start(
-        self, probe: driver_probe.DriverProbe, plan: task.Plan, batch: int, number: int, rows: list[Row]
-    ) -> Attempt:
+    def _start(self, probe: driver_probe.DriverProbe, plan: Plan, batch: int, number: int, rows: list[Row]) -> Attempt:
         run = self.query.run
         world, story = run.world, run.story
         attempt = Attempt(None, number)  # type: ignore[arg-type]
@@ -421,7 +419,7 @@ class _Driver:
             world.random.shuffle(order)
 
         def work() -> None:
-            one = task.Task(
+            one = Task(
                 plan, probe, query=self.query.query, batch=batch, task=number, attempt=f"{world.random.random()}",
                 log=ModelLog(world), framing=ModelFraming(), clock=ModelClock(world),
             )  # fmt: skip

@@ -188,11 +188,11 @@ class Decision:
 
 def check(history: History) -> Decision:
     decision = Decision()
-    by_place: dict[Place, list[Operation]] = defaultdict(list)
+    by_partition: dict[Place, list[Operation]] = defaultdict(list)
     for operation in history.operations.values():
-        by_place[operation.place].append(operation)
-    for place in by_place.keys() | history.logs.keys():
-        _Partition(history, place, by_place[place], decision).check()
+        by_partition[operation.place].append(operation)
+    for place in by_partition.keys() | history.logs.keys():
+        _Partition(history, place, by_partition[place], decision).check()
     return decision
 
 

@@ -61,7 +61,7 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """The outcome of an operation. `offset` – of its first record. `actual` – the log end."""
 
     outcome: str
@@ -131,7 +131,7 @@ class Recorder:
         )
         return operation
 
-    def reported(self, operation: int, reported: Told) -> None:
+    def reported(self, operation: int, reported: Reported) -> None:
         """Call with the response. Only the first call for an operation counts."""
         at = time.monotonic()
         with self._lock:

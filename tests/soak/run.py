@@ -19,7 +19,7 @@ from tests.soak.faults import Faults
 from tests.soak.history import OK, OUTCOMES, Manner, Recorder
 from tests.soak.java import JavaProducers
 from tests.soak.stage import PROXIES, Stage
-from tests.soak.writers import Crew, Writer, told_of
+from tests.soak.writers import Crew, Writer, reported_by
 from tests.support.raw import Closed, Connection, batch
 
 _PROGRESS_SECONDS = 5.0
@@ -67,7 +67,7 @@ class Result:
     renewed: Counter[str]
     records: dict[str, int]
     #: Problems besides findings: a topic that accepts no appends, a writer that hangs.
-    troubles: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def operations(self) -> int:
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        return not self.decision.findings and not self.troubles
+        return not self.decision.findings and not self.problems
 
     def summary(self) -> Iterator[str]:
         yield f"{'writers':<40}" + "".join(f"{outcome:>12}" for outcome in OUTCOMES)
@@ -94,7 +94,7 @@ class Result:
         yield "faults that met a connection: " + _listed(self.hits)
         yield "clients reopened after: " + _listed(self.renewed)
         yield f"log: {sum(self.records.values())} records and markers: " + _listed(Counter(self.records))
-        yield from (f"PROBLEM: {trouble}" for trouble in self.troubles)
+        yield from (f"PROBLEM: {problem}" for problem in self.problems)
         yield from checker.report(self.decision)
 
 
@@ -112,8 +112,8 @@ def crew_of(crew: Crew) -> list[Writer]:
     return [
         kinds.RawWriter(crew, race, "a"),
         kinds.RawWriter(crew, race, "b"),
-        kinds.RawChain(crew, race, "a"),
-        kinds.RawChain(crew, race, "b"),
+        kinds.RawPipeline(crew, race, "a"),
+        kinds.RawPipeline(crew, race, "b"),
         kinds.RawRetrier(crew, race, "a"),
         kinds.Confluent(crew, race, "b"),
         kinds.JavaWriter(crew, race, "a"),
@@ -121,26 +121,26 @@ def crew_of(crew: Crew) -> list[Writer]:
         kinds.AiokafkaLog(crew, "required-log", "b"),
         kinds.ConfluentLog(crew, "required-log", "a"),
         kinds.RawRetrier(crew, "required-log", "b"),
-        kinds.RawPlainWriter(crew, mixed, "a"),
+        kinds.RawPassThroughWriter(crew, mixed, "a"),
         kinds.RawSequenced(crew, mixed, "b"),
-        kinds.RawSequencedChain(crew, mixed, "a"),
+        kinds.RawSequencedPipeline(crew, mixed, "a"),
         kinds.KafkaPython(crew, mixed, "a"),
         kinds.KafkaPythonHeaders(crew, mixed, "b"),
         kinds.Aiokafka(crew, mixed, "a"),
         kinds.AiokafkaHeaders(crew, mixed, "b"),
         kinds.ConfluentHeaders(crew, mixed, "a"),
         kinds.ConfluentNotIdempotent(crew, mixed, "b"),
-        kinds.JavaChain(crew, mixed, "b"),
+        kinds.JavaPipeline(crew, mixed, "b"),
         kinds.JavaNamed(crew, mixed, "a"),
         kinds.RawWriter(crew, checked, "a"),
-        kinds.RawChain(crew, checked, "a"),
-        kinds.RawSequencedChain(crew, checked, "a"),
-        kinds.RawPlainWriter(crew, checked, "a"),
+        kinds.RawPipeline(crew, checked, "a"),
+        kinds.RawSequencedPipeline(crew, checked, "a"),
+        kinds.RawPassThroughWriter(crew, checked, "a"),
         kinds.RawSequenced(crew, checked, "a"),
-        kinds.ConfluentPlain(crew, checked, "a"),
-        kinds.AiokafkaPlain(crew, checked, "a"),
-        kinds.KafkaPythonPlain(crew, checked, "a"),
-        kinds.JavaPlain(crew, checked, "a"),
+        kinds.ConfluentPassThrough(crew, checked, "a"),
+        kinds.AiokafkaPassThrough(crew, checked, "a"),
+        kinds.KafkaPythonPassThrough(crew, checked, "a"),
+        kinds.JavaPassThrough(crew, checked, "a"),
         kinds.KafkaPython(crew, checked, "a"),
         kinds.ConfluentTransactional(crew, transactions, "a"),
         kinds.AiokafkaTransactional(crew, transactions, "a"),
@@ -158,7 +158,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
     (plan.directory / ABOUT).write_text(json.dumps(about) + "\n")
     interrupted = interrupted or threading.Event()
     recorder = Recorder(plan.directory / HISTORY)
-    troubles: list[str] = []
+    problems: list[str] = []
     with stages.stage(plan.directory, fencing=plan.fencing) as stage:
         for index, (topic, mode) in enumerate(TOPICS.items()):
             leader = NODES[index % len(NODES)]
@@ -177,16 +177,16 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
                 say("mending")
                 faults.stop()
                 stage.mend()
-                troubles += _still_alive(stage, recorder, crew.over, say)
+                problems += _still_live(stage, recorder, crew.over, say)
             finally:
                 crew.over.set()
             deadline = time.monotonic() + _JOIN_SECONDS
             hanging = [writer.name for writer in writers if not writer.join(max(0.1, deadline - time.monotonic()))]
-            troubles += [f"{name} does not come back from its client" for name in hanging]
+            problems += [f"{name} does not come back from its client" for name in hanging]
         hits = stage.fault_proxies.hits()
         for proxy in stage.proxies:
             proxy.close()
-        troubles += [trouble for name, proxy in stage.named.items() for trouble in crashes(name, proxy.log)]
+        problems += [problem for name, proxy in stage.named.items() for problem in crashes(name, proxy.log)]
         time.sleep(_LAST_SECONDS)
         recorder.close()
         say("reading the log")
@@ -202,7 +202,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
         recorder.transactions,
         recorder.renewed,
         records,
-        troubles,
+        problems,
     )
 
 
@@ -238,18 +238,18 @@ def crashes(proxy: str, log_text: str) -> Iterator[str]:
         yield f"proxy {proxy} crashed {count} times with {error}; see its log"
 
 
-def _still_alive(stage: Stage, recorder: Recorder, over: threading.Event, say: Say) -> list[str]:
+def _still_live(stage: Stage, recorder: Recorder, over: threading.Event, say: Say) -> list[str]:
     """After the repair, every topic accepts an append through every proxy that serves it.
 
     `over` ends the writers if they keep these appends from winning.
     """
-    troubles = []
+    problems = []
     for topic, mode in TOPICS.items():
         for proxy in PROXIES if mode == "required" else PROXIES[:1]:
             if not append_at_last(stage, recorder, topic, proxy, over):
-                troubles.append(f"{topic} takes no appends through proxy {proxy} after all repairs")
-                say(troubles[-1])
-    return troubles
+                problems.append(f"{topic} takes no appends through proxy {proxy} after all repairs")
+                say(problems[-1])
+    return problems
 
 
 def append_at_last(stage: Stage, recorder: Recorder, topic: str, proxy: str, over: threading.Event) -> bool:
@@ -268,7 +268,7 @@ def append_at_last(stage: Stage, recorder: Recorder, topic: str, proxy: str, ove
             leader = brokers[metadata.topics[0].partitions[0].leader_id]
             with Connection(leader, timeout_seconds=10.0) as connection:
                 operation = recorder.call(f"probe-{proxy}", topic, 0, [each], expected=end, manner=Manner())
-                reported = told_of(connection.append(topic, batch(each.encode(), expected=end)))
+                reported = reported_by(connection.append(topic, batch(each.encode(), expected=end)))
                 recorder.reported(operation, reported)
                 if reported.outcome == OK:
                     return True

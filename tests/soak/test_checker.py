@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from tests.soak.checker import Decision, Entry, History, Operation, Topic, check, load, report
-from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Told
+from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
 
 TOPIC = "t"
-PLACE = (TOPIC, 0)
+PARTITION = (TOPIC, 0)
 
 
 class Story:
     """Operations take a second each, one after the other, by default."""
 
     def __init__(self, mode: str = "required", *, one_proxy: bool = False) -> None:
-        self.history = History(topics={TOPIC: Topic(mode, one_proxy)}, logs={PLACE: []})
+        self.history = History(topics={TOPIC: Topic(mode, one_proxy)}, logs={PARTITION: []})
         self.now = 0.0
 
     def op(self, *ids: str, expected: int | None = None, outcome: str = OK, **more: Any) -> Operation:
@@ -29,7 +29,9 @@ class Story:
         self.now = max(self.now, start + 2.0)
         if outcome == OK:
             more.setdefault("offset", expected)
-        operation = Operation(number, more.pop("writer", "w"), PLACE, ids, expected, start, end=end, outcome=outcome)
+        operation = Operation(
+            number, more.pop("writer", "w"), PARTITION, ids, expected, start, end=end, outcome=outcome
+        )
         for name, value in more.items():
             assert hasattr(operation, name), name
             setattr(operation, name, value)
@@ -37,7 +39,7 @@ class Story:
         return operation
 
     def log(self, *ids: str | None, epochs: dict[str, int] | None = None, hidden: tuple[str, ...] = ()) -> Story:
-        self.history.logs[PLACE] = [
+        self.history.logs[PARTITION] = [
             Entry(offset, each, (epochs or {}).get(each or "", 0), each not in hidden)
             for offset, each in enumerate(ids)
         ]
@@ -195,7 +197,7 @@ def an_unknown_one_elsewhere(story: Story) -> None:
     story.log("a", "b")
 
 
-def unguarded(story: Story) -> None:
+def unchecked(story: Story) -> None:
     story.op("a", offset=0)
     story.log("a")
 
@@ -226,7 +228,7 @@ def out_of_order(story: Story) -> None:
     story.log("a", "b")
 
 
-def a_chain_out_of_order(story: Story) -> None:
+def a_pipeline_out_of_order(story: Story) -> None:
     story.op("b", expected=1, pipeline_key="c", start=0.0, end=9.0)
     story.op("a", expected=0, pipeline_key="c", start=0.0, end=9.0)
     story.log("a", "b")
@@ -261,18 +263,18 @@ def a_bare_error_as_a_library_names_it(story: Story) -> None:
     story.log()
 
 
-def told_that_its_check_is_off(story: Story) -> None:
+def reported_that_its_check_is_off(story: Story) -> None:
     story.op("a", expected=0, outcome=REFUSED, code="CheckIsOff")
     story.log()
 
 
-def a_stranger(story: Story) -> None:
+def an_unauthorized_client(story: Story) -> None:
     story.log("who")
 
 
 def a_gap(story: Story) -> None:
     story.op("a", expected=1)
-    story.history.logs[PLACE] = [Entry(1, "a")]
+    story.history.logs[PARTITION] = [Entry(1, "a")]
 
 
 BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
@@ -287,20 +289,20 @@ BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
     (twice, ["APPENDED TWICE", "WRONG OFFSET"]),
     (twice_although_accepted, ["APPENDED TWICE", "WRONG OFFSET"]),
     (an_unknown_one_elsewhere, ["WRONG OFFSET"]),
-    (unguarded, ["NOT REFUSED"]),
+    (unchecked, ["NOT REFUSED"]),
     (a_transaction_on_a_required_topic, ["NOT REFUSED"]),
     (a_marker_on_a_required_topic, ["NOT REFUSED"]),
     (half_a_batch, ["PARTIAL BATCH"]),
     (a_batch_torn_apart, ["WRONG OFFSET", "PARTIAL BATCH"]),
     (out_of_order, ["ORDER"]),
-    (a_chain_out_of_order, ["ORDER"]),
+    (a_pipeline_out_of_order, ["ORDER"]),
     (an_end_below_what_had_been_accepted, ["WRONG LOG END"]),
     (an_end_above_what_had_been_sent, ["WRONG LOG END"]),
     (an_end_that_never_was, ["WRONG LOG END"]),
     (a_bare_error, ["PRODUCER ERROR"]),
     (a_bare_error_as_a_library_names_it, ["PRODUCER ERROR"]),
-    (told_that_its_check_is_off, ["CHECK REPORTED OFF"]),
-    (a_stranger, ["UNKNOWN RECORD"]),
+    (reported_that_its_check_is_off, ["CHECK REPORTED OFF"]),
+    (an_unauthorized_client, ["UNKNOWN RECORD"]),
     (a_gap, ["GAP"]),
 ]
 
@@ -323,7 +325,7 @@ def a_refused_one_at_its_offset(story: Story) -> None:
     story.log("a")
 
 
-def a_refused_one_elsewhere_that_was_told_a_message(story: Story) -> None:
+def a_refused_one_elsewhere_that_got_a_message(story: Story) -> None:
     story.op("x", offset=0)
     story.op("a", expected=0, outcome=REFUSED)
     story.log("x", "a")
@@ -334,7 +336,7 @@ def an_idempotent_one_twice(story: Story) -> None:
     story.log("a", "a")
 
 
-def a_chain_with_a_hole(story: Story) -> None:
+def a_pipeline_with_a_gap(story: Story) -> None:
     story.op("x", offset=0)
     story.op("a", expected=0, pipeline_key="c", outcome=REFUSED, start=5.0, end=9.0)
     story.op("b", expected=1, pipeline_key="c", start=5.0, end=9.0)
@@ -367,9 +369,9 @@ def half_a_transaction(story: Story) -> None:
 BROKEN_ON_TRUE: list[tuple[Callable[[Story], None], list[str]]] = [
     (an_accepted_one_elsewhere, ["FALSE SUCCESS"]),
     (a_refused_one_at_its_offset, ["REFUSED BUT APPENDED"]),
-    (a_refused_one_elsewhere_that_was_told_a_message, ["REFUSED BUT APPENDED", "WRONG OFFSET"]),
+    (a_refused_one_elsewhere_that_got_a_message, ["REFUSED BUT APPENDED", "WRONG OFFSET"]),
     (an_idempotent_one_twice, ["APPENDED TWICE"]),
-    (a_chain_with_a_hole, ["APPENDED AFTER FAILURE"]),
+    (a_pipeline_with_a_gap, ["APPENDED AFTER FAILURE"]),
     (aborted_but_visible, ["ABORTED VISIBLE"]),
     (committed_but_hidden, ["COMMITTED BUT MISSING"]),
     (accepted_without_a_transaction_but_hidden, ["COMMITTED BUT MISSING"]),
@@ -394,7 +396,7 @@ def test_every_checker_rule_has_a_violating_history() -> None:
 
 def test_pipeline_across_two_proxies_may_resume() -> None:
     story = Story("required")
-    a_chain_with_a_hole(story)
+    a_pipeline_with_a_gap(story)
     story.history.operations[1].expected = 0
     assert story.rules == []
 
@@ -408,9 +410,9 @@ def test_recorded_history_is_checked_unchanged(tmp_path: Path) -> None:
     recorder.topic(TOPIC, "required", one_proxy=False)
     first = recorder.call("raw-1", TOPIC, 0, ["a"], expected=0, manner=Manner())
     second = recorder.call("raw-2", TOPIC, 0, ["b"], expected=0, manner=Manner(named=True))
-    recorder.reported(first, Told(OK, offset=0))
-    recorder.reported(first, Told(UNKNOWN))
-    recorder.reported(second, Told(REFUSED, actual=1, code=44, detail="OFFSET_MISMATCH"))
+    recorder.reported(first, Reported(OK, offset=0))
+    recorder.reported(first, Reported(UNKNOWN))
+    recorder.reported(second, Reported(REFUSED, actual=1, code=44, detail="OFFSET_MISMATCH"))
     recorder.call("raw-2", TOPIC, 0, ["c"], expected=1, manner=Manner())
     recorder.transaction("t1", "committed")
     recorder.fault("broker", "killed 1")

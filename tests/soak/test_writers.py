@@ -8,7 +8,7 @@ from kafka.errors import KafkaTimeoutError, PolicyViolationError
 
 from fencepost import CheckIsOff, InDoubt, OffsetMismatch, OffsetViolation
 from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION
-from tests.soak.writers import told_of, told_of_error
+from tests.soak.writers import reported_by, reported_by_error
 from tests.support.raw import Answer
 
 MISMATCH = "OFFSET_MISMATCH topic=t partition=0 expected=7 actual=9"
@@ -46,7 +46,7 @@ def answer(code: int, message: str | None = None, base_offset: int = -1) -> Answ
 def test_an_answer_to_one_send(
     given: Answer, outcome: str, offset: int | None, actual: int | None, possibly_yours: bool | None
 ) -> None:
-    reported = told_of(given)
+    reported = reported_by(given)
     assert (reported.outcome, reported.offset, reported.actual, reported.possibly_yours) == (
         outcome,
         offset,
@@ -81,5 +81,5 @@ def test_an_answer_to_one_send(
     ],
 )
 def test_what_a_library_raises(error: Exception, outcome: str, offset: int | None, actual: int | None) -> None:
-    reported = told_of_error(error)
+    reported = reported_by_error(error)
     assert (reported.outcome, reported.offset, reported.actual) == (outcome, offset, actual)

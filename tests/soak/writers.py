@@ -23,7 +23,7 @@ import kafka
 
 import fencepost
 from fencepost import RetryPolicy
-from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Told
+from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
 from tests.soak.java import JavaError, JavaProducers
 from tests.soak.stage import Stage
 from tests.support import clients
@@ -44,50 +44,50 @@ NONE, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPE
 _REFUSALS = frozenset({29, 32, 44, 87})
 
 
-def told_of(answer: Answer) -> Told:
+def reported_by(answer: Answer) -> Reported:
     """The outcome in a Produce response, for one attempt."""
     message = answer.message or ""
     code = answer.error_code
     if code == NONE:
-        return Told(OK, offset=answer.base_offset)
+        return Reported(OK, offset=answer.base_offset)
     more: dict[str, Any] = {"code": code, "detail": message[:200]}
     if found := _VIOLATION.match(message):
-        return Told(VIOLATION, offset=int(found[1]), **more)
+        return Reported(VIOLATION, offset=int(found[1]), **more)
     if code in _REFUSALS:
-        return told_of_message(message, code)
+        return reported_by_message(message, code)
     if code == NOT_ENOUGH_REPLICAS or (code == NOT_LEADER and "TRY_AGAIN" in message):
-        return Told(TRY_AGAIN, **more)
-    return Told(UNKNOWN, **more)
+        return Reported(TRY_AGAIN, **more)
+    return Reported(UNKNOWN, **more)
 
 
-def told_of_message(message: str, code: int | str) -> Told:
+def reported_by_message(message: str, code: int | str) -> Reported:
     """The outcome of a refusal with a visible message."""
     if found := _VIOLATION.match(message):
-        return Told(VIOLATION, offset=int(found[1]), code=code, detail=message[:200])
+        return Reported(VIOLATION, offset=int(found[1]), code=code, detail=message[:200])
     found = _MISMATCH.search(message)
     # A contradictory expected offset gets another number: the offset that this record would have.
     actual = int(found[2]) if found and not found[3] else None
     yours = found[4] is not None if found else None
-    return Told(REFUSED, actual=actual, possibly_yours=yours, code=code, detail=message[:200])
+    return Reported(REFUSED, actual=actual, possibly_yours=yours, code=code, detail=message[:200])
 
 
-def told_of_error(error: BaseException) -> Told:
+def reported_by_error(error: BaseException) -> Reported:
     """The outcome of an exception from a Python library or our adapter."""
     kind = type(error).__name__
     more: dict[str, Any] = {"code": kind, "detail": str(error)[:200]}
     if isinstance(error, fencepost.OffsetMismatch):
-        return Told(REFUSED, actual=error.actual, possibly_yours=error.possibly_yours, **more)
+        return Reported(REFUSED, actual=error.actual, possibly_yours=error.possibly_yours, **more)
     if isinstance(error, fencepost.OffsetViolation):
-        return Told(VIOLATION, offset=error.appended_at, **more)
+        return Reported(VIOLATION, offset=error.appended_at, **more)
     if isinstance(error, fencepost.CheckIsOff | fencepost.NotAtEnd):
-        return Told(REFUSED, **more)  # nothing was sent
+        return Reported(REFUSED, **more)  # nothing was sent
     if kind == "PolicyViolationError":
-        return told_of_message(str(error), 44)
+        return reported_by_message(str(error), 44)
     if isinstance(error, confluent_kafka.KafkaException):
         failed = error.args[0]
         more["code"] = failed.name()
-        return Told(REFUSED if failed.code() == confluent_kafka.KafkaError.POLICY_VIOLATION else UNKNOWN, **more)
-    return Told(UNKNOWN, **more)
+        return Reported(REFUSED if failed.code() == confluent_kafka.KafkaError.POLICY_VIOLATION else UNKNOWN, **more)
+    return Reported(UNKNOWN, **more)
 
 
 class Ends:
@@ -96,7 +96,7 @@ class Ends:
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
 
-    def last_observed(self, topic: str, reported: Told, count: int = 1) -> None:
+    def last_observed(self, topic: str, reported: Reported, count: int = 1) -> None:
         if reported.outcome == OK and reported.offset is not None:
             self._ends[topic] = reported.offset + count
         elif reported.actual is not None and reported.actual >= 0:
@@ -205,7 +205,7 @@ class Writer:
             transaction=transaction,
         )
 
-    def reported(self, operation: int, reported: Told, count: int = 1) -> Told:
+    def reported(self, operation: int, reported: Reported, count: int = 1) -> Reported:
         self.crew.recorder.reported(operation, reported)
         self.crew.ends.last_observed(self.topic, reported, count)
         self._unknown_in_a_row = self._unknown_in_a_row + 1 if reported.outcome == UNKNOWN else 0
@@ -243,13 +243,13 @@ class RawWriter(Writer):
     def close(self) -> None:
         self.connection.close()
 
-    def once(self, records: bytes, operation: int, count: int = 1) -> Told:
+    def once(self, records: bytes, operation: int, count: int = 1) -> Reported:
         try:
             answer = self.send(self.connection, records)
         except (OSError, Closed, AssertionError) as error:
-            self.reported(operation, Told(UNKNOWN, code=type(error).__name__))
+            self.reported(operation, Reported(UNKNOWN, code=type(error).__name__))
             raise
-        reported = self.reported(operation, told_of(answer), count)
+        reported = self.reported(operation, reported_by(answer), count)
         if answer.error_code == NOT_LEADER:
             raise OSError("another leader, perhaps")
         return reported
@@ -261,7 +261,7 @@ class RawWriter(Writer):
         self.once(records, self.call(ids, expected), len(ids))
 
 
-class RawPlainWriter(RawWriter):
+class RawPassThroughWriter(RawWriter):
     """Without expected offset: refused where one is required."""
 
     kind = "raw-plain"
@@ -289,14 +289,14 @@ class RawRetrier(RawWriter):
         records = self.records(each, expected)
         operation = self.call([each], expected)
         give_up = time.monotonic() + 2 * DELIVERY_SECONDS
-        reported = Told(UNKNOWN)
+        reported = Reported(UNKNOWN)
         while True:
             try:
                 if self.connection is None:
                     self.connection = self.connect(self.crew.stage.bootstrap(self.random.choice(self.proxies)))
-                reported = told_of(self.send(self.connection, records))
+                reported = reported_by(self.send(self.connection, records))
             except (OSError, Closed, AssertionError) as error:
-                reported = Told(UNKNOWN, code=type(error).__name__)
+                reported = Reported(UNKNOWN, code=type(error).__name__)
             # "Try again" covers one attempt: an earlier one may have been appended.
             if reported.outcome not in (UNKNOWN, TRY_AGAIN) or time.monotonic() > give_up:
                 break
@@ -304,7 +304,7 @@ class RawRetrier(RawWriter):
             if self.crew.over.wait(0.1):
                 break
         if reported.outcome == TRY_AGAIN:
-            reported = Told(UNKNOWN, code=reported.code)
+            reported = Reported(UNKNOWN, code=reported.code)
         self.reported(operation, reported)
 
     def close(self) -> None:
@@ -334,20 +334,20 @@ class RawSequenced(RawRetrier):
         return records
 
 
-class RawChain(RawWriter):
+class RawPipeline(RawWriter):
     """Pipelined batches with consecutive expected offsets."""
 
     kind = "raw-chain"
 
     def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
         super().__init__(crew, topic, proxy, number)
-        self._chains = itertools.count(1)
+        self._pipelines = itertools.count(1)
 
     def records(self, each: str, expected: int) -> bytes:
         return batch(each.encode(), expected=expected)
 
     def step(self) -> None:
-        pipeline_key = f"{self.name}/chain {next(self._chains)}"
+        pipeline_key = f"{self.name}/chain {next(self._pipelines)}"
         expected = self.expectation()
         ids = [self.new_id() for _ in range(self.random.randint(2, 8))]
         calls = []
@@ -361,17 +361,17 @@ class RawChain(RawWriter):
             self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
             for operation, _ in calls:
                 answer = self.connection.receive_produce()[1][self.topic, 0]
-                self.reported(operation, told_of(answer))
+                self.reported(operation, reported_by(answer))
                 answered += 1
         except (OSError, Closed) as error:
             for operation, _ in calls[answered:]:
-                self.reported(operation, Told(UNKNOWN, code=type(error).__name__))
+                self.reported(operation, Reported(UNKNOWN, code=type(error).__name__))
             raise
         if answer.error_code == NOT_LEADER:
             raise OSError("another leader, perhaps")
 
 
-class RawSequencedChain(RawChain):
+class RawSequencedPipeline(RawPipeline):
     """The same with an idempotent library's sequences, which continue after a refusal."""
 
     kind = "raw-chain-sequenced"
@@ -436,14 +436,14 @@ class LibraryWriter(Writer):
             outcome = self.producer.send(self.topic, each.encode(), partition=0, **options)
             self.producer.resolve()
         except Exception as error:
-            self.reported(operation, told_of_error(error))
+            self.reported(operation, reported_by_error(error))
             raise
         if outcome.error is not None:
-            self.reported(operation, told_of_error(outcome.error))
+            self.reported(operation, reported_by_error(outcome.error))
         elif outcome.offset is None:
-            self.reported(operation, Told(UNKNOWN, code="not settled"))
+            self.reported(operation, Reported(UNKNOWN, code="not settled"))
         else:
-            self.reported(operation, Told(OK, offset=outcome.offset if outcome.offset >= 0 else None))
+            self.reported(operation, Reported(OK, offset=outcome.offset if outcome.offset >= 0 else None))
 
     def close(self) -> None:
         self.producer.close()
@@ -509,7 +509,7 @@ class _StockKafkaPython(clients.KafkaPythonProducer):
         self._waiting = []
 
 
-class KafkaPythonPlain(KafkaPython):
+class KafkaPythonPassThrough(KafkaPython):
     """Without expected offset; idempotent by default."""
 
     kind = "kafka-python-plain"
@@ -520,7 +520,7 @@ class KafkaPythonPlain(KafkaPython):
         self.producer = _StockKafkaPython(self.bootstrap, **_configs(self.library))
 
 
-class ConfluentPlain(Confluent):
+class ConfluentPassThrough(Confluent):
     """Without expected offset; idempotent."""
 
     kind = "confluent-plain"
@@ -529,7 +529,7 @@ class ConfluentPlain(Confluent):
     more = {"enable_idempotence": True}  # noqa: RUF012
 
 
-class AiokafkaPlain(Aiokafka):
+class AiokafkaPassThrough(Aiokafka):
     """Without expected offset; at least once."""
 
     kind = "aiokafka-plain"
@@ -555,12 +555,12 @@ class LogWriter(Writer):
         try:
             offset = self.log.append([fencepost.Record(each.encode()) for each in ids])
         except Exception as error:
-            self.reported(operation, told_of_error(error), len(ids))
+            self.reported(operation, reported_by_error(error), len(ids))
             if not isinstance(error, fencepost.OffsetMismatch | fencepost.InDoubt):
                 raise
             self.log.read_to_end(lambda _: None)
         else:
-            self.reported(operation, Told(OK, offset=offset), len(ids))
+            self.reported(operation, Reported(OK, offset=offset), len(ids))
 
     def close(self) -> None:
         self.log.close()
@@ -590,7 +590,7 @@ class JavaWriter(Writer):
     kind = "java"
     manner = Manner(resends=True, idempotent=True)
     conditional = True
-    chain_max = 1
+    pipeline_max = 1
     settings: dict[str, Any] = {}  # noqa: RUF012 - of a class, never changed
 
     def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
@@ -612,7 +612,7 @@ class JavaWriter(Writer):
         )
 
     def step(self) -> None:
-        count = self.random.randint(1, self.chain_max)
+        count = self.random.randint(1, self.pipeline_max)
         first = self.expectation()
         calls = []
         for delta in range(count):
@@ -622,26 +622,26 @@ class JavaWriter(Writer):
             write_id = each if self.manner.named else None
             calls.append((operation, self.crew.java.send(self.producer, self.topic, each, expected, write_id)))
         for operation, future in calls:
-            self.reported(operation, self.told_of(future))
+            self.reported(operation, self.reported_by(future))
 
-    def told_of(self, future: Future[int | None]) -> Told:
+    def reported_by(self, future: Future[int | None]) -> Reported:
         try:
             offset = self.wait(future)
         except JavaError as error:
             if error.kind == "PolicyViolationException":
-                return told_of_message(error.message, 44)
-            return Told(UNKNOWN, code=error.kind, detail=error.message[:200])
+                return reported_by_message(error.message, 44)
+            return Reported(UNKNOWN, code=error.kind, detail=error.message[:200])
         except FutureTimeout:
-            return Told(UNKNOWN, code="no answer")
-        return Told(OK, offset=offset if offset is not None and offset >= 0 else None)
+            return Reported(UNKNOWN, code="no answer")
+        return Reported(OK, offset=offset if offset is not None and offset >= 0 else None)
 
     def close(self) -> None:
         self.crew.java.query("close", self.producer)
 
 
-class JavaChain(JavaWriter):
+class JavaPipeline(JavaWriter):
     kind = "java-chain"
-    chain_max = 6
+    pipeline_max = 6
 
 
 class JavaNamed(JavaWriter):
@@ -650,10 +650,10 @@ class JavaNamed(JavaWriter):
     settings = {"enable_idempotence": "false"}  # noqa: RUF012
 
 
-class JavaPlain(JavaWriter):
+class JavaPassThrough(JavaWriter):
     kind = "java-plain"
     conditional = False
-    chain_max = 3
+    pipeline_max = 3
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
@@ -694,7 +694,7 @@ class Transactional(Writer):
     def begin(self) -> None:
         raise NotImplementedError
 
-    def append(self, each: str, expected: int | None) -> Told:
+    def append(self, each: str, expected: int | None) -> Reported:
         raise NotImplementedError
 
     def commit(self) -> None:
@@ -725,7 +725,7 @@ class ConfluentTransactional(Transactional):
     def begin(self) -> None:
         self.producer.begin_transaction()
 
-    def append(self, each: str, expected: int | None) -> Told:
+    def append(self, each: str, expected: int | None) -> Reported:
         reports: list[tuple[Any, Any]] = []
         headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
         self.producer.produce(
@@ -733,11 +733,11 @@ class ConfluentTransactional(Transactional):
         )
         self.producer.flush(_ANSWER_SECONDS)
         if not reports:
-            return Told(UNKNOWN, code="not settled")
+            return Reported(UNKNOWN, code="not settled")
         error, message = reports[0]
         if error is not None:
-            return told_of_error(confluent_kafka.KafkaException(error))
-        return Told(OK, offset=message.offset() if message.offset() >= 0 else None)
+            return reported_by_error(confluent_kafka.KafkaException(error))
+        return Reported(OK, offset=message.offset() if message.offset() >= 0 else None)
 
     def commit(self) -> None:
         self.producer.commit_transaction(_ANSWER_SECONDS)
@@ -768,8 +768,8 @@ class JavaTransactional(Transactional, JavaWriter):
     def begin(self) -> None:
         self._query("begin")
 
-    def append(self, each: str, expected: int | None) -> Told:
-        return self.told_of(self.crew.java.send(self.producer, self.topic, each, expected))
+    def append(self, each: str, expected: int | None) -> Reported:
+        return self.reported_by(self.crew.java.send(self.producer, self.topic, each, expected))
 
     def commit(self) -> None:
         self._query("commit")
@@ -808,15 +808,15 @@ class AiokafkaTransactional(Transactional):
     def begin(self) -> None:
         self._do(self.producer.begin_transaction)
 
-    def append(self, each: str, expected: int | None) -> Told:
+    def append(self, each: str, expected: int | None) -> Reported:
         headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
         try:
             done = self._do(
                 lambda: self.producer.send_and_wait(self.topic, each.encode(), partition=0, headers=headers)
             )
         except Exception as error:
-            return told_of_error(error)
-        return Told(OK, offset=done.offset if done.offset >= 0 else None)
+            return reported_by_error(error)
+        return Reported(OK, offset=done.offset if done.offset >= 0 else None)
 
     def commit(self) -> None:
         self._do(self.producer.commit_transaction)

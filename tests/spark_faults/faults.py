@@ -78,7 +78,7 @@ def half_written(trial: Trial, query: Query, action: str = WAIT) -> int:
     return pid
 
 
-def go_on(trial: Trial) -> None:
+def continue_appending(trial: Trial) -> None:
     [sequencer] = points(trial, "rows/0")
     gates.let_pass(sequencer)
 
@@ -89,7 +89,7 @@ def go_on(trial: Trial) -> None:
 def task_fails(trial: Trial) -> None:
     query = begun(trial)
     half_written(trial, query, WAIT_AND_RAISE)
-    go_on(trial)
+    continue_appending(trial)
     ended(trial, query)
 
 
@@ -150,7 +150,7 @@ def executor_killed(trial: Trial) -> None:
         process = members[process][0]
     _signal(process, signal.SIGKILL)
     trial.done(query, trial.at)
-    go_on(trial)
+    continue_appending(trial)
     ended(trial, query)
 
 
@@ -165,7 +165,7 @@ def zombie_executor(trial: Trial) -> None:
     old.kill()
     trial.start(query)
     trial.done(query, trial.at)
-    go_on(trial)
+    continue_appending(trial)
     for pid in members:
         _signal(pid, signal.SIGCONT)
     until(lambda: not old.processes(), "the zombies have ended")
@@ -200,7 +200,7 @@ def zombie_driver(trial: Trial) -> None:
     trial.start(query)
     trial.done(query, trial.at)
     trial.done(query, query.more())
-    go_on(trial)
+    continue_appending(trial)
     for pid in members:
         _signal(pid, signal.SIGCONT)
     until(lambda: not old.report("state", name=query.name)["active"], "the older driver's query has ended")
@@ -220,7 +220,7 @@ def speculation(trial: Trial) -> None:
     query = begun(trial)
     half_written(trial, query)
     until(lambda: len(gates.recorded(f"started.{trial.at}.0.")) > 1, "a speculative copy of the task")
-    go_on(trial)
+    continue_appending(trial)
     ended(trial, query)
 
 
@@ -344,7 +344,7 @@ def _load(trial: Trial) -> Query:
 def load_task_fails(trial: Trial) -> None:
     query = _load(trial)
     half_written(trial, query, WAIT_AND_RAISE)
-    go_on(trial)
+    continue_appending(trial)
     trial.loaded(query)
 
 
@@ -376,7 +376,7 @@ def proxy_killed(trial: Trial) -> None:
     query = begun(trial)
     half_written(trial, query)
     trial.stage.proxy.kill()
-    go_on(trial)
+    continue_appending(trial)
     trial.stage.proxy.restart()
     ended(trial, query)
 
@@ -386,7 +386,7 @@ def broker_killed(trial: Trial) -> None:
     half_written(trial, query)
     kafka = trial.stage.kafka
     kafka.kill(kafka.node_ids[0])
-    go_on(trial)
+    continue_appending(trial)
     kafka.restart(kafka.node_ids[0])
     ended(trial, query)
 

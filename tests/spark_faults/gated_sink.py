@@ -36,7 +36,7 @@ class _Gated:
         self._inner = inner
 
     def __reduce__(self) -> Any:
-        return type(self), (_Looked(self._inner),)
+        return type(self), (_ReadBack(self._inner),)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -72,7 +72,7 @@ class GatedLoad(_Gated, DataSourceArrowWriter):  # type: ignore[misc]
         self._commit(0, messages)
 
 
-class _Looked:
+class _ReadBack:
     """Pickled between two points."""
 
     def __init__(self, inner: Any) -> None:

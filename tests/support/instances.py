@@ -27,7 +27,7 @@ _JAVA_ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:+DisplayVMOutputToStderr"}
 _numbers = itertools.count(1)
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """`text` – the response, or the exception's class and message."""
 
     ok: bool
@@ -89,7 +89,7 @@ class Process:
         self._process.stdin.write(" ".join(map(str, command)) + "\n")
         self._process.stdin.flush()
 
-    def apply_records(self, within_seconds: float = _PATIENCE_SECONDS) -> Told | None:
+    def apply_records(self, within_seconds: float = _PATIENCE_SECONDS) -> Reported | None:
         """None: it ended, or sent no response."""
         try:
             line = self._lines.get(timeout=within_seconds)
@@ -100,9 +100,9 @@ class Process:
             return None
         state, _, text = line.rstrip("\n").partition(" ")
         assert state in ("ok", "error"), line
-        return Told(state == "ok", text)
+        return Reported(state == "ok", text)
 
-    def query(self, *command: object) -> Told:
+    def query(self, *command: object) -> Reported:
         self.report(*command)
         reported = self.apply_records()
         assert reported is not None, f"{self.client} sent no response to {command}: {self.log.read_text()[-2000:]}"

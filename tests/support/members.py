@@ -46,13 +46,13 @@ class Member:
         self.assigned: set[int] = set()
         self.errors: list[str] = []
         self.commits = 0
-        self._commit_wanted = threading.Event()
+        self._commit_requested = threading.Event()
         self._end = threading.Event()
 
     def commit(self) -> None:
         """Commit the records read so far, and wait for that."""
         before = self.commits
-        self._commit_wanted.set()
+        self._commit_requested.set()
         until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
 
     @property
@@ -133,8 +133,8 @@ class ConfluentMember(_Threaded):
             elif message is not None:
                 key, value = message.key() or b"", message.value() or b""
                 self.read.append(Read(message.partition(), message.offset(), key.decode(), value.decode()))
-            if self._commit_wanted.is_set():
-                self._commit_wanted.clear()
+            if self._commit_requested.is_set():
+                self._commit_requested.clear()
                 try:
                     consumer.commit(asynchronous=False)
                     self.commits += 1
@@ -143,7 +143,7 @@ class ConfluentMember(_Threaded):
                     if error.args[0].code() == confluent_kafka.KafkaError._NO_OFFSET:
                         self.commits += 1
                     else:
-                        self._commit_wanted.set()
+                        self._commit_requested.set()
         consumer.close()
 
 
@@ -179,14 +179,14 @@ class KafkaPythonMember(_Threaded):
                     ]
                 keep_on_joining(consumer)
                 self.assigned = {each.partition for each in consumer.assignment()}
-                if self._commit_wanted.is_set():
-                    self._commit_wanted.clear()
+                if self._commit_requested.is_set():
+                    self._commit_requested.clear()
                     try:
                         consumer.commit()
                         self.commits += 1
                     except Exception as error:
                         self.errors.append(repr(error))
-                        self._commit_wanted.set()
+                        self._commit_requested.set()
         finally:
             consumer.close(autocommit=False)
 
@@ -219,14 +219,14 @@ class AiokafkaMember(_Threaded):
                     for each in records
                 ]
             self.assigned = {each.partition for each in consumer.assignment()}
-            if self._commit_wanted.is_set():
-                self._commit_wanted.clear()
+            if self._commit_requested.is_set():
+                self._commit_requested.clear()
                 try:
                     await consumer.commit()
                     self.commits += 1
                 except Exception as error:
                     self.errors.append(repr(error))
-                    self._commit_wanted.set()
+                    self._commit_requested.set()
         await consumer.stop()
 
 
@@ -272,7 +272,7 @@ class JavaMember(Member):
                     self.commits += 1
                 elif kind == "error":
                     self.errors.append(rest)
-                    if self.live and self._commit_wanted.is_set():
+                    if self.live and self._commit_requested.is_set():
                         self._write("commit")
         self._end.set()
 
@@ -289,10 +289,10 @@ class JavaMember(Member):
 
     def commit(self) -> None:
         before = self.commits
-        self._commit_wanted.set()
+        self._commit_requested.set()
         self._write("commit")
         until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
-        self._commit_wanted.clear()
+        self._commit_requested.clear()
 
     def crash(self) -> None:
         self._process.kill()

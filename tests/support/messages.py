@@ -110,7 +110,7 @@ class RawConnection:
     ) -> None:
         self.socket.close()
 
-    def ask_raw(self, api_key: int, version: int, body: Fields) -> bytes:
+    def query_raw(self, api_key: int, version: int, body: Fields) -> bytes:
         """The response frame without its length. Raises Closed."""
         self.next_correlation_id += 1
         self.socket.sendall(encode_request(api_key, version, self.next_correlation_id, body))
@@ -119,7 +119,7 @@ class RawConnection:
         return frame
 
     def query(self, api_key: int, version: int, body: Fields) -> Fields:
-        return decode_response(api_key, version, self.ask_raw(api_key, version, body))
+        return decode_response(api_key, version, self.query_raw(api_key, version, body))
 
     def receive(self) -> bytes:
         (length,) = struct.unpack(">i", self._exactly(4))

@@ -21,7 +21,7 @@ from tests.support.raw import Enter, as_it_is
 #: For shared proxies: a proxy that is suspended for this long, as on a busy machine, stops serving.
 LEASE_SECONDS = 3.0
 #: Checks topics by name prefix.
-GUARDED_BY_NAME = f"""
+CHECKED_BY_NAME = f"""
 config_lease_seconds = {LEASE_SECONDS}
 
 [topics."required-*"]
@@ -40,7 +40,7 @@ config_lease_seconds = {LEASE_SECONDS}
 """
 
 #: For tests that change no virtual configs: the proxy serves after long pauses of it or Kafka.
-GUARDED_FOR_LONG = GUARDED_BY_NAME.replace(f"seconds = {LEASE_SECONDS}", "seconds = 30.0")
+CHECKED_WITH_LONG_LEASE = CHECKED_BY_NAME.replace(f"seconds = {LEASE_SECONDS}", "seconds = 30.0")
 
 #: The port of the bootstrap listener, and for each broker the port 1 + node id above it.
 _PORTS = 7

@@ -620,7 +620,7 @@ def _not_none(value: object) -> bool:
     return value is not None
 
 
-def settled(client: Connection, topic: str, records: bytes, **settings: Any) -> Answer:
+def final_answer(client: Connection, topic: str, records: bytes, **settings: Any) -> Answer:
     """The final response of an append: error 6 means that nothing was appended and a retry is permitted."""
 
     def answer() -> Answer | None:
@@ -636,5 +636,5 @@ def filled_topic(client: Connection, log: Log, name: str, length: int) -> str:
     assert client.create_topic(name) == (_OK, None)
     assert log.end(name) == 0
     for at in range(length):
-        assert settled(client, name, batch(b"old", expected=at))[:2] == (_OK, at)
+        assert final_answer(client, name, batch(b"old", expected=at))[:2] == (_OK, at)
     return name

@@ -5,7 +5,7 @@ Any client of its plaintext listener may do everything, for test setup.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,27 +17,30 @@ from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import ProxyProcess
 
 PASSWORD = "secret"
+#: `admin` is a superuser. The tests that share the cluster give the others permissions on unique names.
+USERS = (
+    *("admin", "nobody", "describer", "reader", "writer", "leaving", "blind", "configurer", "grower"),
+    *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway"),
+)
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE, _DESCRIBE_ACLS, _CREATE_ACLS = 17, 36, 29, 30
 _DENY, _ALLOW = 2, 3
 
 
-def _properties(users: Sequence[str]) -> dict[str, str]:
-    return {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS;User:admin",
-        "sasl.enabled.mechanisms": "PLAIN",
-        # Permits reauthentication, but no test lasts long enough to require it.
-        "listener.name.sasl.connections.max.reauth.ms": "86400000",
-        "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        + " ".join(f'user_{name}="{PASSWORD}"' for name in users)
-        + ";",
-    }
+_PROPERTIES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS;User:admin",
+    "sasl.enabled.mechanisms": "PLAIN",
+    # Permits reauthentication, but no test lasts long enough to require it.
+    "listener.name.sasl.connections.max.reauth.ms": "86400000",
+    "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    + " ".join(f'user_{name}="{PASSWORD}"' for name in USERS)
+    + ";",
+}
 
 
 @contextmanager
-def secured_kafka(users: Sequence[str]) -> Iterator[KafkaCluster]:
-    """`users` contains `admin`, a superuser."""
-    with running_kafka(properties=_properties(users), listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
+def secured_kafka() -> Iterator[KafkaCluster]:
+    with running_kafka(properties=_PROPERTIES, listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
         yield cluster
 
 

@@ -1,6 +1,6 @@
 """Producers of every client with one interface: the four libraries with their usual configuration, and ours.
 
-A `send` submits one record and returns; the library continues in the background. `Seen` is the result that a user gets.
+A `send` submits one record and returns; the library continues in the background. `Observed` is what a user gets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducers.java"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """The result of one send. `error`: the exception's class or the error's name; `shown`: other details."""
 
     offset: int | None = None
@@ -51,17 +51,17 @@ class Seen:
 class Sending:
     def __init__(self) -> None:
         self._ended = threading.Event()
-        self._observed: Seen | None = None
+        self._observed: Observed | None = None
 
     @property
     def ended(self) -> bool:
         return self._ended.is_set()
 
-    def end(self, observed: Seen) -> None:
+    def end(self, observed: Observed) -> None:
         self._observed = observed
         self._ended.set()
 
-    def get(self, seconds: float = WAIT_SECONDS) -> Seen:
+    def get(self, seconds: float = WAIT_SECONDS) -> Observed:
         assert self._ended.wait(seconds), "the client has reported no outcome yet"
         assert self._observed is not None
         return self._observed
@@ -80,8 +80,8 @@ def _headers(expected: int | None, write_id: str | None) -> list[tuple[str, byte
     return headers if write_id is None else [*headers, ("fencepost-write-id", write_id.encode())]
 
 
-def _failed(error: BaseException) -> Seen:
-    return Seen(error=type(error).__name__, shown=str(error))
+def _failed(error: BaseException) -> Observed:
+    return Observed(error=type(error).__name__, shown=str(error))
 
 
 def _for_the_library(expected: int | None, write_id: str | None) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class KafkaPython:
         except kafka.errors.KafkaError as error:
             sending.end(_failed(error))
             return sending
-        future.add_callback(lambda metadata: sending.end(Seen(metadata.offset)))
+        future.add_callback(lambda metadata: sending.end(Observed(metadata.offset)))
         future.add_errback(lambda error: sending.end(_failed(error)))
         return sending
 
@@ -143,7 +143,7 @@ class Aiokafka:
 
         async def outcome(future: Any) -> None:
             try:
-                sending.end(Seen((await future).offset))
+                sending.end(Observed((await future).offset))
             except Exception as error:
                 sending.end(_failed(error))
 
@@ -201,11 +201,11 @@ class Confluent:
 
         def delivered(error: Any, msg: confluent_kafka.Message) -> None:
             if error is None:
-                sending.end(Seen(msg.offset()))
+                sending.end(Observed(msg.offset()))
             elif isinstance(error, Exception):
                 sending.end(_failed(error))
             else:
-                sending.end(Seen(error=error.name(), shown=f"msg.offset()={msg.offset()} fatal={error.fatal()}"))
+                sending.end(Observed(error=error.name(), shown=f"msg.offset()={msg.offset()} fatal={error.fatal()}"))
 
         try:
             self._producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered, **stated)
@@ -278,7 +278,7 @@ class JavaProducers:
             for line in self._process.stdout:
                 instance_id, what, *rest = line.rstrip("\n").split("\t")
                 sending = self._sendings.pop(instance_id)
-                sending.end(Seen(int(rest[0])) if what == "ok" else Seen(error=rest[0], shown=rest[1]))
+                sending.end(Observed(int(rest[0])) if what == "ok" else Observed(error=rest[0], shown=rest[1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support import growing
+from tests.support import expanding
 
 #: Limit for one query of a few hundred rows on a busy machine.
 QUERY_SECONDS = 600.0
@@ -74,12 +74,12 @@ def create(bootstrap: str, *topics: str, partitions: int) -> None:
         until(led, f"the leaders of {', '.join(topics)}")
 
 
-def grow(bootstrap: str, topic: str, count: int) -> None:
+def expand(bootstrap: str, topic: str, count: int) -> None:
     """Repeat the request: an expansion of an ordered topic waits for all proxies of this Kafka."""
 
     def expanded() -> bool:
-        growing.grow(bootstrap, topic, count, timeout_ms=60_000)
-        return growing.partition_count(bootstrap, topic) == count
+        expanding.expand(bootstrap, topic, count, timeout_ms=60_000)
+        return expanding.partition_count(bootstrap, topic) == count
 
     until(expanded, f"{topic} to be expanded to {count} partitions", seconds=180)
 

@@ -3,7 +3,7 @@
 `$STOPS` is a directory. While it contains a file `stop`, a validation waits at the step that the file names
 (`STEP:before` or `STEP:after`), and creates `reached-TRANSACTIONAL_ID`. `Stops` is the test's side.
 
-Steps: the queries of a validation (`STEPS`), and `verdict`, when the commit may pass.
+Steps: the queries of a validation (`STEPS`), and `decision`, when the commit may pass.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fencepost_proxy.types import Address
 from tests.kit.stage import NODES, THREE_REPLICAS, Stage, piped_kafka
 from tests.support.kafka import unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
-from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, LEASE_SECONDS, ProxyProcess
 
 #: Short takeovers of `true` topics.
 LIMITS = """
@@ -27,9 +27,9 @@ metadata_refresh_seconds = 1.0
 reconnect_backoff_max_seconds = 0.2
 takeover_seconds = 3.0
 """
-STAMPED = GUARDED_BY_NAME + LIMITS
+FENCED = CHECKED_BY_NAME + LIMITS
 #: A long lease, so that their faults are visible on a slow machine, too.
-NAIVE = "unsafe_disable_fencing = true\n" + STAMPED.replace(
+NAIVE = "unsafe_disable_fencing = true\n" + FENCED.replace(
     f"config_lease_seconds = {LEASE_SECONDS}", "config_lease_seconds = 30.0"
 )
 _METADATA = 3
@@ -54,7 +54,7 @@ def three_brokers(directory: Path) -> Iterator[Stage3]:
         piped_kafka(len(NODES), properties=THREE_REPLICAS) as (kafka, pipes),
         Stage3(kafka, directory, pipes) as stage,
     ):
-        stage.start_proxies({name: {"config": STAMPED} for name in ("p1", "p2")})
+        stage.start_proxies({name: {"config": FENCED} for name in ("p1", "p2")})
         yield stage
 
 

@@ -42,6 +42,8 @@ LONGEST = (
     "test_contract",
     "test_checked_transactions",
 )
+#: Files that share a cluster, and therefore a process.
+SECURED = ("test_rights", "test_group_rights", "test_kip98_rights")
 _ALONE = "tests/simulation/"
 
 
@@ -56,7 +58,10 @@ class ByFile(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith(_ALONE) else nodeid.split("::", 1)[0]
+        path = nodeid.split("::", 1)[0]
+        if path.rpartition("/")[2].removesuffix(".py") in SECURED:
+            return "secured"
+        return nodeid if nodeid.startswith(_ALONE) else path
 
 
 def longest_first(item: pytest.Item) -> tuple[bool, int]:

@@ -125,7 +125,7 @@ class Ledger:
             winners = Counter(self.accepted.values())
             assert not [offset for offset, count in winners.items() if count > 1], "two appends won one offset"
         assert self.misplaced(log, topic, may_lose=may_lose) == []
-        check_stamps(log.batches(topic))
+        check_fences(log.batches(topic))
 
 
 def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
@@ -138,7 +138,7 @@ def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
     return found
 
 
-def check_stamps(batches: Sequence[Logged]) -> None:
+def check_fences(batches: Sequence[Logged]) -> None:
     """Offset and sequence advanced together: no new fence base was needed."""
     fences = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
     assert len(fences) <= 1, f"(producer id, epoch, sequence offset): {fences}"
@@ -170,7 +170,7 @@ class Writer:
         self.topic = topic
         self.ledger = Ledger()
         self._proxies = list(proxies)
-        self._chain = pipeline_key
+        self._pipeline = pipeline_key
         self._idempotent = idempotent
         self._named = named
         self._conditional = conditional
@@ -227,14 +227,14 @@ class Writer:
 
     def _round(self, connection: Connection) -> bool:
         """False: read the leader again."""
-        again = self._again[: self._chain]
+        again = self._again[: self._pipeline]
         fresh = [] if again else self._new_batches()
         requests = again or fresh
         for value, _ in fresh:
             self.ledger.sent(value)
         answered = 0
         ends: list[int] = []
-        look_again = False
+        read_again = False
         try:
             wire = [
                 connection.frame(produce_request({self.topic: {0: records}}, -1, self._timeout_ms), 9)[1]
@@ -245,7 +245,7 @@ class Writer:
                 answer = connection.receive_produce()[1][self.topic, 0]
                 answered += 1
                 self._record(value, records, answer, again=bool(again))
-                look_again = look_again or answer.error_code not in (OK, POLICY_VIOLATION)
+                read_again = read_again or answer.error_code not in (OK, POLICY_VIOLATION)
                 if answer.error_code == OK:
                     ends.append(answer.base_offset + 1)
                 elif answer.error_code == POLICY_VIOLATION and answer.base_offset >= 0:
@@ -258,12 +258,12 @@ class Writer:
                 for value, records in fresh[answered:]:
                     self._unresolved(value, records)
             raise
-        time.sleep(0.05 if look_again else self._pause_seconds)
-        return not look_again
+        time.sleep(0.05 if read_again else self._pause_seconds)
+        return not read_again
 
     def _new_batches(self) -> list[tuple[bytes, bytes]]:
         made = []
-        for i in range(self._chain):
+        for i in range(self._pipeline):
             self._number += 1
             expected = self._end + i if self._conditional else None
             value = value_of(self.name, self._number, expected)

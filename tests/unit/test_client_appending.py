@@ -44,7 +44,7 @@ def _record(offset: int, write_id: bytes | None) -> LogRecord:
     return LogRecord(offset, 0, None, b"v", headers)
 
 
-DOUBT = MaybeAppended(TimeoutError("no answer"))
+IN_DOUBT = MaybeAppended(TimeoutError("no answer"))
 SEQUENCED = _mismatch()
 MUTE = _mismatch(possibly_yours=None)  # a library that does not show the message
 MAYBE = _mismatch(possibly_yours=True)
@@ -60,12 +60,12 @@ SHORT = Observation(0, 12, None)
 DELETED = Observation(50, 57, _record(50, b"theirs"))
 
 
-@pytest.mark.parametrize("reply", [DOUBT, SEQUENCED, MUTE, MAYBE])
+@pytest.mark.parametrize("reply", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
 def test_own_record_in_log_decides_any_reply(reply: Refused | MaybeAppended) -> None:
     assert resolve(41, OURS, reply, MINE, NAMES) is Decision.OURS
 
 
-@pytest.mark.parametrize("reply", [DOUBT, SEQUENCED, MUTE, MAYBE])
+@pytest.mark.parametrize("reply", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
 @pytest.mark.parametrize("observation", [THEIRS, UNNAMED])
 def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, observation: Observation) -> None:
     assert resolve(41, OURS, reply, observation, NAMES) is Decision.REFUSED
@@ -74,10 +74,10 @@ def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, obse
 @pytest.mark.parametrize(
     ("reply", "observation", "decision"),
     [
-        (DOUBT, NOTHING_YET, Decision.UNDECIDED),  # it may be queued still, or never have arrived
-        (DOUBT, GAP, Decision.UNDECIDED),  # a marker lies there: let the server say so
-        (DOUBT, SHORT, Decision.UNDECIDED),
-        (DOUBT, DELETED, Decision.DELETED),
+        (IN_DOUBT, NOTHING_YET, Decision.UNDECIDED),  # it may be queued still, or never have arrived
+        (IN_DOUBT, GAP, Decision.UNDECIDED),  # a marker lies there: let the server say so
+        (IN_DOUBT, SHORT, Decision.UNDECIDED),
+        (IN_DOUBT, DELETED, Decision.DELETED),
         (SEQUENCED, NOTHING_YET, Decision.REFUSED),
         (SEQUENCED, GAP, Decision.REFUSED),
         (SEQUENCED, DELETED, Decision.REFUSED),
@@ -133,7 +133,7 @@ def test_acknowledgement_for_another_offset_is_a_violation() -> None:
 
 
 def test_in_doubt_append_found_in_log_succeeds() -> None:
-    assert _begun().validate(DOUBT, MINE, now=100.1) == Done(41)
+    assert _begun().validate(IN_DOUBT, MINE, now=100.1) == Done(41)
 
 
 def test_refusal_is_raised_unchanged() -> None:
@@ -144,7 +144,7 @@ def test_refusal_is_raised_unchanged() -> None:
 
 def test_in_doubt_append_replaced_by_another_is_mismatch() -> None:
     with pytest.raises(OffsetMismatch) as caught:
-        _begun().validate(DOUBT, THEIRS, now=100.1)
+        _begun().validate(IN_DOUBT, THEIRS, now=100.1)
     assert (caught.value.expected, caught.value.actual, caught.value.possibly_yours) == (41, 57, False)
     assert isinstance(caught.value.__cause__, TimeoutError)
 
@@ -153,12 +153,12 @@ def test_in_doubt_append_retries_with_backoff_until_timeout() -> None:
     append = _begun()
     pauses = []
     for now in (100.0, 101.0, 102.0, 103.0, 104.0, 109.9):
-        step = append.validate(DOUBT, NOTHING_YET, now)
+        step = append.validate(IN_DOUBT, NOTHING_YET, now)
         assert isinstance(step, Again)
         pauses.append(step.after_seconds)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     with pytest.raises(InDoubt, match="tried for 10 s") as caught:
-        append.validate(DOUBT, NOTHING_YET, now=110.0)
+        append.validate(IN_DOUBT, NOTHING_YET, now=110.0)
     assert (caught.value.expected, caught.value.write_id) == (41, OURS)
 
 
@@ -172,7 +172,7 @@ def test_refusal_stays_in_doubt_with_unreadable_log() -> None:
 
 def test_append_at_deleted_offset_stays_in_doubt() -> None:
     with pytest.raises(InDoubt, match="the log now starts after it"):
-        _begun().validate(DOUBT, DELETED, now=100.0)
+        _begun().validate(IN_DOUBT, DELETED, now=100.0)
 
 
 def test_append_needs_log_end_read_after_every_failure() -> None:

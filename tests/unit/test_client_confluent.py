@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost.confluent import LogEnds
+from fencepost.confluent._producer import LogEnds
 
 
 @pytest.mark.parametrize(

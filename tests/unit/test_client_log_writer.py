@@ -7,16 +7,15 @@ after the writer gave up on them, and has other writers.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 from types import SimpleNamespace
 
 import pytest
 
 from fencepost import HeaderNames, InDoubt, LogRecord, NotAtEnd, OffsetMismatch, PositionLost, Record, RetryPolicy
-from fencepost import _log_writer as module
+from fencepost import _steps as module
 from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
 from fencepost._checks import TopicFacts
-from fencepost._log_writer import BlockingLogWriter, CannotRead
+from fencepost._log_writer import BlockingLogWriter
 
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
 
@@ -63,23 +62,55 @@ class Partition:
         return entry is not None and entry[1] == append.write_id
 
 
-class FakeLogWriter(BlockingLogWriter):
-    def __init__(self, partition: Partition, trouble: float) -> None:
-        super().__init__("t", 0, retry=POLICY, names=HeaderNames(), batch_bytes_max=10_000)
+class FakeConsumer:
+    error = timeout_error = ConnectionError
+
+    def __init__(self, partition: Partition, problem: float) -> None:
         self.at = partition
-        self.trouble = trouble
-        self.sends = 0
+        self.problem = problem
+        self.position = 0
+
+    def start(self) -> None: ...
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        self.at.something_happens()
+        if self.at.rng.random() < self.problem:
+            raise ConnectionError("no broker")
+        return 0, max(0, len(self.at.log) - self.at.unreplicated)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        self.position = offset
+
+    def poll(self) -> tuple[list[LogRecord], int]:
+        if self.at.rng.random() < self.problem / 10:
+            raise ConnectionError("no broker")
+        at, self.position = self.position, self.position + 1
+        entry = self.at.log[at]
+        if entry is None:
+            return [], self.position
+        return [LogRecord(at, 0, None, entry[0], (("fencepost-write-id", entry[1]),))], self.position
+
+    def pause(self) -> None: ...
 
     def close(self) -> None: ...
 
-    def _require_check(self) -> TopicFacts:
+
+class FakeAppender:
+    error = ConnectionError
+
+    def __init__(self, partition: Partition, problem: float) -> None:
+        self.at = partition
+        self.problem = problem
+
+    def close(self) -> None: ...
+
+    def require(self, topic: str) -> TopicFacts:
         return TopicFacts(None)
 
-    def _send(self, append: Append) -> Reply:
-        self.sends += 1
+    def send(self, append: Append) -> Reply:
         rng = self.at.rng
         self.at.something_happens()
-        if rng.random() < self.trouble:
+        if rng.random() < self.problem:
             what = rng.choice(["never arrives", "queued", "answer lost", "answer lost, sent again by the library"])
             if what == "queued":
                 self.at.queued.append(append)
@@ -96,19 +127,11 @@ class FakeLogWriter(BlockingLogWriter):
         end = len(self.at.log)
         return Refused(OffsetMismatch("t", 0, append.expected, end, possibly_yours=possibly_yours))
 
-    def _bounds(self) -> tuple[int, int]:
-        self.at.something_happens()
-        if self.at.rng.random() < self.trouble:
-            raise CannotRead from ConnectionError("no broker")
-        return 0, max(0, len(self.at.log) - self.at.unreplicated)
 
-    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        for at in range(offset, end):
-            if self.at.rng.random() < self.trouble / 10:
-                raise CannotRead from ConnectionError("no broker")
-            entry = self.at.log[at]
-            if entry is not None:
-                yield LogRecord(at, 0, None, entry[0], (("fencepost-write-id", entry[1]),))
+class FakeLogWriter(BlockingLogWriter):
+    def __init__(self, partition: Partition, problem: float) -> None:
+        self.appender = FakeAppender(partition, problem)
+        super().__init__("t", 0, self.appender, FakeConsumer(partition, problem), POLICY, HeaderNames(), 10_000)
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +155,7 @@ def _values(partition: Partition) -> list[bytes]:
 def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     partition = Partition(rng)
-    writer = FakeLogWriter(partition, trouble=rng.choice([0.0, 0.2, 0.5]))
+    writer = FakeLogWriter(partition, problem=rng.choice([0.0, 0.2, 0.5]))
     read: list[LogRecord] = []
     own: list[tuple[int, bytes]] = []
     refused: list[bytes] = []
@@ -175,9 +198,9 @@ def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
 
 def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
     partition = Partition.quiet()
-    writer = FakeLogWriter(partition, trouble=0.0)
+    writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
-    writer._send = lambda append: MaybeAppended(TimeoutError("no answer"))  # type: ignore[method-assign]
+    writer.appender.send = lambda append: MaybeAppended(TimeoutError("no answer"))  # type: ignore[method-assign]
     with pytest.raises(InDoubt, match="tried for 20 s") as caught:
         writer.append([Record(b"x")])
     with pytest.raises(NotAtEnd):
@@ -191,7 +214,7 @@ def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
 def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
     """Otherwise the proxy could not recognize it."""
     partition = Partition.quiet()
-    writer = FakeLogWriter(partition, trouble=0.0)
+    writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
     tries: list[tuple[bytes, list[int | None]]] = []
 
@@ -200,7 +223,7 @@ def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
         tries.append((append.write_id, [r.timestamp_ms for r in append.records]))
         return MaybeAppended(TimeoutError("no answer")) if len(tries) < 3 else Appended(append.expected)
 
-    writer._send = send  # type: ignore[method-assign]
+    writer.appender.send = send  # type: ignore[method-assign]
     writer.append([Record(b"x"), Record(b"y", timestamp_ms=77)])
     assert len(tries) == 3
     assert tries[0][1][1] == 77
@@ -210,7 +233,7 @@ def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
 def test_apply_exception_propagates_and_record_is_reread() -> None:
     partition = Partition.quiet()
     partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
-    writer = FakeLogWriter(partition, trouble=0.0)
+    writer = FakeLogWriter(partition, problem=0.0)
 
     def fails_at_b(record: LogRecord) -> None:
         if record.value == b"b":
@@ -224,6 +247,6 @@ def test_apply_exception_propagates_and_record_is_reread() -> None:
 
 
 def test_unreadable_log_raises_library_error_after_timeout() -> None:
-    writer = FakeLogWriter(Partition.quiet(), trouble=1.1)
+    writer = FakeLogWriter(Partition.quiet(), problem=1.1)
     with pytest.raises(ConnectionError, match="no broker"):
         writer.read_to_end(lambda record: None)

@@ -90,9 +90,9 @@ def test_only_assigned_partitions_open_and_sharing_needs_group() -> None:
     assert mine.unopened == [0, 2]
     assert mine.shares
     with pytest.raises(ValueError, match="without a group id"):
-        refuse_without_group("t", mine.shares, None)
-    refuse_without_group("t", mine.shares, "group")
-    refuse_without_group("t", order(3).shares, None)
+        refuse_without_group("t", mine.shares, grouped=False)
+    refuse_without_group("t", mine.shares, grouped=True)
+    refuse_without_group("t", order(3).shares, grouped=False)
 
 
 def test_what_was_read_before() -> None:

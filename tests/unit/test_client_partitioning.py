@@ -6,8 +6,17 @@ import random
 
 import pytest
 
-from fencepost import jump_hash
-from fencepost._partitioning import Send, TopicSends, count_changed, count_headers, crc32, murmur2, refuse_configs
+from fencepost import HeaderNames, jump_hash
+from fencepost._partitioning import (
+    OrderedSends,
+    Send,
+    TopicSends,
+    count_changed,
+    count_headers,
+    crc32,
+    murmur2,
+    refuse_configs,
+)
 from fencepost_policies.partitioners import Partitioner, partition_for
 
 KEYS = [random.Random(253).randbytes(n % 40) for n in range(400)]
@@ -170,3 +179,34 @@ def test_what_cannot_be_kept_in_order() -> None:
         refuse_configs(acks="all", idempotent=False, transactional=True)
     with pytest.raises(ValueError, match="dead"):
         refuse_configs(acks="all", idempotent=True, transactional=False, idempotence="dead")
+
+
+def test_record_refused_for_too_long_fails_and_others_are_given_up() -> None:
+    sends = OrderedSends(murmur2, HeaderNames(), timeout_seconds=0, buffered_max=1)
+    topic = sends.add("t", 2)
+    first, second = (sends.new("t", b"key", b"value", [("a", b"b")], None, None, None) for _ in range(2))
+    assert topic.submit(first)
+    assert sends.headers(first) == [("a", b"b"), ("fencepost-partition-count", b"2")]
+    topic.refuse(first)
+    assert sends.drained == ["t"]
+    assert not topic.submit(second)
+    assert sends.is_full("t")
+    expired = sends.update_count("t", 0)
+    assert [send.number for send, _ in expired] == [0, 1]
+    assert str(expired[0][1]) == (
+        "t-1: not appended: partitioned for 2 partitions, the topic has a different number; tried for 0 s"
+    )
+    assert len(sends) == 0
+
+
+def test_closed_producer_gives_up_its_unsent_records() -> None:
+    sends = OrderedSends(murmur2, HeaderNames(), timeout_seconds=60, buffered_max=10)
+    topic = sends.add("t", 2)
+    send = sends.new("t", b"key", b"value", [], 1, None, None)
+    topic.submit(send)
+    topic.refuse(send)
+    assert sends.update_count("t", 2) == []
+    [(given_up, error)] = sends.give_up()
+    assert given_up is send
+    assert "the producer was closed" in str(error)
+    assert sends.drained == []

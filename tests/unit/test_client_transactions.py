@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -28,22 +28,16 @@ from fencepost import (
     TransactionAborted,
     TransactionConflict,
     WriterFenced,
-    retries,
     retrying,
     retrying_async,
 )
-from fencepost import _transactional_writer as module
+from fencepost import _steps as module
 from fencepost._appending import Observation
 from fencepost._checks import TopicFacts
-from fencepost._log_writer import CannotRead
+from fencepost._reading import BlockingLogReader
+from fencepost._steps import CannotRead
 from fencepost._transaction import Ended, Part, appended_batch, explained, parts_of, resolve
-from fencepost._transactional_writer import (
-    BlockingLogReader,
-    BlockingTransactionalWriter,
-    CommitInDoubt,
-    CommitRefused,
-    Reading,
-)
+from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
 
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
 TOPIC = "t"
@@ -106,64 +100,76 @@ class Cluster:
         ]
 
 
-class FakeReading(Reading):
-    def __init__(self, cluster: Cluster, trouble: float) -> None:
-        self.at, self.trouble = cluster, trouble
+class FakeConsumer:
+    error = timeout_error = ConnectionError
+
+    def __init__(self, cluster: Cluster, problem: float) -> None:
+        self.at, self.problem = cluster, problem
+        self.partition = self.position = 0
+
+    def start(self) -> None: ...
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         self.at.something_happens()
-        if self.at.rng.random() < self.trouble:
-            raise CannotRead from ConnectionError("no broker")
+        if self.at.rng.random() < self.problem:
+            raise ConnectionError("no broker")
         return 0, self.at.stable(partition)
 
-    def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        for at in range(offset, end):
-            if self.at.rng.random() < self.trouble / 10:
-                raise CannotRead from ConnectionError("no broker")
-            entry = self.at.logs[partition][at]
-            if entry is not None and entry.committed:
-                yield LogRecord(at, 0, None, entry.value, (("fencepost-write-id", entry.write_id),))
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        self.partition, self.position = partition, offset
+
+    def poll(self) -> tuple[list[LogRecord], int]:
+        if self.at.rng.random() < self.problem / 10:
+            raise ConnectionError("no broker")
+        at, self.position = self.position, self.position + 1
+        entry = self.at.logs[self.partition][at]
+        if entry is None or not entry.committed:
+            return [], self.position
+        return [LogRecord(at, 0, None, entry.value, (("fencepost-write-id", entry.write_id),))], self.position
+
+    def pause(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class FakeWriter(BlockingTransactionalWriter):
+class FakeProducer:
     """`aborts` – whether its client library can abort after a commit was refused, or a new producer must."""
 
-    def __init__(self, cluster: Cluster, trouble: float, *, aborts: bool = True) -> None:
-        super().__init__("w", retry=POLICY, names=HeaderNames(), reading=FakeReading(cluster, trouble))
-        self.at, self.trouble, self.aborts = cluster, trouble, aborts
+    error = ConnectionError
+
+    def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
+        self.at, self.problem, self.aborts = cluster, problem, aborts
         self.epoch: int | None = None
         self.dead = False
 
-    def _trouble(self) -> bool:
+    def _problem(self) -> bool:
         self.at.something_happens()
-        return self.at.rng.random() < self.trouble
+        return self.at.rng.random() < self.problem
 
-    def _require_check(self, topic: str) -> TopicFacts:
-        if self._trouble():
-            raise CannotRead from ConnectionError("no broker")
+    def require(self, topic: str) -> TopicFacts:
+        if self._problem():
+            raise ConnectionError("no broker")
         return TopicFacts(None, required=topic == "required")
 
-    def _open_producer(self) -> None:
-        if self._trouble():
+    def open(self) -> None:
+        if self._problem():
             raise CannotRead from ConnectionError("no coordinator")
         self.epoch, self.dead = self.at.initialise(), False
-        if self._trouble():
-            self._discard()
+        if self._problem():
+            self.discard()
             raise CannotRead from TimeoutError("the answer was lost")
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         assert self.epoch is not None
         assert not self.dead, "begun on a producer that is of no use any more"
 
-    def _send(self, part: Part, write_id: bytes) -> int:
+    def send(self, part: Part, write_id: bytes) -> int:
         assert self.epoch is not None
         if self.epoch != self.at.epoch:
             raise WriterFenced("w")
         self.at.joined.add(part.partition)
         log = self.at.logs[part.partition]
-        lost = self._trouble()
+        lost = self._problem()
         if lost and self.at.rng.random() < 0.5:
             raise TransactionAborted("never arrived")
         if part.expected is not None and part.expected != len(log):
@@ -175,11 +181,11 @@ class FakeWriter(BlockingTransactionalWriter):
             raise TransactionAborted("the answer was lost")
         return at
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         assert self.epoch is not None
         if self.epoch != self.at.epoch:
             raise WriterFenced("w")
-        if not self._trouble():
+        if not self._problem():
             assert self.at.end(self.epoch, commit=True)
             return
         what = self.at.rng.choice(["refused", "never arrives", "late", "answer lost"])
@@ -195,9 +201,9 @@ class FakeWriter(BlockingTransactionalWriter):
             self.at.end(self.epoch, commit=True)
         raise CommitInDoubt from TimeoutError(what)
 
-    def _abort(self) -> bool:
+    def abort(self) -> bool:
         assert self.epoch is not None
-        if self._trouble():
+        if self._problem():
             self.dead = True
             raise TimeoutError("no coordinator")
         if self.epoch != self.at.epoch:
@@ -205,8 +211,16 @@ class FakeWriter(BlockingTransactionalWriter):
         self.at.end(self.epoch, commit=False)
         return True
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         self.epoch = None
+
+    def close(self) -> None: ...
+
+
+class FakeWriter(BlockingTransactionalWriter):
+    def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
+        self.producer = FakeProducer(cluster, problem, aborts=aborts)
+        super().__init__("w", self.producer, FakeConsumer(cluster, problem), POLICY, HeaderNames())
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +233,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     fake = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: now.seconds, sleep=sleep)
     monkeypatch.setattr(module, "time", fake)
-    monkeypatch.setattr(retries, "time", fake)
     return now
 
 
@@ -227,9 +240,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng)
-    trouble = rng.choice([0.0, 0.2, 0.5])
-    writer = FakeWriter(cluster, trouble, aborts=rng.random() < 0.5)
-    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeReading(cluster, trouble), POLICY)
+    problem = rng.choice([0.0, 0.2, 0.5])
+    writer = FakeWriter(cluster, problem, aborts=rng.random() < 0.5)
+    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeConsumer(cluster, problem), POLICY)
     done: list[tuple[int, int, bytes]] = []
     nothing: list[bytes] = []
     unknown: list[bytes] = []
@@ -254,7 +267,7 @@ def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
             nothing.append(value)
             with pytest.raises(WriterFenced):
                 writer.append(requested)
-            writer = FakeWriter(cluster, trouble, aborts=writer.aborts)
+            writer = FakeWriter(cluster, problem, aborts=writer.producer.aborts)
         except OutcomeUnknown:
             unknown.append(value)
         except OSError:
@@ -262,7 +275,9 @@ def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
         else:
             done += [(place[1], offset + i, value) for place, offset in offsets.items() for i in range(count)]
             assert all(offsets[place] == requested[place][0] for place in requested)
-        assert writer._fenced or writer.epoch is None or not writer.dead, "a producer of no use is kept"
+        assert writer._transactions._fenced or writer.producer.epoch is None or not writer.producer.dead, (
+            "a producer of no use is kept"
+        )
     for epoch in cluster.late:
         cluster.end(epoch, commit=True)
     cluster.initialise()
@@ -297,21 +312,21 @@ def test_commit_without_any_response_is_unknown(clock: SimpleNamespace) -> None:
 
     def commit() -> None:
         cluster.late.append(cluster.epoch)
-        writer._open_producer = cannot  # type: ignore[method-assign]
+        writer.producer.open = cannot  # type: ignore[method-assign]
         raise CommitInDoubt from TimeoutError("no answer")
 
     def cannot() -> None:
         raise CannotRead from ConnectionError("no coordinator")
 
-    healthy: Callable[[], None] = writer._open_producer
-    writer._commit = commit  # type: ignore[method-assign]
+    healthy: Callable[[], None] = writer.producer.open
+    writer.producer.commit = commit  # type: ignore[method-assign]
     with pytest.raises(OutcomeUnknown, match="t-0 at 2, t-1 at 0") as caught:
         writer.append({(TOPIC, 0): (2, [Record(b"x")]), (TOPIC, 1): (0, [Record(b"x")])})
     assert clock.seconds >= POLICY.total_seconds
     assert caught.value.expected == {(TOPIC, 0): 2, (TOPIC, 1): 0}
     # The next append first ends that transaction, so that it cannot be committed later.
-    writer._open_producer = healthy  # type: ignore[method-assign]
-    del writer._commit
+    writer.producer.open = healthy  # type: ignore[method-assign]
+    del writer.producer.commit
     with pytest.raises(OffsetMismatch):
         writer.append({(TOPIC, 0): (2, [Record(b"y")])})
     assert not cluster.end(cluster.late[0], commit=True)
@@ -366,7 +381,7 @@ def test_refusal_on_required_topic_is_not_retried() -> None:
     writer = FakeWriter(Cluster(random.Random(0)), 0.0)
     with pytest.raises(ValueError, match="which refuses transactions"):
         retrying(lambda: writer.append({("required", 0): (0, [Record(b"x")])}), POLICY)
-    assert writer.epoch is None, "nothing was begun"
+    assert writer.producer.epoch is None, "nothing was begun"
 
 
 PART = parts_of({("t", 0): (7, [Record(b"x")])})[0]

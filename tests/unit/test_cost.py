@@ -47,15 +47,15 @@ from fencepost_proxy.net.metrics import Traffic
 from fencepost_proxy.net.proxied_connection import ClientSocket, ProxiedConnection, UpstreamSocket
 from fencepost_proxy.net.proxied_socket import Buffers
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.types import Address, TopicPartition
+from fencepost_proxy.types import Address
 from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.produce import PartitionResult, ProduceResponse, TopicResult, encode_produce_response
 from tests.support.batches import batch, expecting
-from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced, request, response
+from tests.unit.test_session import T_ID, ServicesStandIn, Unchanged, produce, produced, request, response
 
 #: More than this above its budget fails. Opcodes do not vary at all; small changes need not touch the table.
 TOLERANCE: Final = 0.10
@@ -77,36 +77,39 @@ class Cost:
 BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
     (3, 11): {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
-        "Heartbeat, relayed":                            Cost(    872,    2177,       0,       0,    2454),
-        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   8884,    3344,       0,       0,    2478),
-        "Produce, unchecked, 1 KB":                      Cost(   1033,    2216,       0,       0,    2990),
-        "Produce, checked, unconditional":               Cost(   3749,    6381,       0,       0,    3098),
-        "Produce, conditional by header":                Cost(   3966,    6442,       0,       0,    3101),
-        "Produce, conditional by base offset":           Cost(   3745,    6373,       0,       0,    3092),
-        "Produce, conditional, 100 records":             Cost(   4290,   38672,       0,       0,    3133),
-        "Produce, conditional, 5 in flight, all five":   Cost(  22254,   72846,       0,       0,    3133),
+        "Heartbeat, relayed":                            Cost(    914,    2177,       0,       0,    2678),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10133,    3512,       0,       0,    2734),
+        "Produce, unchecked, 1 KB":                      Cost(   1038,    2216,       0,       0,    3090),
+        "Produce, checked, unconditional":               Cost(   3987,    6951,       0,       0,    3322),
+        "Produce, conditional by header":                Cost(   4223,    7040,       0,       0,    3325),
+        "Produce, conditional by base offset":           Cost(   4002,    6947,       0,       0,    3316),
+        "Produce, conditional, 100 records":             Cost(   4795,   39393,       0,       0,    3357),
+        "Produce, conditional, 5 in flight, all five":   Cost(  23509,   77038,       0,       0,    3357),
+        "Produce, conditional, 10 partitions":           Cost(  27407,   40594,       0,       0,    3357),
     },
     (3, 12): {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
-        "Heartbeat, relayed":                            Cost(    797,    1746,       0,       0,    2094),
-        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   7858,    2801,       0,       0,    2247),
-        "Produce, unchecked, 1 KB":                      Cost(    846,    1761,       0,       0,    2499),
-        "Produce, checked, unconditional":               Cost(   3470,    5918,       0,       0,    2783),
-        "Produce, conditional by header":                Cost(   3664,    5979,       0,       0,    2783),
-        "Produce, conditional by base offset":           Cost(   3456,    5910,       0,       0,    2774),
-        "Produce, conditional, 100 records":             Cost(   3982,   38176,       0,       0,    2818),
-        "Produce, conditional, 5 in flight, all five":   Cost(  20649,   70011,       0,       0,    2815),
+        "Heartbeat, relayed":                            Cost(    842,    2114,       0,       0,    2678),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   9224,    3352,       0,       0,    2734),
+        "Produce, unchecked, 1 KB":                      Cost(    957,    2129,       0,       0,    3082),
+        "Produce, checked, unconditional":               Cost(   3746,    6830,       0,       0,    3314),
+        "Produce, conditional by header":                Cost(   3963,    6920,       0,       0,    3317),
+        "Produce, conditional by base offset":           Cost(   3754,    6824,       0,       0,    3308),
+        "Produce, conditional, 100 records":             Cost(   4512,   39273,       0,       0,    3349),
+        "Produce, conditional, 5 in flight, all five":   Cost(  22114,   76518,       0,       0,    3349),
+        "Produce, conditional, 10 partitions":           Cost(  25868,   40494,       0,       0,    3349),
     },
     (3, 13): {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
-        "Heartbeat, relayed":                            Cost(    792,    1730,       0,       0,    2158),
-        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   8143,    2737,       0,       0,    2118),
-        "Produce, unchecked, 1 KB":                      Cost(    839,    1730,       0,       0,    2514),
-        "Produce, checked, unconditional":               Cost(   3311,    5790,       0,       0,    2794),
-        "Produce, conditional by header":                Cost(   3479,    5851,       0,       0,    2797),
-        "Produce, conditional by base offset":           Cost(   3293,    5782,       0,       0,    2788),
-        "Produce, conditional, 100 records":             Cost(   3785,   38112,       0,       0,    2829),
-        "Produce, conditional, 5 in flight, all five":   Cost(  19718,   68806,       0,       0,    2893),
+        "Heartbeat, relayed":                            Cost(    838,    2098,       0,       0,    2742),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   9589,    3233,       0,       0,    2734),
+        "Produce, unchecked, 1 KB":                      Cost(    949,    2098,       0,       0,    3146),
+        "Produce, checked, unconditional":               Cost(   3626,    6702,       0,       0,    3378),
+        "Produce, conditional by header":                Cost(   3823,    6792,       0,       0,    3381),
+        "Produce, conditional by base offset":           Cost(   3631,    6696,       0,       0,    3372),
+        "Produce, conditional, 100 records":             Cost(   4339,   39209,       0,       0,    3413),
+        "Produce, conditional, 5 in flight, all five":   Cost(  21408,   75313,       0,       0,    3477),
+        "Produce, conditional, 10 partitions":           Cost(  24863,   40366,       0,       0,    3413),
     },
 }
 # fmt: on
@@ -143,11 +146,13 @@ class _Process(ServicesStandIn):
     def policy(self, topic: str) -> TopicPolicy | None:
         return _POLICIES.get(topic)
 
-    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
+    @property
+    def sequencers(self) -> Dispatcher:  # type: ignore[override]
+        return self.dispatcher
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @sequencers.setter
+    def sequencers(self, recorder: object) -> None:
+        """Not used."""
 
 
 class Wire(NamedTuple):
@@ -324,14 +329,19 @@ def _unchecked(number: int) -> list[Piece]:
     return [_queried(query), _answered(produced(("unchecked", 0, 0, number), correlation=number))]
 
 
-def _checked(topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1) -> Dialogue:
-    """Accepted appends, one after the other; `together` of them are sent before the first is answered."""
+def _checked(
+    topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1, partitions: int = 1
+) -> Dialogue:
+    """Accepted requests, one after the other; `together` of them are sent before the first is answered."""
 
     def query(number: int) -> Piece:
-        return _queried(produce((topic, 0, make(number * records)), correlation=number, acks=-1, timeout_ms=30_000))
+        batches = [(topic, partition, make(number * records)) for partition in range(partitions)]
+        return _queried(produce(*batches, correlation=number, acks=-1, timeout_ms=30_000))
 
     def answer(number: int) -> Piece:
-        return _answered(produced((topic, 0, 0, number * records), correlation=number, version=13, by_id=True))
+        results = tuple(PartitionResult(each, 0, number * records, -1, 0) for each in range(partitions))
+        reported = ProduceResponse(number, (TopicResult("", T_ID, results),), 0)
+        return _answered(encode_produce_response(reported, 13))
 
     def stated(number: int) -> list[Piece]:
         numbers = range(number * together, (number + 1) * together)
@@ -356,6 +366,9 @@ CASES: Final[dict[str, Dialogue]] = {
         "required", lambda offset: expecting(offset, *[b"v" * 100] * 100), records=100
     ),
     "Produce, conditional, 5 in flight, all five": _checked("required", _of_idempotent_client, together=_IN_FLIGHT),
+    "Produce, conditional, 10 partitions": _checked(
+        "required", lambda offset: expecting(offset, b"v" * 100), partitions=10
+    ),
 }
 
 # ------------------------------------------------------------------------------------------------------------- counting

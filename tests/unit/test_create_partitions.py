@@ -26,10 +26,10 @@ from fencepost_proxy.wire.apis import CREATE_PARTITIONS, DESCRIBE_CONFIGS, INCRE
 from fencepost_proxy.wire.control import decode_request, encode_request
 from fencepost_proxy.wire.schema import Message
 
-GROWS, SEQUENCED = UUID(int=1), UUID(int=2)
-IDS = {"grows": GROWS, "also-grows": UUID(int=3), "unchecked": SEQUENCED}
+EXPANDS, SEQUENCED = UUID(int=1), UUID(int=2)
+IDS = {"grows": EXPANDS, "also-grows": UUID(int=3), "unchecked": SEQUENCED}
 PROCESS, END = UUID(int=50), UUID(int=60)
-FIRST = Expansion("grows", GROWS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
+FIRST = Expansion("grows", EXPANDS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
 DONE = encode_done(
     FIRST, END, thresholds=[LogEndOffset(57), LogEndOffset(80)], epochs=[LeaderEpoch(0)] * 2, at_ms=2_000, blocked_ms=40
 )
@@ -253,10 +253,10 @@ def test_expansions_are_shown_when_possible_or_requested() -> None:
 
 
 def test_initial_count_holds_until_the_topic_expands() -> None:
-    services = known(encode_partition_count("grows", GROWS, 2))
+    services = known(encode_partition_count("grows", EXPANDS, 2))
     assert services.history("grows").count == 2
 
-    services = known(encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), DONE)
+    services = known(encode_partition_count("grows", EXPANDS, 2), encode_expansion(FIRST), DONE)
     history = services.history("grows")
     assert history.count == 3
     assert history.created_by(2) == history.expansions[0]
@@ -298,7 +298,7 @@ def test_expansion_may_follow_failure_unless_it_is_outdated() -> None:
 
 
 def test_expansion_outside_the_proxy_is_recorded_once() -> None:
-    unordered = Expansion("grows", GROWS, 2, 5, UUID(int=74), 1_000, unordered=True)
+    unordered = Expansion("grows", EXPANDS, 2, 5, UUID(int=74), 1_000, unordered=True)
     twice = replace(unordered, proposal=UUID(int=75))
 
     history = known(encode_expansion(unordered), encode_expansion(twice)).history("grows")
@@ -310,10 +310,10 @@ def test_expansion_outside_the_proxy_is_recorded_once() -> None:
 
 def test_deleting_a_topic_removes_its_expansion_records() -> None:
     loser = replace(FIRST, proposal=UUID(int=76))
-    records = [encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
+    records = [encode_partition_count("grows", EXPANDS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
     services = known(*records)
 
-    tombstones = services.view.records_of([TopicConfigChange("grows", GROWS, deleted=True)])
+    tombstones = services.view.records_of([TopicConfigChange("grows", EXPANDS, deleted=True)])
 
     assert {each.key for each in tombstones} == {each.key for each in records}
     assert all(each.value is None for each in tombstones)

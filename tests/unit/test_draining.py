@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.barriers import READ_SECONDS
 from fencepost_proxy.wire.apis import FETCH, PRODUCE
 from tests.support.batches import expecting
+from tests.support.sequencer_calls import Call
 from tests.unit.test_session import (
     HEARTBEAT,
     NOT_LEADER,
@@ -83,7 +83,7 @@ def test_started_buffered_request_completes() -> None:
     talk.sent(pending)
     talk.upstream()
     talk.kafka(produced(("checked-a", 0, 0, 5)))
-    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
+    assert talk.next(Call).name == "answered"
 
 
 def test_unanswered_fetch_keeps_connection_until_the_bound() -> None:

@@ -37,7 +37,7 @@ class State(group_progress.State):
 
     def __init__(self) -> None:
         super().__init__()
-        self.grow("orders", OLD, 1, 2, 10)
+        self.expand("orders", OLD, 1, 2, 10)
 
     def live(self, now: float) -> frozenset[UUID]:
         return frozenset()

@@ -58,7 +58,7 @@ class State:
         self.append_now(records)
         return []
 
-    def grow(self, topic: str, topic_id: UUID, from_count: int, to_count: int, *thresholds: int) -> None:
+    def expand(self, topic: str, topic_id: UUID, from_count: int, to_count: int, *thresholds: int) -> None:
         if self.view.history(topic, topic_id).count is None:
             config = encode_topic_config(topic, topic_id, {"fencepost.ordered.partition.expansion": "true"})
             self.append_now([config, encode_partition_count(topic, topic_id, from_count)])
@@ -150,8 +150,8 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     """`orders` and `others` were expanded from 1 to 2 partitions; ten records are in each prior partition."""
     clock, state = Clock(), State()
     monkeypatch.setattr(groups, "time", clock)
-    state.grow("orders", ORDERS, 1, 2, 10)
-    state.grow("others", OTHERS, 1, 2, 10)
+    state.expand("orders", ORDERS, 1, 2, 10)
+    state.expand("others", OTHERS, 1, 2, 10)
     return Story(clock, state, Kafka())
 
 
@@ -239,7 +239,7 @@ async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
 @in_event_loop
 async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
     """Two expansions, and a group that lags in the first for longer than a group without commits is waited for."""
-    story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+    story.state.expand("orders", ORDERS, 2, 4, 10, 5)
     story.tracker.refresh()
     story.kafka.commits = {P0: 5}
     assert await story.queries_to_send(P1, P2, P3) == {P1, P2, P3}
@@ -261,7 +261,7 @@ async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
 
 @in_event_loop
 async def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None:
-    story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+    story.state.expand("orders", ORDERS, 2, 4, 10, 5)
     story.tracker.refresh()
     story.kafka.commits = {P0: 5}
     await story.queries_to_send(P1, P2)
@@ -342,7 +342,7 @@ async def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
 
     del story.kafka.broken["orders"]
     story.ids["orders"] = ANEW
-    story.state.grow("orders", ANEW, 1, 2, 10)
+    story.state.expand("orders", ANEW, 1, 2, 10)
     story.tracker.refresh()
     assert await story.queries_to_send(P1) == {P1}
 
@@ -353,7 +353,7 @@ async def test_predecessors_log_start_is_ignored(story: Story) -> None:
     assert await story.queries_to_send(P1) == {P1}
     story.kafka.starts[P0] = 0
     story.ids["orders"] = ANEW
-    story.state.grow("orders", ANEW, 1, 2, 4)
+    story.state.expand("orders", ANEW, 1, 2, 4)
     story.tracker.refresh()
     assert await story.queries_to_send(P1) == {P1}
 

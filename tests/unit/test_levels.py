@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import ProduceResponse
 
-from fencepost_policies.append import Check
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
+from fencepost_policies.append import NO_FACTS, Append, Check
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -42,6 +42,7 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
+from tests.support.sequencer_calls import Call
 from tests.unit.test_session import ServicesStandIn, Talk, produced, read, response
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
@@ -78,6 +79,7 @@ class Levels(Talk):
         self.services = Process(**services)
         if rewriters is not None:
             self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)  # type: ignore[arg-type]
+            self.services.sequencers.record = self._record
         else:
             self.session._services = self.services
         if may_write:
@@ -147,7 +149,7 @@ NO_PRODUCER = (-1, -1, -1)
     ],
 )
 def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
-    refusal = check_idempotence("t", 3, producer_id, level)
+    refusal = IdempotenceLevel().check(Append("t", 3, 1, None, producer_id=producer_id), level, NO_FACTS)
     assert (None if refusal is None else refusal.error_code) == code
 
 
@@ -626,13 +628,13 @@ def test_checked_topic_tracks_its_producers_too() -> None:
     ):
         talk.client(query(("checked", 0, idempotent(sequence=correlation)), correlation=correlation))
         pending = talk.submitted()
-        talk.report(m.AppendAdmitted(pending))
+        talk.call(talk.session.append_admitted, pending)
         talk.sent(pending)
         talk.upstream()
         talk.kafka(_with_start(produced(("checked", 0, code, base), correlation=correlation), start))
-        decision = talk.next(m.ToSequencer).event
-        assert decision.result.error_code == reported  # type: ignore[union-attr]
-        talk.report(m.AppendCompleted(pending, decision.result, None))  # type: ignore[union-attr]
+        _, (_, result) = talk.next(Call)
+        assert result.error_code == reported
+        talk.call(talk.session.append_completed, pending, result, None)
         talk.answer()
 
 

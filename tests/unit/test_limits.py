@@ -207,7 +207,7 @@ def test_unresolvable_append_is_finally_reported_unknown() -> None:
     talk = _limited(resolve_seconds=3.0, read_retry_seconds=0.5)
     pending = talk.submit(expecting(10, b"x"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     probes = 0
     gave_up = talk.now + 3.0
     while isinstance(talk.effects[0], g.ReadBatch):
@@ -247,6 +247,7 @@ def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dispatcher_module, "_IDLE_SEQUENCERS_MAX", 4)
     services = ServicesStandIn()
     dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    services.sequencers = dispatcher
     for number in range(1, 12):
         dispatcher.open(number, "proxy.local", 100.0)
         data = produce((f"checked-{number}", 0, batch(b"x")))
@@ -255,3 +256,15 @@ def test_idle_sequencers_are_dropped_at_the_limit(monkeypatch: pytest.MonkeyPatc
             dispatcher.session_event(number, m.ClientLost(), 100.0)
         assert len(dispatcher.sequencers) <= 4
     assert TopicPartition("checked-3", 0) in dispatcher.sequencers
+
+
+def test_sequencer_with_a_queued_call_is_kept_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. An append is submitted to an idle sequencer. 2. Before that is processed, another partition needs a sequencer.
+    3. If the first one were dropped, a new one would get the answer, and the append would never end.
+    """
+    monkeypatch.setattr(dispatcher_module, "_IDLE_SEQUENCERS_MAX", 2)
+    dispatcher = Dispatcher(ServicesStandIn(), Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    partitions = [TopicPartition("checked-a", number) for number in range(4)]
+    for partition in partitions:
+        dispatcher.join(partition, "app", 1)
+    assert list(dispatcher.sequencers) == partitions

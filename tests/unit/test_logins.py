@@ -8,18 +8,19 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fencepost_proxy.config import ControlSasl
 from fencepost_proxy.errors import ClientProtocolError, ConfigError
 from fencepost_proxy.net.sasl import LoginFailed, log_in
-from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.schema import Message
+from tests.support.sequencer_calls import Call
 from tests.unit.test_session import HEARTBEAT, Talk, expecting, produce, produced, read, request, response
 
 HANDSHAKE = request(SASL_HANDSHAKE, 1, 7, b"\0\5PLAIN")
@@ -33,8 +34,8 @@ class Waiting(Talk):
 
     reads = True
 
-    def report(self, event: m.Event) -> None:
-        super().report(event)
+    def call(self, function: Callable[..., list[m.Command]], *arguments: Any) -> None:
+        super().call(function, *arguments)
         for each in self.commands:
             if isinstance(each, m.ReadClient):
                 self.reads = each.on
@@ -70,18 +71,18 @@ def test_login_waits_for_possible_resends() -> None:
 
     # When: Kafka refuses it, and it is admitted again.
     talk.kafka(produced(("checked-a", 0, 45, -1)))
-    talk.next(m.ToSequencer)
+    talk.next(Call)
     talk.admit(pending)
     talk.sent(pending)
 
     # Then: it is sent, and nothing of the login.
     assert HANDSHAKE not in talk.upstream()
     talk.kafka(produced(("checked-a", 0, 0, 5)))
-    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
+    assert talk.next(Call).name == "answered"
     talk.silent()
 
     # And: the login is sent once the append is answered.
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
+    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5, -1, 0), None)
     assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
     talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
     assert talk.upstream() == HANDSHAKE
@@ -128,11 +129,11 @@ def test_appends_end_when_the_login_expires(version: int) -> None:
     # Then: that is not sent. Kafka would close the connection, and its outcome would be unknown.
     talk.silent()
     talk.kafka(produced(("checked-a", 0, 0, 5)))
-    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
+    assert talk.next(Call).name == "answered"
     talk.silent()
 
     # And: the one before it is answered, and then the connection ends.
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
+    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5, -1, 0), None)
     assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     closed = talk.next(m.CloseClient)
     assert (closed.hang_up, closed.fault) == (True, None)

@@ -31,6 +31,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_request,
 )
 from tests.support.batches import batch, expecting
+from tests.support.sequencer_calls import Call, call
 from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Talk, Unchanged, produced, read, request, response
 
 NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
@@ -68,6 +69,7 @@ class Barriers(Talk):
         super().__init__()
         self.services = Process(**services)
         self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)  # type: ignore[arg-type]
+        self.services.sequencers.record = self._record
         if may_write:
             self.session._may_write = dict.fromkeys(_POLICIES, float("inf"))
 
@@ -537,7 +539,7 @@ def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
     talk.sent_up()
     talk.report(m.UpstreamLost("it broke"))
 
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+    assert talk.next(Call) == call("lost", pending)
     assert talk.barrier("both").empty_at == talk.now + 30
 
 
@@ -671,8 +673,8 @@ def test_fast_path_ends_once_topic_is_count_checked(
 ) -> None:
     talk = Barriers()
     taken: list[object] = []
-    real = FastPath._take_single
-    monkeypatch.setattr(FastPath, "_take_single", lambda *args: taken.append(real(*args)) or taken[-1])
+    real = FastPath._take_direct
+    monkeypatch.setattr(FastPath, "_take_direct", lambda *args: taken.append(real(*args)) or taken[-1])
     talk.client(query(("both", 0, expecting(41, b"v"))))
 
     frame = query(("both", 0, expecting(42, b"v")), correlation=2)
@@ -715,6 +717,7 @@ class InDispatcher(Process):
 def _dispatcher() -> tuple[Dispatcher, InDispatcher]:
     services = InDispatcher()
     services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    services.sequencers = services.dispatcher
     services.dispatcher.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES, float("inf"))
     return services.dispatcher, services
 
@@ -809,7 +812,7 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     # Given a sequencer that answers it after the leader was silent for too long
     talk.now += 2.8
     talk.report(m.Tick())
-    talk.report(m.AppendCompleted(pending, produced_result(), None))
+    talk.call(talk.session.append_completed, pending, produced_result(), None)
     assert talk.barrier("both").in_flight == 1, "Kafka still has the request"
 
     # When Kafka answers after all
@@ -948,7 +951,8 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     talk.admit(pending)
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
     talk.commands.clear()
-    talk.report(m.AppendCompleted(pending, produced_result(), None))  # its sequencer found out without an answer
+    # Its sequencer found out without an answer.
+    talk.call(talk.session.append_completed, pending, produced_result(), None)
     assert not dispatcher.barrier_empty("count-checked", 1000.0), "Kafka still has the request"
     talk.kafka(produced(("checked", 0, 0, 41), version=9))
 

@@ -14,8 +14,8 @@ import pytest
 from aiokafka.partitioner import DefaultPartitioner as AiokafkaPartitioner
 from kafka.partitioner.default import DefaultPartitioner as KafkaPythonPartitioner
 
-from fencepost_policies.append import Append, Check
-from fencepost_policies.partition_count import CountFacts, check_partition_count
+from fencepost_policies.append import Append, Check, Facts, PartitionFacts, Refusal
+from fencepost_policies.partition_count import PartitionCount
 from fencepost_policies.partitioners import Partitioner, partition_for
 
 _COUNTS = (1, 2, 3, 6, 7, 12, 100, 1999, 2**31 - 1)
@@ -93,6 +93,10 @@ def test_librdkafka_default_puts_empty_key_on_any_partition() -> None:
 # --- the policy -------------------------------------------------------------------------------------------------------
 
 
+def _refusal(append: Append, of: PartitionFacts, check: Check = Check.ON) -> Refusal | None:
+    return PartitionCount().check(append, check, Facts(partitions=of))
+
+
 def _append(stated: int | None = None) -> Append:
     return Append("orders", 3, record_count=2, expected_base_offset=None, partition_count=stated)
 
@@ -134,7 +138,7 @@ def test_what_a_batch_is_refused_for(
     check: str, stated: tuple[int | None, int | None], served: int | None, code: int, message: str
 ) -> None:
     in_header, in_request = stated
-    refusal = check_partition_count(_append(in_header), in_request, CountFacts(Check(check), 8, served=served))
+    refusal = _refusal(_append(in_header), PartitionFacts(8, in_request, served=served), Check(check))
 
     assert (0 if refusal is None else refusal.error_code) == code
     assert (refusal.message if refusal else "").startswith(message)
@@ -146,8 +150,8 @@ def test_keys_are_checked_when_batch_states_no_count() -> None:
     here, elsewhere = _placed_on(3, of=8), _placed_on(5, of=8)
 
     def refusal(*keys: bytes | None, stated: int | None = None) -> tuple[int, str] | None:
-        facts = CountFacts(Check.ON, 8, Partitioner.MURMUR2, keys, served=6)
-        refused = check_partition_count(_append(stated), None, facts)
+        facts = PartitionFacts(8, None, Partitioner.MURMUR2, keys, served=6)
+        refused = _refusal(_append(stated), facts)
         return None if refused is None else (refused.error_code, refused.message)
 
     # Then the first misplaced one is named, and what needs no place has none
@@ -161,9 +165,9 @@ def test_keys_are_checked_when_batch_states_no_count() -> None:
 
 
 def test_keys_are_not_checked_outside_the_grace_period() -> None:
-    facts = CountFacts(Check.ON, 8, Partitioner.MURMUR2, keys=None, served=6)
+    facts = PartitionFacts(8, None, Partitioner.MURMUR2, keys=None, served=6)
 
-    assert check_partition_count(_append(), None, facts) is None
+    assert _refusal(_append(), facts) is None
 
 
 def _placed_on(partition: int, *, of: int) -> bytes:

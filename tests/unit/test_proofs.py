@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fencepost_proxy.wire.control import decode_request, encode_response_frame, 
 from fencepost_proxy.wire.produce import PartitionResult, parse_produce_request
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
+from tests.support.sequencer_calls import Call, call
 from tests.unit import test_partition_counts as barriers
 from tests.unit import test_session_transactions as transactions
 from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in, logs_in, relays
@@ -46,8 +48,8 @@ class Proving(Talk):
     def __init__(self, **services: Any) -> None:
         super().__init__(clients_log_in=True, **services)
 
-    def report(self, event: m.Event) -> None:
-        super().report(event)
+    def call(self, function: Callable[..., list[m.Command]], *arguments: Any) -> None:
+        super().call(function, *arguments)
         self.commands = [each for each in self.commands if not isinstance(each, m.ReadClient)]
 
     def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
@@ -99,8 +101,8 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
     assert sent.endswith(request(HEARTBEAT, 4, 2))
     assert parse_produce_request(memoryview(sent)[4 : -len(request(HEARTBEAT, 4, 2))]).acks == -1
     talk.says((TOPIC, 0))
-    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
-    talk.report(m.AppendCompleted(pending, AT_5, None))
+    assert talk.next(Call).name == "answered"
+    talk.call(talk.session.append_completed, pending, AT_5, None)
     assert talk.reported() == {(TOPIC, 0): (0, 5, None)}
     talk.kafka(response(2))
     assert talk.answer() == response(2)
@@ -112,7 +114,7 @@ def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     talk = Proving()
     talk.queries_first()
     talk.says((TOPIC, MAY))
-    talk.report(m.AppendCompleted(talk.submitted(), AT_5, None))
+    talk.call(talk.session.append_completed, talk.submitted(), AT_5, None)
     talk.answer()
 
     talk.now += 3600.0
@@ -239,8 +241,8 @@ def test_a_refusal_takes_the_right_away() -> None:
     pending = talk.admitted()
     talk.upstream()
     talk.says((TOPIC, MAY_NOT))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, MAY_NOT), None))
+    talk.next(Call)
+    talk.call(talk.session.append_completed, pending, PartitionResult(0, MAY_NOT), None)
     talk.reported()
 
     talk.queries_first(correlation=2)
@@ -272,7 +274,7 @@ def test_transaction_joins_no_partition_without_write_permission(stated: int) ->
     talk.kafka(produced((TOPIC, 0, stated, -1), version=3))
 
     if stated == MAY:
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
+        assert talk.next(Call) == call("join", WHERE, "app", 1)
     else:
         assert talk.upstream() == join
     talk.silent()
@@ -296,7 +298,7 @@ def test_only_authorized_markers_make_appends_wait(error: int) -> None:
     talk.kafka(encode_response_frame(WRITE_TXN_MARKERS, 1, 1, answer))
 
     if error == 3:  # UNKNOWN_TOPIC_OR_PARTITION
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins(MARKER, 1))
+        assert talk.next(Call) == call("join", WHERE, MARKER, 1)
     else:
         assert talk.upstream() == queried
     talk.silent()
@@ -357,7 +359,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
     assert talk.session._known.is_checked is False
     talk.says((TOPIC, MAY))
     talk.commands.clear()
-    talk.report(m.AppendCompleted(talk.session._waiting_produce.waiting_for, AT_5, None))  # type: ignore[union-attr,arg-type]
+    talk.call(talk.session.append_completed, talk.session._waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)
@@ -412,7 +414,7 @@ def test_append_is_not_resent_after_its_login_ends() -> None:
     talk.sent(pending)
     talk.upstream()
     talk.kafka(produced((TOPIC, 0, 45, -1), ("unchecked", 0, 0, 3)))
-    talk.next(m.ToSequencer)
+    talk.next(Call)
     talk.now += 1.0
 
     talk.admit(pending)

@@ -24,6 +24,7 @@ from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import RECORDS_MAX, BatchScan, HeaderNames
 from tests.support import bytewise
 from tests.support.batches import expecting
+from tests.support.sequencer_calls import Call
 from tests.unit.test_partition_counts import Barriers, query
 from tests.unit.test_session import Talk, produce, read, request
 
@@ -107,7 +108,7 @@ def _many(*topics: str, partitions: int = 1, **more: Any) -> bytes:
 
 def _closed(talk: Talk) -> str:
     (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
-    assert not any(isinstance(each, m.ToUpstream | m.ToSequencer | m.ToClient) for each in talk.commands)
+    assert not any(isinstance(each, m.ToUpstream | Call | m.ToClient) for each in talk.commands)
     return closed.reason
 
 

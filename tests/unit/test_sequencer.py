@@ -46,6 +46,10 @@ class Talk:
     def report(self, event: g.Event) -> None:
         self.effects += self.sequencer.handle(event, self.now)
 
+    def call(self, name: str, *arguments: Any) -> None:
+        """A call of a session."""
+        self.effects += getattr(self.sequencer, name)(*arguments, self.now)
+
     def submit(
         self,
         records: memoryview,
@@ -75,7 +79,7 @@ class Talk:
         pending.may_write = self.may_write
         pending.has_partitions = owns
         pending.leader_epoch = self.leader_epoch
-        self.report(g.Submitted(pending))
+        self.call("submit", pending)
         return pending
 
     def next(self, kind: type[E]) -> E:
@@ -108,13 +112,13 @@ class Talk:
 
     def admitted(self, pending: g.PendingAppend) -> g.Fence | None:
         assert self.next(g.Admit).pending is pending
-        self.report(g.Sent(pending))
+        self.call("sent", pending)
         return pending.fence
 
     def kafka(
         self, pending: g.PendingAppend, error: int = 0, base_offset: int = -1, log_append_time_ms: int = -1
     ) -> None:
-        self.report(g.Answered(pending, PartitionResult(TP.partition, error, base_offset, log_append_time_ms)))
+        self.call("answered", pending, PartitionResult(TP.partition, error, base_offset, log_append_time_ms))
 
     def answered(self, pending: g.PendingAppend) -> PartitionResult:
         answer = self.next(g.Answer)
@@ -326,7 +330,7 @@ def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
     talk = confirmed(10)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
     talk.snapshot(11, next_sequence=11)  # it can no longer be appended: decide again
@@ -343,7 +347,7 @@ def in_doubt(
     talk.instance_id, talk.may_write = 7, True
     pending = talk.submit(expecting(10, b"a", producer=producer))
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 10, 7)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     return talk, pending
 
@@ -371,7 +375,7 @@ def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
     talk.instance_id = 7
     pending = talk.submit(batch(b"a"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8))))
     talk.snapshot(11, next_sequence=11)
@@ -386,7 +390,7 @@ def test_one_of_two_equal_batches_succeeds() -> None:
     second = talk.submit(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
     talk.snapshot(10, next_sequence=10)
     talk.admitted(second)
-    talk.report(g.Lost(second))
+    talk.call("lost", second)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(second, in_log(first.records, 10, first.fence)))
     talk.accepted(second, 10)
@@ -461,7 +465,7 @@ def test_nothing_is_resent_without_proven_write_permission() -> None:
     talk = confirmed(10, Check.ON)
     own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
-    talk.report(g.Lost(own))
+    talk.call("lost", own)
     assert talk.answered(own).error_code == TIMED_OUT
 
 
@@ -479,8 +483,8 @@ def test_nothing_is_resent_after_a_sequence_gap() -> None:
     talk.admitted(first)
     second = talk.submit(expecting(11, b"b", producer=(5, 0, 1)))
     talk.admitted(second)
-    talk.report(g.Lost(first))
-    talk.report(g.Lost(second))
+    talk.call("lost", first)
+    talk.call("lost", second)
     talk.next(g.ReadBatch)
     theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
     talk.report(g.BatchRead(first, theirs))
@@ -538,7 +542,7 @@ def test_conditional_append_waits_for_possibly_queued_unfenced_one() -> None:
     talk = confirmed(10, Check.ON)
     own = talk.submit(batch(b"x", producer=(8, 0, 0), transactional=True))
     talk.admitted(own)
-    talk.report(g.Lost(own))
+    talk.call("lost", own)
     assert talk.answered(own).error_code == TIMED_OUT
     conditional = talk.submit(expecting(10, b"a"), connection=2)
     talk.silent()
@@ -556,7 +560,7 @@ def test_equal_batch_without_write_id_proves_nothing() -> None:
     talk = confirmed(10)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, in_log(pending.records, 10)))
     result = talk.answered(pending)
@@ -568,7 +572,7 @@ def test_missing_in_doubt_append_is_unknown() -> None:
     talk = confirmed(10)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, g.NotYet(10)))
     assert talk.answered(pending).error_code == TIMED_OUT
@@ -582,7 +586,7 @@ def test_in_doubt_append_is_sought_after_foreign_batches(other: str) -> None:
     talk.instance_id, talk.may_write = 7, True
     lost = talk.submit(batch(b"a"))
     assert talk.admitted(lost) == g.Fence(SHARED, 0, 10, 7)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
     queued = batch(b"x", b"y", producer=(8, 0, 0))
     talk.report(
@@ -600,7 +604,7 @@ def test_absent_in_doubt_append_is_resent_unchanged() -> None:
     talk.instance_id, talk.may_write = 7, True
     lost = talk.submit(batch(b"a"))
     talk.admitted(lost)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(lost, not_fenced(batch(b"x"), 10)))
     talk.next(g.ReadBatch)
@@ -632,7 +636,7 @@ def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
     talk.instance_id = 7
     lost = talk.submit(expecting(10, b"a"))
     talk.admitted(lost)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     talk.next(g.ReadBatch)
     foreign = not_fenced(batch(b"x", producer=(8, 0, 0)), 10)
     if marker:
@@ -655,7 +659,7 @@ def test_displaced_in_doubt_append_may_still_follow() -> None:
     records = expecting(10, b"a", producer=(5, 0, 0))
     lost = talk.submit(records)
     talk.admitted(lost)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     for pending in (lost, None):
         pending = pending or talk.submit(records, connection=2)  # noqa: PLW2901
         assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
@@ -687,7 +691,7 @@ def test_compacted_in_doubt_batch_stays_unknown() -> None:
     records = batch(b"b", b"c", producer=(5, 0, 1))
     lost = talk.submit(records)
     talk.admitted(lost)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(lost, g.NotYet(12)))
     assert talk.answered(lost).error_code == TIMED_OUT
@@ -720,7 +724,7 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
     talk.instance_id = 7
     pending = talk.submit(measured_from(at_ms - 70))
     fence = talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     assert talk.next(g.ReadBatch).offset == 10
     talk.report(g.BatchRead(pending, in_log(measured_from(at_ms), 10, fence)))
     talk.accepted(pending, 10)
@@ -730,7 +734,7 @@ def test_no_append_starts_while_one_is_in_doubt() -> None:
     talk = confirmed(10)
     lost = talk.submit(expecting(10, b"a"))
     talk.admitted(lost)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     talk.next(g.ReadBatch)
     waiting = talk.submit(expecting(10, b"b"), connection=2)
     talk.silent()
@@ -744,7 +748,7 @@ def test_lost_client_keeps_its_sent_append_first() -> None:
     talk = confirmed(10)
     sent = talk.submit(expecting(10, b"a"))
     talk.admitted(sent)
-    talk.report(g.Canceled(sent))
+    talk.call("cancel", sent)
     talk.submit(expecting(10, b"b"), connection=2)
     talk.silent()
 
@@ -753,7 +757,7 @@ def test_answer_after_resolution_changes_nothing() -> None:
     talk = confirmed(10)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     talk.next(g.ReadBatch)
     talk.kafka(pending, OUT_OF_ORDER)
     talk.silent()
@@ -762,7 +766,7 @@ def test_answer_after_resolution_changes_nothing() -> None:
 def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
     talk = confirmed(10)
     pending = talk.append(10, b"a")
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     talk.silent()
     talk.append(11, b"b")
 
@@ -821,7 +825,7 @@ def test_retry_of_old_unknown_batch_is_not_sent() -> None:
     records = too_old(talk)
     first = talk.submit(records)
     talk.admitted(first)
-    talk.report(g.Lost(first))
+    talk.call("lost", first)
     assert talk.answered(first).error_code == TIMED_OUT
     for _ in range(2):
         assert talk.answered(talk.submit(records, connection=2)).error_code == TIMED_OUT
@@ -834,7 +838,7 @@ def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
     records = expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000)
     first = talk.submit(records)
     assert talk.admitted(first) == g.Fence(SHARED, 0, 10)
-    talk.report(g.Lost(first))
+    talk.call("lost", first)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.NotYet(10)))
     assert talk.answered(first).error_code == TIMED_OUT
@@ -1122,7 +1126,7 @@ def test_next_producer_id_resends_an_in_doubt_append() -> None:
     known = {"producer_id": NEXT_ID, "epoch": LAST + 6, "next_sequence": 10, "fence_base": (LAST + 6, 10)}
     talk.snapshot(20, **known)
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(pending, g.NotYet(20)))
     talk.snapshot(20, **known)
@@ -1309,7 +1313,7 @@ def test_producer_continues_after_a_refused_conditional_batch() -> None:
     talk.now += 1
     talk.effects.clear()
     talk.sequencer.handle(g.Tick(), talk.now)
-    talk.sequencer.handle(g.Canceled(refused), talk.now)
+    talk.sequencer.cancel(refused, talk.now)
     # Kafka knows sequence 0 of this producer and would find a gap before 2.
     later = talk.submit(batch(b"y", producer=(5, 0, 2)))
     assert later.kind is g.AppendMode.SEQUENCED
@@ -1356,7 +1360,7 @@ def unresolved(talk: Talk) -> memoryview:
     records = batch(b"b", producer=(5, 0, 1))
     lost = talk.submit(records)
     assert talk.admitted(lost) == g.Fence(SHARED, 0, 11)
-    talk.report(g.Lost(lost))
+    talk.call("lost", lost)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(lost, g.NotYet(11)))
     assert talk.answered(lost).error_code == TIMED_OUT
@@ -1392,6 +1396,30 @@ def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
     talk.accepted(retry, 11)
 
 
+def test_later_append_passes_a_waiting_one_but_not_a_retry() -> None:
+    talk = confirmed(10, Check.ON)
+    records = expecting(10, b"a", b"b", producer=(5, 0, 0))
+    lost = talk.submit(records)
+    talk.admitted(lost)
+    talk.call("lost", lost)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(lost, g.NotYet(10)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    other = talk.submit(expecting(10, b"x"), connection=2)
+    talk.snapshot(10, next_sequence=10)
+    talk.admitted(other)
+    talk.submit(batch(b"waits", producer=(8, 0, 0)), connection=3)  # the lost append may still be queued
+    retry = talk.submit(records, connection=4)
+    later = talk.submit(batch(b"later"), connection=5)
+    talk.kafka(other, base_offset=10)
+    talk.accepted(other, 10)
+    talk.next(g.ReadBatch)
+    talk.report(g.BatchRead(retry, in_log(other.records, 10)))
+    talk.snapshot(11, next_sequence=11)
+    talk.mismatch(retry, expected=10, actual=11)
+    assert talk.admitted(later) == g.Fence(SHARED, 0, 11)
+
+
 def test_first_try_appended_before_retry_is_not_repeated() -> None:
     talk = confirmed(10, Check.ON)
     records, retry = retry_of_absent_batch(talk)
@@ -1424,7 +1452,7 @@ def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memory
     for at, pending in enumerate(lost, 11):
         assert talk.admitted(pending) == g.Fence(SHARED, 0, at)
     for pending in lost:
-        talk.report(g.Lost(pending))
+        talk.call("lost", pending)
     first, second = lost
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.NotYet(11)))
@@ -1516,7 +1544,7 @@ def test_early_retry_of_unknown_batch_is_sought_too() -> None:
     talk.kafka(ahead, base_offset=11)
     talk.accepted(ahead, 11)
     talk.admitted(first)
-    talk.report(g.Lost(first))
+    talk.call("lost", first)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, g.NotYet(12)))
     assert talk.answered(first).error_code == TIMED_OUT
@@ -1533,16 +1561,19 @@ def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
     retry = talk.submit(records, connection=2)
     talk.next(g.ReadBatch)
     if end == "canceled while it is looked up":
-        talk.report(g.Canceled(retry))
+        talk.call("cancel", retry)
         talk.report(g.BatchRead(retry, g.NotYet(11)))
     else:
         talk.report(g.BatchRead(retry, g.NotYet(11)))
         talk.now += 6
-        talk.report(g.Tick() if end == "its time is over" else g.Canceled(retry))
+        if end == "its time is over":
+            talk.report(g.Tick())
+        else:
+            talk.call("cancel", retry)
     talk.snapshot(11, next_sequence=11)
     if end == "canceled while it is looked up":
         assert talk.next(g.Admit).pending is retry
-        talk.report(g.Canceled(retry))  # no connection is left to send it
+        talk.call("cancel", retry)  # no connection is left to send it
     talk.effects.clear()
     again = talk.submit(records, connection=3)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
@@ -1569,14 +1600,14 @@ def test_log_end_is_reread_after_transactional_append() -> None:
 
 
 def joins(talk: Talk, transactional_id: str = "app") -> None:
-    talk.report(g.TransactionJoins(transactional_id, 9))
+    talk.call("join", transactional_id, 9)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
 
 
 def test_joined_transaction_counts_until_coordinator_reports_its_end() -> None:
     talk = confirmed(10, Check.ON)
     joins(talk)
-    talk.report(g.TransactionJoined("app", answered=True))
+    talk.call("joined", "app", True)
     talk.now += 1
     first = talk.submit(expecting(10, b"a"))
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
@@ -1601,7 +1632,7 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
     talk = confirmed(10, check)
     sent = talk.submit(expecting(10, b"a"))
     talk.admitted(sent)
-    talk.report(g.TransactionJoins(MARKER, 9))
+    talk.call("join", MARKER, 9)
     waiting = talk.submit(expecting(12, b"b"), wait=60)
     late = talk.submit(expecting(12, b"c"))
     talk.silent()  # a conditional append is in progress
@@ -1609,10 +1640,10 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
     talk.accepted(sent, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
     talk.silent()
-    assert not talk.sequencer.take(replace(waiting), talk.now)
+    assert not talk.sequencer.may_take(replace(waiting), talk.now)
     if answered:
-        talk.report(g.Canceled(late))
-    talk.report(g.TransactionJoined(MARKER, answered))
+        talk.call("cancel", late)
+    talk.call("joined", MARKER, answered)
     if not answered:
         talk.now += LIMITS.queued_seconds - 0.1
         talk.report(g.Tick())
@@ -1633,13 +1664,13 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
 def test_log_end_read_during_marker_is_read_again() -> None:
     talk = Talk(Check.ON)
     pending = talk.submit(expecting(10, b"a"))
-    talk.report(g.TransactionJoins(MARKER, 9))
+    talk.call("join", MARKER, 9)
     read = talk.effects.pop(0)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
     talk.effects.append(read)
     talk.snapshot(10)
     talk.silent()
-    talk.report(g.TransactionJoined(MARKER, answered=True))
+    talk.call("joined", MARKER, True)
     talk.snapshot(10)
     talk.admitted(pending)
 
@@ -1647,13 +1678,13 @@ def test_log_end_read_during_marker_is_read_again() -> None:
 def test_appends_wait_for_every_marker() -> None:
     talk = confirmed(10, Check.ON)
     for connection in (8, 9):
-        talk.report(g.TransactionJoins(MARKER, connection))
+        talk.call("join", MARKER, connection)
         assert talk.next(g.MayJoin) == g.MayJoin(connection)
     talk.submit(expecting(12, b"a"))
-    talk.report(g.TransactionJoined(MARKER, answered=True))
+    talk.call("joined", MARKER, True)
     assert talk.sequencer.in_transaction
     talk.silent()
-    talk.report(g.TransactionJoined(MARKER, answered=True))
+    talk.call("joined", MARKER, True)
     assert not talk.sequencer.in_transaction
     talk.next(g.ReadLogEnd)
 
@@ -1663,7 +1694,7 @@ def test_coordinator_that_may_not_know_is_not_trusted(fate: str) -> None:
     talk = confirmed(10, Check.ON)
     joins(talk)
     if fate == "lost a moment ago":
-        talk.report(g.TransactionJoined("app", answered=False))
+        talk.call("joined", "app", False)
     pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}))
     assert talk.answered(pending).error_code == NOT_LEADER
@@ -1675,7 +1706,7 @@ def test_coordinator_response_older_than_the_join_is_ignored() -> None:
     pending = talk.submit(expecting(10, b"a"))
     queried_at = talk.now
     talk.now += 0.1
-    talk.report(g.TransactionJoined("app", answered=True))  # while the log end is still being read
+    talk.call("joined", "app", True)  # while the log end is still being read
     talk.now += 0.1
     talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}), transactions_as_of=queried_at)
     assert talk.answered(pending).error_code == NOT_LEADER
@@ -1685,7 +1716,7 @@ def test_fence_is_unconfirmed_while_a_transaction_may_exist() -> None:
     talk = confirmed(10, Check.ON)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.TransactionJoins("app", 1))
+    talk.call("join", "app", 1)
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
     talk.next(g.MayJoin)
@@ -1749,7 +1780,7 @@ def test_transaction_that_only_joined_delays_no_other() -> None:
     """Two that have joined each other's partitions would both wait, and neither has written anything yet."""
     talk = confirmed(10, Check.ON)
     joins(talk, "other")
-    talk.report(g.TransactionJoined("other", answered=True))
+    talk.call("joined", "other", True)
     pending = talk.submit(within(10, b"t"), within="app", owns=True)
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(pending) is None
@@ -1783,7 +1814,7 @@ def test_joined_and_ending_transaction_is_waited_for() -> None:
     """The ending transaction waits for no other, and its marker is on its way."""
     talk = confirmed(10, Check.ON)
     joins(talk, "other")
-    talk.report(g.TransactionJoined("other", answered=True))
+    talk.call("joined", "other", True)
     pending = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"other"}))
     assert talk.answered(pending).error_code == NOT_LEADER
@@ -1804,7 +1835,7 @@ def test_transaction_with_lost_append_is_waited_for() -> None:
     talk = confirmed(10, Check.ON)
     pending = talk.submit(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     assert talk.answered(pending).error_code == TIMED_OUT
     mine = talk.submit(within(10, b"t"), within="app", wait=1.0)
     talk.now += 1.1
@@ -1828,7 +1859,7 @@ def test_transaction_delays_no_append_after_its_marker() -> None:
     talk.accepted(pending, 12)
     # And what it wrote is no news of its next transaction, which has only joined.
     joins(talk, "other")
-    talk.report(g.TransactionJoined("other", answered=True))
+    talk.call("joined", "other", True)
     more = talk.submit(within(13, b"t", producer=(5, 0, 1)), within="app", owns=True)
     talk.snapshot(13, next_sequence=10, open_transactions=frozenset({5}))
     assert talk.admitted(more) is None
@@ -1912,7 +1943,7 @@ def lost_at_ten(talk: Talk) -> memoryview:
     pending = talk.submit(records, within="app")
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(pending) is None
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     assert talk.answered(pending).error_code == TIMED_OUT
     return records
 
@@ -2128,10 +2159,10 @@ def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
     talk = confirmed(10, Check.ON)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.TransactionJoins("app", 7))
+    talk.call("join", "app", 7)
     talk.silent()
     if way == "fast path":
-        assert talk.sequencer.appended_batch(pending, PartitionResult(TP.partition, 0, 10), talk.now) is None
+        assert not talk.sequencer.may_complete(pending, PartitionResult(TP.partition, 0, 10))
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(7)
@@ -2144,8 +2175,8 @@ def test_join_waits_for_in_doubt_appends() -> None:
     records = expecting(10, b"a")
     pending = talk.submit(records)
     fence = talk.admitted(pending)
-    talk.report(g.TransactionJoins("app", 7))
-    talk.report(g.Lost(pending))
+    talk.call("join", "app", 7)
+    talk.call("lost", pending)
     assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     talk.silent()
     assert fence is not None
@@ -2158,7 +2189,7 @@ def test_unfenced_append_does_not_delay_a_join() -> None:
     talk = confirmed(10, Check.ON)
     pending = talk.submit(batch(b"x", producer=(8, 0, 0)))
     talk.admitted(pending)
-    talk.report(g.TransactionJoins("app", 7))
+    talk.call("join", "app", 7)
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
@@ -2166,7 +2197,7 @@ def test_fenced_conditional_appends_wait_for_a_pending_join() -> None:
     talk = confirmed(10, Check.ON)
     first = talk.submit(expecting(10, b"a"))
     talk.admitted(first)
-    talk.report(g.TransactionJoins("app", 7))
+    talk.call("join", "app", 7)
     second = talk.submit(expecting(11, b"b"))
     talk.silent()
     talk.kafka(first, base_offset=10)
@@ -2183,7 +2214,7 @@ def test_admission_before_a_join_expires() -> None:
     pending = talk.submit(expecting(10, b"a"))
     talk.next(g.Admit)  # and waits for another partition of its request
     assert talk.sequencer.may_send(pending, talk.now)
-    talk.report(g.TransactionJoins("app", 7))
+    talk.call("join", "app", 7)
     assert talk.next(g.MayJoin) == g.MayJoin(7)
     assert not talk.sequencer.may_send(pending, talk.now)
 
@@ -2192,8 +2223,8 @@ def test_abandoned_join_is_not_notified_later() -> None:
     talk = confirmed(10, Check.ON)
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.TransactionJoins("app", 7))
-    talk.report(g.TransactionJoined("app", answered=True))
+    talk.call("join", "app", 7)
+    talk.call("joined", "app", True)
     talk.kafka(pending, base_offset=10)
     talk.accepted(pending, 10)
     talk.silent()
@@ -2286,7 +2317,7 @@ def test_lost_idempotent_append_is_resent_before_others() -> None:
     talk.may_write = True
     own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
-    talk.report(g.Lost(own))
+    talk.call("lost", own)
     assert talk.next(g.Resend).pending is own
     conditional = talk.submit(expecting(11, b"a"), connection=2)
     talk.silent()
@@ -2311,11 +2342,11 @@ def test_lost_idempotent_append_after_failure_is_not_resent(fate: str) -> None:
     if fate == "an error":
         talk.kafka(first, TOO_LARGE)
         assert talk.answered(first).error_code == TOO_LARGE
-        talk.report(g.Lost(second))
+        talk.call("lost", second)
         assert talk.answered(second).error_code == TIMED_OUT
         return
-    talk.report(g.Lost(first))
-    talk.report(g.Lost(second))
+    talk.call("lost", first)
+    talk.call("lost", second)
     assert talk.next(g.Resend).pending is first
     talk.now += LIMITS.resolve_seconds
     talk.report(g.Resent(first, None if fate == "unknown" else PartitionResult(3, TOO_LARGE)))
@@ -2329,7 +2360,7 @@ def test_retriable_resend_error_is_retried(error: int) -> None:
     talk.may_write = True
     own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
-    talk.report(g.Lost(own))
+    talk.call("lost", own)
     talk.next(g.Resend)
     talk.report(g.Resent(own, PartitionResult(3, error)))
     talk.silent()  # the first send may still be in the log: Kafka answers 19 before it looks for duplicates
@@ -2344,7 +2375,7 @@ def test_resend_error_leaves_the_first_send_unknown(error: int) -> None:
     talk.may_write = True
     own = talk.submit(batch(b"x", producer=(5, 0, 0)))
     talk.admitted(own)
-    talk.report(g.Lost(own))
+    talk.call("lost", own)
     talk.next(g.Resend)
     talk.report(g.Resent(own, PartitionResult(3, error)))
     assert talk.answered(own).error_code == TIMED_OUT
@@ -2378,7 +2409,7 @@ def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
     records = expecting(10, b"a", producer=(5, 0, 0))
     first = talk.submit(records)
     talk.admitted(first)
-    talk.report(g.Lost(first))
+    talk.call("lost", first)
     talk.next(g.ReadBatch)
     again = talk.submit(records, connection=2)
     talk.silent()
@@ -2386,7 +2417,7 @@ def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
     talk.report(g.BatchRead(first, in_log(expecting(10, b"another's"), 10)))
     talk.snapshot(10, next_sequence=10)
     assert talk.next(g.Admit).pending is first
-    talk.report(g.Canceled(first))
+    talk.call("cancel", first)
     assert talk.admitted(again) == g.Fence(SHARED, 0, 10)
     talk.kafka(again, base_offset=10)
     talk.accepted(again, 10)
@@ -2397,7 +2428,7 @@ def test_duplicate_waiter_of_a_resubmitted_append_is_cancelable() -> None:
     retry = talk.submit(first.records, connection=2)
     theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
     talk.report(g.BatchRead(first, theirs))
-    talk.report(g.Canceled(retry))
+    talk.call("cancel", retry)
     talk.snapshot(11, next_sequence=11)
     talk.next(g.ReadBatch)
     talk.report(g.BatchRead(first, theirs))
@@ -2422,7 +2453,7 @@ def test_in_doubt_append_after_failed_batch_fails_too() -> None:
     first, second = talk.submit(batch(b"a")), talk.submit(expecting(11, b"b"))
     talk.admitted(first)
     talk.admitted(second)
-    talk.report(g.Lost(second))
+    talk.call("lost", second)
     talk.kafka(first, TOO_LARGE)
     assert talk.answered(first).error_code == TOO_LARGE
     assert talk.next(g.ReadBatch) == g.ReadBatch(second, 11)
@@ -2455,8 +2486,8 @@ def test_admitted_append_fails_with_its_pipeline() -> None:
     talk.kafka(first, TOO_LARGE)
     assert talk.answered(first).error_code == TOO_LARGE
     assert not talk.sequencer.may_send(second, talk.now)
-    talk.report(g.Canceled(second))
-    talk.report(g.Submitted(second))
+    talk.call("cancel", second)
+    talk.call("submit", second)
     assert talk.answered(second).error_code == TOO_LARGE
 
 
@@ -2469,7 +2500,7 @@ def test_append_after_a_canceled_resubmission_fails_too() -> None:
         talk.kafka(pending, OUT_OF_ORDER)
     talk.snapshot(10, next_sequence=10)
     assert talk.next(g.Admit).pending is first
-    talk.report(g.Canceled(first))  # the client's next request is half sent, say
+    talk.call("cancel", first)  # the client's next request is half sent, say
     assert talk.answered(second).error_code == NOT_LEADER
 
 
@@ -2483,8 +2514,8 @@ def test_unused_fence_is_not_kept() -> None:
     unconditional = talk.submit(batch(b"b", producer=(5, 0, 1)))
     assert talk.next(g.Admit).pending is unconditional
     talk.report(g.Forget())
-    talk.report(g.Canceled(unconditional))
-    talk.report(g.Submitted(unconditional))
+    talk.call("cancel", unconditional)
+    talk.call("submit", unconditional)
     assert talk.admitted(unconditional) is None
 
 
@@ -2587,7 +2618,7 @@ def test_repeated_error_after_lost_try_is_unknown() -> None:
     talk.may_write = True
     pending = talk.submit(expecting(10, b"a"))
     talk.admitted(pending)
-    talk.report(g.Lost(pending))
+    talk.call("lost", pending)
     for _ in range(2):
         talk.next(g.ReadBatch)
         talk.report(g.BatchRead(pending, g.NotYet(10)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -14,7 +15,6 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter, RequestRewriters
@@ -33,6 +33,7 @@ from fencepost_proxy.wire.produce import ProduceRequest as ProduceRequestFrame
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.counting import Counting
+from tests.support.sequencer_calls import Call, SequencerCalls, call
 
 C = TypeVar("C")
 T_ID = UUID(int=77)
@@ -62,7 +63,7 @@ class ServicesStandIn(Counting):
     is_fresh: bool = True
     free_bytes: int = 1 << 20
     newest_produce: int = 12
-    admissions_hold: bool = True
+    sequencers: Any = field(default_factory=SequencerCalls)
     unread: int = 0
     instance_id: int = 7
     is_alone: bool = True
@@ -78,14 +79,14 @@ class ServicesStandIn(Counting):
     def taken_over(self, now: float) -> bool:
         return self.is_taken_over
 
+    def unix_ms(self, now: float) -> int:
+        return round(now * 1000)
+
     def fresh(self, now: float) -> bool:
         return self.is_fresh
 
     def policy(self, topic: str) -> TopicPolicy | None:
         return TopicPolicy(Check.ON) if topic.startswith("checked") else None
-
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return None
 
     def topic_id(self, topic: str) -> UUID | None:
         return None if topic in self.unknown_topics else T_ID
@@ -95,9 +96,6 @@ class ServicesStandIn(Counting):
 
     def produce_version_max(self) -> int:
         return self.newest_produce
-
-    def may_send(self, pending: g.PendingAppend, now: float) -> bool:
-        return self.admissions_hold
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000 + endpoint.node_id, endpoint.rack)
@@ -135,11 +133,19 @@ class Talk:
     def __init__(self, **services: Any) -> None:
         self.services = ServicesStandIn(**services)
         self.session = Session(1, "proxy.local", self.services, Unchanged(), 0.0)  # type: ignore[arg-type]
-        self.commands: list[m.Command] = []
+        self.commands: list[m.Command | Call] = []
+        self.services.sequencers.record = self._record
         self.now = 100.0
 
+    def _record(self, call: Call) -> None:
+        self.session._commands.append(call)  # type: ignore[arg-type]
+
+    def call(self, function: Callable[..., list[m.Command]], *arguments: Any) -> None:
+        """Of the session: an event, or what a sequencer reports."""
+        self.commands += function(*arguments, self.now)
+
     def report(self, event: m.Event) -> None:
-        self.commands += self.session.handle(event, self.now)
+        self.call(self.session.handle, event)
 
     def client(self, data: bytes) -> None:
         self.report(m.ClientBytes(memoryview(data)))
@@ -168,22 +174,25 @@ class Talk:
         return b"".join(self.next(m.ToClient).chunks)
 
     def submitted(self) -> g.PendingAppend:
-        event = self.next(m.ToSequencer).event
-        assert isinstance(event, g.Submitted), event
-        return event.pending
+        name, (pending,) = self.next(Call)
+        assert name == "submit"
+        return pending
 
     def admit(self, pending: g.PendingAppend, sequence: int = 5) -> None:
         pending.fence = g.Fence(7000, 0, sequence)
-        self.report(m.AppendAdmitted(pending))
+        self.call(self.session.append_admitted, pending)
 
     def refuse(self, pending: g.PendingAppend) -> None:
-        self.report(
-            m.AppendCompleted(pending, replace(MISMATCH, partition=pending.partition.partition), "offset_mismatch")
+        self.call(
+            self.session.append_completed,
+            pending,
+            replace(MISMATCH, partition=pending.partition.partition),
+            "offset_mismatch",
         )
 
     def sent(self, *pending_appends: g.PendingAppend) -> None:
         for pending in pending_appends:
-            assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
+            assert self.next(Call) == call("sent", pending)
 
     def submits(self, at: int = 5, **options: Any) -> g.PendingAppend:
         """The client sends a batch for `checked-a` 0 that expects to lie there."""
@@ -206,11 +215,11 @@ class Talk:
         return first, self.submitted()
 
     def lost(self, pending: g.PendingAppend) -> None:
-        assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Lost(pending))
+        assert self.next(Call) == call("lost", pending)
 
     def canceled(self, *pending_appends: g.PendingAppend) -> None:
         for pending in pending_appends:
-            assert self.next(m.ToSequencer) == m.ToSequencer(pending, g.Canceled(pending))
+            assert self.next(Call) == call("cancel", pending)
 
     def admitted(self, *, fenced: bool = True) -> g.PendingAppend:
         """The next append is submitted, admitted and sent; its bytes are left."""
@@ -218,7 +227,7 @@ class Talk:
         if fenced:
             self.admit(pending)
         else:
-            self.report(m.AppendAdmitted(pending))
+            self.call(self.session.append_admitted, pending)
         self.sent(pending)
         return pending
 
@@ -232,8 +241,8 @@ class Talk:
     def completed(self, pending: g.PendingAppend, answer: bytes, result: PartitionResult) -> None:
         """Kafka answers, and `result` is the sequencer's last word."""
         self.kafka(answer)
-        self.next(m.ToSequencer)
-        self.report(m.AppendCompleted(pending, result, None))
+        self.next(Call)
+        self.call(self.session.append_completed, pending, result, None)
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -441,11 +450,7 @@ def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> li
     """A Produce to `checked-a` 0 (and more), every append of which is admitted; what was sent upstream is left."""
     talk.client(produce(("checked-a", 0, expecting(5, b"x")), *more, **options))
     pending_appends = []
-    while (
-        talk.commands
-        and isinstance(talk.commands[0], m.ToSequencer)
-        and isinstance(talk.commands[0].event, g.Submitted)
-    ):
+    while talk.commands and isinstance(talk.commands[0], Call) and talk.commands[0].name == "submit":
         pending_appends.append(talk.submitted())
         talk.admit(pending_appends[-1])
     talk.sent(*pending_appends)
@@ -462,9 +467,9 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     header = parse_batch_header(data.records)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
     talk.kafka(produced(("checked-a", 0, 0, 5)))
-    assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
+    assert talk.next(Call) == call("answered", pending, PartitionResult(0, 0, 5, -1, 0))
     talk.silent()  # the sequencer decides
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5, -1, 0), None))
+    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5, -1, 0), None)
     assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     assert talk.services.free_bytes == 1 << 20
 
@@ -476,10 +481,10 @@ def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
     assert talk.next(m.TopicStale).topic == "checked-a"
-    answered = talk.next(m.ToSequencer).event
-    assert isinstance(answered, g.Answered)
-    assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
-    talk.report(m.AppendCompleted(pending, answered.result, None))
+    name, (_, answered) = talk.next(Call)
+    assert name == "answered"
+    assert answered.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
+    talk.call(talk.session.append_completed, pending, answered, None)
     # WRITE cannot be proved for an unknown topic, but Kafka itself has answered.
     assert read(talk.answer())[("checked-a", 0)][0] == 3
 
@@ -503,7 +508,7 @@ def test_early_answer_stays_in_the_socket() -> None:
     talk.upstream()
     reply = response(2, b"y" * 50)
     talk.kafka(produced(("checked-a", 0, 45, -1)) + reply)
-    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
+    assert talk.next(Call).name == "answered"
     assert not talk.next(m.ReadUpstream).on
     talk.silent()  # the sequencer reads the log
     talk.refused(pending)
@@ -517,9 +522,9 @@ def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
     pending = talk.sends()
     talk.kafka(produced(("checked-a", 0, 47, -1)))
-    talk.next(m.ToSequencer)
+    talk.next(Call)
     talk.admit(pending, sequence=0)
-    assert talk.next(m.ToSequencer) == m.ToSequencer(pending, g.Sent(pending))
+    assert talk.next(Call) == call("sent", pending)
     again = talk.sent_up()
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
     talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
@@ -592,7 +597,7 @@ def test_known_retry_does_not_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("checked-a")
     talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
     first = talk.submitted()
-    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))  # its first attempt was appended
+    talk.call(talk.session.append_completed, first, PartitionResult(0, 0, 5), None)  # its first attempt was appended
     second = talk.admitted()
     talk.upstream()
     talk.completed(second, produced(("checked-b", 1, 0, 9)), PartitionResult(1, 0, 9))
@@ -622,7 +627,7 @@ def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal
     talk = Talk()
     talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
     result = replace(result, partition=0)
-    talk.report(m.AppendCompleted(talk.submitted(), result, refusal))
+    talk.call(talk.session.append_completed, talk.submitted(), result, refusal)
     if refusal:
         talk.metric()
     assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
@@ -637,7 +642,7 @@ def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal
 def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
     talk = Talk()
     talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
-    talk.report(m.AppendCompleted(talk.submitted(), replace(result, partition=0), "refused"))
+    talk.call(talk.session.append_completed, talk.submitted(), replace(result, partition=0), "refused")
     talk.metric()
     talk.upstream()
     talk.tick(silent_seconds)
@@ -721,7 +726,8 @@ def test_acks_0_append_waits_for_the_configs() -> None:
 
 
 def test_expired_admission_is_returned_and_requested_again() -> None:
-    talk = Talk(admissions_hold=False)
+    talk = Talk()
+    talk.services.sequencers.admissions_hold = False
     pending = talk.submits()
     talk.admit(pending)
     talk.canceled(pending)
@@ -742,9 +748,7 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     if where == "in the socket":
         talk.services.unread = 0
         talk.client(second)
-    others = [
-        c.event.pending for c in talk.commands if isinstance(c, m.ToSequencer) and isinstance(c.event, g.Submitted)
-    ]
+    others = [each.arguments[0] for each in talk.commands if isinstance(each, Call) and each.name == "submit"]
     assert [pending.partition.partition for pending in others] == [1]  # another partition is another pipeline
     talk.refuse(others[0])
     code, base_offset, message = read(to_client(talk)[1])[("checked-a", 0)]
@@ -795,8 +799,8 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     talk.report(m.ClientLost())
     talk.silent()
     talk.kafka(produced(("checked-a", 0, 0, 5)))
-    assert talk.next(m.ToSequencer).event == g.Answered(pending, PartitionResult(0, 0, 5, -1, 0))
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, 0, 5), None))
+    assert talk.next(Call) == call("answered", pending, PartitionResult(0, 0, 5, -1, 0))
+    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5), None)
     talk.next(m.CloseUpstream)
     talk.silent()
     assert talk.services.free_bytes == 1 << 20
@@ -872,7 +876,7 @@ def test_append_after_an_unknown_one_fails_too() -> None:
     talk.lost(first)
     talk.commands.clear()
     talk.refuse(waiting)
-    assert not [c for c in talk.commands if isinstance(c, m.ToSequencer)]
+    assert not [c for c in talk.commands if isinstance(c, Call)]
     code, _, message = read(to_client(talk)[1])["checked-a", 0]
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
 
@@ -891,7 +895,7 @@ def test_append_submitted_before_predecessors_end_fails_too() -> None:
     talk.admit(crossing)
     talk.metric()
     talk.canceled(crossing)
-    assert isinstance(talk.next(m.ToSequencer).event, g.Sent)
+    assert talk.next(Call).name == "sent"
     sent = talk.sent_up()
     assert [topic.name for topic in sent.topics] == ["checked-a"]
     talk.silent()
@@ -912,7 +916,7 @@ def test_admission_after_the_answer_is_canceled() -> None:
     pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
     talk.commands.clear()
-    talk.report(m.AppendAdmitted(pending))
+    talk.call(talk.session.append_admitted, pending)
     talk.canceled(pending)
     talk.silent()
 
@@ -945,7 +949,7 @@ def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
     pending = talk.sends()
     rest = half_a_later_frame(talk)
-    talk.report(m.AppendCompleted(pending, replace(MISMATCH, partition=0), "offset_mismatch"))
+    talk.call(talk.session.append_completed, pending, replace(MISMATCH, partition=0), "offset_mismatch")
     talk.metric()
     talk.silent()
     talk.client(rest)
@@ -958,7 +962,7 @@ def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("checked-a")
     pending = talk.sends()
     half_a_later_frame(talk)
-    talk.report(m.AppendAdmitted(pending))
+    talk.call(talk.session.append_admitted, pending)
     assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
     talk.metric()
     talk.canceled(pending)
@@ -997,7 +1001,7 @@ def about_to_join(*, put_off: bytes = b"", may_use: str | None = None) -> Talk:
 
 def joining(*, put_off: bytes = b"") -> Talk:
     talk = about_to_join(put_off=put_off, may_use="app")
-    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
+    assert talk.next(Call) == call("join", WHERE, "app", 1)
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     return talk
 
@@ -1011,7 +1015,7 @@ def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> Non
     talk.silent()
     talk.kafka(response(1, struct.pack(">ih", 0, 49 if allowed else 53)))
     if allowed:
-        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
+        assert talk.next(Call) == call("join", WHERE, "app", 1)
         talk.silent()
         return
     assert talk.next(m.ReadClient) == m.ReadClient(True)
@@ -1026,14 +1030,14 @@ def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
     talk = joining()
     talk.silent()
     assert talk.session.needs_ticks
-    talk.report(m.MayJoin(WHERE))
+    talk.call(talk.session.may_join, WHERE)
     assert talk.next(m.ReadClient) == m.ReadClient(True)
     assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
     if end == "answered":
         talk.kafka(response(1))
     else:
         talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
-    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=end == "answered"))
+    assert talk.next(Call) == call("joined", WHERE, "app", end == "answered")
     if end == "answered":
         assert talk.answer() == response(1)
 
@@ -1046,12 +1050,12 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
         talk.tick(talk.services.sequencer_wait_max_seconds + 0.1)
     else:
         talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
-    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
+    assert talk.next(Call) == call("joined", WHERE, "app", True)
     if end == "too long":
         assert talk.next(m.ReadClient) == m.ReadClient(True)
         assert talk.upstream() == request(METADATA, 9, 2)
         assert talk.answer() == response(1)
-    talk.report(m.MayJoin(WHERE))
+    talk.call(talk.session.may_join, WHERE)
     assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
@@ -1066,8 +1070,8 @@ def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["unchecked"])
     talk.kafka(produced(("checked-a", 0, 0, 5), version=13, by_id=True))
     talk.kafka(produced(("unchecked", 0, 0, 70)))
-    talk.next(m.ToSequencer)
-    talk.report(m.AppendCompleted(pending_appends[0], PartitionResult(0, 0, 5), None))
+    talk.next(Call)
+    talk.call(talk.session.append_completed, pending_appends[0], PartitionResult(0, 0, 5), None)
     assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("unchecked", 0): (0, 70)}
 
 
@@ -1100,7 +1104,7 @@ def test_pipelined_appends_fail_with_the_same_message() -> None:
     talk.client(b"".join(produce(("checked-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
     second = talk.submitted()
     behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # the sequencer's message
-    talk.report(m.AppendCompleted(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
+    talk.call(talk.session.append_completed, second, PartitionResult(0, NOT_LEADER, error_message=behind), None)
     answers = b"".join(to_client(talk))
     assert answers.count(behind.encode()) == 3
     assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
@@ -1113,7 +1117,7 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
     talk.upstream()
     talk.client(produce(("checked-a", 0, expecting(1, b"y")), ("checked-b", 0, expecting(6, b"z")), correlation=2))
     waiting = talk.submitted()  # at checked-a
-    talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER, -1), None))
+    talk.call(talk.session.append_completed, first, PartitionResult(0, NOT_LEADER, -1), None)
     assert read(talk.answer())[("checked-b", 0)][0] == NOT_LEADER
     talk.admit(waiting)
     talk.metric()  # the other one is never submitted
@@ -1445,8 +1449,8 @@ def test_admitted_append_is_sent_before_slow_one() -> None:
     talk, first, second = in_part()
     assert partitions_of(talk.upstream()) == {("checked-a", 0), ("unchecked", 2)}
     talk.kafka(produced(("checked-a", 0, 0, 5), ("unchecked", 2, 0, 70)))
-    assert talk.next(m.ToSequencer).event == g.Answered(first, PartitionResult(0, 0, 5, -1, 0))
-    talk.report(m.AppendCompleted(first, PartitionResult(0, 0, 5), None))
+    assert talk.next(Call) == call("answered", first, PartitionResult(0, 0, 5, -1, 0))
+    talk.call(talk.session.append_completed, first, PartitionResult(0, 0, 5), None)
     talk.silent()
     talk.admit(second)
     talk.sent(second)
@@ -1518,7 +1522,7 @@ def test_partitions_after_a_slow_one_get_retriable_error() -> None:
     talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x")), timeout_ms=3000))
     first = talk.submitted()
     talk.now += 2.8
-    talk.report(m.AppendCompleted(first, PartitionResult(0, NOT_LEADER), "try_again"))
+    talk.call(talk.session.append_completed, first, PartitionResult(0, NOT_LEADER), "try_again")
     talk.metric()
     talk.metric()
     assert {value[0] for value in read(talk.answer()).values()} == {NOT_LEADER}

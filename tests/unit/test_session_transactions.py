@@ -17,6 +17,7 @@ from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.wire.apis import END_TXN
 from fencepost_proxy.wire.produce import PartitionResult
 from tests.support.raw import Producer, batch, produce_request
+from tests.support.sequencer_calls import Call, call
 from tests.unit.test_session import HEARTBEAT, Talk, produced, read, request, response
 
 TXN, ID, EPOCH = "transfer", 77, 3
@@ -250,7 +251,7 @@ def test_a_client_that_left_commits_nothing_more() -> None:
     talk.client(append() + end_txn(correlation=2))
     pending = talk.submitted()
     talk.commands.clear()
-    talk.report(m.AppendAdmitted(pending))
+    talk.call(talk.session.append_admitted, pending)
     talk.sent(pending)
     token = next(command.token for command in talk.commands if isinstance(command, m.ValidateCommit))
     talk.report(m.ClientLost())
@@ -293,7 +294,7 @@ def land(talk: Talk, sequence: int = 0) -> None:
     talk.client(append(sequence=sequence))
     pending = talk.submitted()
     assert transaction(talk).under_way
-    talk.report(m.AppendAdmitted(pending))
+    talk.call(talk.session.append_admitted, pending)
     talk.sent(pending)
     talk.upstream()
     assert transaction(talk).has_partitions
@@ -305,8 +306,11 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
     """The sequencer refuses an append; returns the record to store. Nothing is answered yet."""
     talk.client(append(**settings))
     pending = talk.submitted()
-    talk.report(
-        m.AppendCompleted(pending, PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"), "offset_mismatch")
+    talk.call(
+        talk.session.append_completed,
+        pending,
+        PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"),
+        "offset_mismatch",
     )
     talk.metric()
     prove(talk)
@@ -355,10 +359,8 @@ def test_repeated_refusal_is_recorded_once() -> None:
     talk, view = proved_talk(), AbortOnlyView()
     for number in range(1, 50):
         talk.client(append())
-        end = m.AppendCompleted(
-            talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch"
-        )
-        talk.report(end)
+        result = PartitionResult(0, POLICY_VIOLATION, 57, error_message="…")
+        talk.call(talk.session.append_completed, talk.submitted(), result, "mismatch")
         talk.metric()
         prove(talk)
         recording = talk.next(m.RecordAbortOnly)
@@ -380,7 +382,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.answer()
     talk.client(append(1))
-    talk.report(m.AppendCompleted(talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again"))
+    talk.call(talk.session.append_completed, talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again")
     talk.metric()
     assert not talk.next(m.RecordAbortOnly).instead_of
 
@@ -428,13 +430,13 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     talk = proved_talk()
     pending = send(talk)
     talk.tick(3)
-    assert talk.next(m.ToSequencer).event == g.Lost(pending)
+    assert talk.next(Call) == call("lost", pending)
     talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
     assert read(talk.answer(), 11)["checked-a", 0][0] == 7
     assert transaction(talk).pending
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, OK, 5), None))
+    talk.call(talk.session.append_completed, pending, PartitionResult(0, OK, 5), None)
     assert not transaction(talk).pending
     talk.report(m.AbortOnlyRecorded(recording.token, True))
     talk.silent()
@@ -457,7 +459,7 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
     talk = proved_talk()
     talk.client(append())
     pending = talk.submitted()
-    talk.report(m.AppendAdmitted(pending))
+    talk.call(talk.session.append_admitted, pending)
     talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert transaction(talk).pending
@@ -489,7 +491,7 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     talk = proved_talk()
     pending = send_beside_a_refusal(talk)
     talk.tick(3)
-    assert talk.next(m.ToSequencer).event == g.Lost(pending)
+    assert talk.next(Call) == call("lost", pending)
     talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
@@ -498,7 +500,7 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     assert [reported["checked-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
     # The sequencer resolves the second.
-    talk.report(m.AppendCompleted(pending, PartitionResult(1, OK, 5), None))
+    talk.call(talk.session.append_completed, pending, PartitionResult(1, OK, 5), None)
     assert {partition.partition for partition, _ in transaction(talk).pending} == {0}
 
 
@@ -531,8 +533,11 @@ def test_several_partitions_are_answered_together() -> None:
     talk = proved_talk()
     talk.client(append(0, 1))
     first = talk.submitted()
-    talk.report(
-        m.AppendCompleted(first, PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
+    talk.call(
+        talk.session.append_completed,
+        first,
+        PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"),
+        "x",
     )
     talk.metric()
     second = talk.admitted(fenced=False)
@@ -694,14 +699,14 @@ def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     proof(talk)
     talk.kafka(produced(("checked-a", 0, NOT_LEADER, -1), version=11))
     talk.next(m.TopicStale)
-    assert isinstance(talk.next(m.ToSequencer).event, g.Answered)
-    talk.report(m.AppendCompleted(pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"))
+    assert talk.next(Call).name == "answered"
+    talk.call(
+        talk.session.append_completed, pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"
+    )
     talk.metric()
     assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
-    assert not any(isinstance(each, m.ToSequencer) for each in talk.commands), (
-        "it would be appended without its predecessor"
-    )
+    assert not any(isinstance(each, Call) for each in talk.commands), "it would be appended without its predecessor"
 
 
 def _transactional() -> bytes:

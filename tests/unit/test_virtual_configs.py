@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_policies.append_policy import InvalidConfigValue
 from fencepost_policies.partitioners import Partitioner
 from fencepost_proxy.topics.virtual_configs import (
     UNCHECKED,
     VIRTUAL_CONFIGS,
-    InvalidConfigValue,
     TopicPolicy,
+    canonical,
     check_topic_config,
     durability_warnings,
     parse_value,
@@ -29,10 +30,12 @@ from fencepost_proxy.topics.virtual_configs import (
         ("fencepost.partitioner", "none", "none"),
         ("fencepost.partitioner", "Murmur2", "murmur2"),
         ("fencepost.ordered.partition.expansion", "True", "true"),
+        ("fencepost.max.record.age.ms", " 0060000", "60000"),
+        ("max.record.age.ms", "-1", "-1"),
     ],
 )
 def test_values_are_case_insensitive_and_stored_normalized(name: str, written: str, value: str) -> None:
-    assert parse_value(name, written) == value
+    assert parse_value(canonical(name), written) == value
     assert check_topic_config(name, written) is None
 
 
@@ -46,6 +49,9 @@ def test_values_are_case_insensitive_and_stored_normalized(name: str, written: s
         ("fencepost.check.partition.count", "6", "must be false, true or required"),
         ("fencepost.partitioner", "sha1", "must be none, murmur2, crc32 or fnv1a"),
         ("fencepost.ordered.partition.expansion", "required", "must be false, true or any"),
+        ("fencepost.max.record.age.ms", "0", "must be milliseconds from 1, or -1"),
+        ("fencepost.max.record.age.ms", "1h", "must be milliseconds from 1, or -1"),
+        ("fencepost.max.record.age.ms", str(1 << 63), "must be milliseconds from 1, or -1"),
     ],
 )
 def test_invalid_value_error_lists_the_valid_ones(name: str, written: str | None, allowed: str) -> None:

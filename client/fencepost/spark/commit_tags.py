@@ -77,3 +77,11 @@ class CommitTag:
             f"the topic has rows of sink version {version}, and this is version {VERSION} (write "
             "with a newer fencepost)"
         )
+
+
+def own_commit_tag(logged: Any, sink: str) -> CommitTag | None:
+    """The commit tag of a batch of this sink; None for other batches."""
+    if logged is None or logged.commit_tag is None:
+        return None
+    commit_tag = CommitTag.decode(logged.commit_tag)
+    return commit_tag if commit_tag.sink == sink else None

@@ -23,23 +23,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fencepost.spark.commit_tags import CommitTag
+from fencepost._partitioning import INVALID_PARTITIONS
+from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.errors import SinkError, Unknown
-from fencepost.spark.task import (
-    DIGEST_BYTES,
-    INVALID_PARTITIONS,
-    KEEP,
-    Clock,
-    Framing,
-    Log,
-    Met,
-    Outcome,
-    Plan,
-    TopicPartition,
-    digest_of,
-    own_commit_tag,
-    refuse_final,
-)
+from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
+from fencepost.spark.outcome import KEEP, Met, Outcome, Plan
+from fencepost.spark.refusals import name_of, refuse_final
+from fencepost.spark.rows import DIGEST_BYTES, digest_of
 
 #: The number under which the driver appends.
 DRIVER = -1
@@ -275,8 +265,7 @@ class _Comparison:
                 return done
             if answer.base_offset != end:
                 raise SinkError(
-                    f"{topic_partition[0]}-{topic_partition[1]}: rows expected at offset {end} were appended "
-                    f"at {answer.base_offset}"
+                    f"{name_of(topic_partition)}: rows expected at offset {end} were appended at {answer.base_offset}"
                 )
             end += len(some)
             done += len(some)
@@ -311,7 +300,7 @@ class _Comparison:
 
     def _another_driver(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> SinkError:
         return SinkError(
-            f"{topic_partition[0]}-{topic_partition[1]}: batch {commit_tag.batch} of sink {self._plan.sink!r} began "
+            f"{name_of(topic_partition)}: batch {commit_tag.batch} of sink {self._plan.sink!r} began "
             f"before batch {self._some.batch} was compared: another driver is ahead on the same checkpoint "
             "(stop all but one)"
         )

@@ -28,22 +28,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from fencepost.records import CHECK_CONFIG, COUNT_CHECK_CONFIG
 from fencepost.spark import comparing, driver_probe, encoding
 from fencepost.spark.arranging import COUNT_COLUMN
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, batch_bytes, settings
-from fencepost.spark.task import CHECK, COUNT_CHECK, Outcome, Plan, ScanRange, Task, Written
+from fencepost.spark.outcome import Outcome, Plan, Written
+from fencepost.spark.resumer import ScanRange
+from fencepost.spark.task import Task
 
 _logger = logging.getLogger("fencepost.spark")
 
@@ -122,11 +120,11 @@ def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
 
 def _facts_from(topic: str, config: Mapping[str, str | None]) -> _Facts:
     """Raises SinkError for a topic that does not allow exactly-once writes."""
-    if config.get(CHECK) not in ("true", "required"):
-        what = "is off" if CHECK in config else "is unknown: is kafka.bootstrap.servers the proxy?"
+    if config.get(CHECK_CONFIG) not in ("true", "required"):
+        what = "is off" if CHECK_CONFIG in config else "is unknown: is kafka.bootstrap.servers the proxy?"
         raise SinkError(
-            f"topic {topic}: {CHECK} {what}, so rows could be written twice (switch it on: kafka-configs.sh "
-            f"--bootstrap-server PROXY --alter --topic {topic} --add-config {CHECK}=true)"
+            f"topic {topic}: {CHECK_CONFIG} {what}, so rows could be written twice (switch it on: kafka-configs.sh "
+            f"--bootstrap-server PROXY --alter --topic {topic} --add-config {CHECK_CONFIG}=true)"
         )
     if (
         "compact" in (config.get("cleanup.policy") or "")
@@ -137,7 +135,7 @@ def _facts_from(topic: str, config: Mapping[str, str | None]) -> _Facts:
             f"retry (set its min.compaction.lag.ms to at least {_COMPACTION_LAG_MS}, one day)"
         )
     return _Facts(
-        config.get(COUNT_CHECK) in ("true", "required"),
+        config.get(COUNT_CHECK_CONFIG) in ("true", "required"),
         _int(config, "max.message.bytes", 1_048_588),
         _int(config, "retention.ms", -1),
         time.monotonic(),

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fencepost.spark.commit_tags import CommitTag
-from fencepost.spark.task import Log, TopicPartition, own_commit_tag
+from fencepost.spark.commit_tags import CommitTag, own_commit_tag
+from fencepost.spark.interfaces import Log, TopicPartition
 
 #: Offsets in the first backward scan range, if the last batch of a partition is not the sink's.
 _STRETCH = 10_000

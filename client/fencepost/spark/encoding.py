@@ -29,10 +29,9 @@ import pyarrow.compute as pc
 from aiokafka import codec
 from aiokafka.record.legacy_records import LegacyRecordBatch
 
+from fencepost.spark.commit_tags import HEADER as COMMIT_TAG_HEADER
 from fencepost.spark.errors import SinkError
 
-#: On the last record of a batch: the commit tag.
-COMMIT_TAG_HEADER = "fencepost-sink"
 #: On the first record of a batch expected at offset 0, which base offset 0 does not state.
 EXPECTED_OFFSET_HEADER = "fencepost-expected-offset"
 #: On the first record: the partition count used for the rows.

@@ -46,6 +46,7 @@ from aiokafka.protocol.produce import ProduceRequest_v8
 
 from fencepost.spark.encoding import Logged, batches
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
+from fencepost.spark.interfaces import Answer
 
 __all__ = ["Answer", "Log", "Logged", "OffsetsDeleted"]
 
@@ -79,15 +80,6 @@ _FINAL = {
     _TOPIC_DENIED: "missing permission (allow READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on the topic)",
     _CLUSTER_DENIED: "missing permission (allow READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on the topic)",
 }
-
-
-class Answer(NamedTuple):
-    """Produce response for one batch: error code (0 if appended), base offset or log end offset (-1 if unknown), and
-    the message."""
-
-    code: int
-    base_offset: int
-    message: str | None
 
 
 class OffsetsDeleted(SinkError):

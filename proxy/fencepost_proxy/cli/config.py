@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 from fencepost_proxy.cli import proxy
 from fencepost_proxy.config import reference
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 
+_TOPIC_CONFIGS: Final = tuple(VIRTUAL_CONFIGS.values())
 _DESCRIPTION: Final = """\
 Explain configuration keys, or show their effective values.
 
@@ -83,25 +83,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     return parser
 
 
-def _topic_configs() -> Sequence[reference.TopicConfig]:
-    return [
-        reference.TopicConfig(each.name, each.values, each.default, each.documentation)
-        for each in VIRTUAL_CONFIGS.values()
-    ]
-
-
 def _explain(args: argparse.Namespace) -> int:
     if args.toml:
         if args.key:
             print("fencepost config explain: --toml takes no KEY (it prints all keys)", file=sys.stderr)
             return 2
-        print(reference.example_file(_topic_configs()), end="")
+        print(reference.example_file(_TOPIC_CONFIGS), end="")
         return 0
     if not args.key:
-        print(reference.list_keys(_topic_configs()))
+        print(reference.list_keys(_TOPIC_CONFIGS))
         return 0
     try:
-        print("\n\n".join(reference.explain(each, _topic_configs()) for each in args.key))
+        print("\n\n".join(reference.explain(each, _TOPIC_CONFIGS) for each in args.key))
     except reference.NoSuchKey as error:
         print(f"fencepost config explain: {error}", file=sys.stderr)
         return 2

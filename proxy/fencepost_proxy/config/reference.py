@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fencepost_policies.append_policy import TopicConfig
 from fencepost_proxy.config import TopicPattern
 from fencepost_proxy.config.keys import SHOWN, TABLES, Key, Table, dotted
 from fencepost_proxy.config.reading import Loaded, nearest
@@ -17,16 +17,6 @@ from fencepost_proxy.types import Address
 _WIDTH: Final = 96
 _ORIGIN_COLUMN: Final = 48
 _TOPIC_TABLES: Final = ("topics", "unlisted_topics")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicConfig:
-    """A virtual topic config, passed in by the caller."""
-
-    name: str
-    values: Sequence[str]
-    default: str
-    doc: str
 
 
 class NoSuchKey(LookupError):
@@ -97,7 +87,7 @@ def sentence(text: str) -> str:
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
-def explain(name: str, topic_configs: Sequence[TopicConfig]) -> str:
+def explain(name: str, topic_configs: Sequence[TopicConfig[Any]]) -> str:
     """A key, a table or a topic config. Raises NoSuchKey."""
     for key in SHOWN:
         if name in (key.name, *key.variables):
@@ -125,7 +115,7 @@ def _facts(title: str, meaning: str, rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _explain_key(key: Key, topic_configs: Sequence[TopicConfig]) -> str:
+def _explain_key(key: Key, topic_configs: Sequence[TopicConfig[Any]]) -> str:
     rows = [
         ("type", type_of(key)),
         ("default", default_of(key)),
@@ -175,18 +165,17 @@ def _explain_table(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _explain_topic_config(config: TopicConfig) -> str:
-    values = " or ".join(map(toml, config.values))
+def _explain_topic_config(config: TopicConfig[Any]) -> str:
     rows = [
-        ("type", values),
+        ("valid", config.valid),
         ("default", toml(config.default)),
-        ("in the file", f'[topics."orders-*"]\n"{config.name}" = {toml(config.values[-1])}'),
-        ("on a topic", f"kafka-configs --alter --entity-type topics … --add-config {config.name}={config.values[-1]}"),
+        ("in the file", f'[topics."orders-*"]\n"{config.name}" = {toml(config.example)}'),
+        ("on a topic", f"kafka-configs --alter --entity-type topics … --add-config {config.name}={config.example}"),
     ]
-    return _facts(config.name, f"Topic config. {config.doc}", rows)
+    return _facts(config.name, f"Topic config. {config.documentation}", rows)
 
 
-def list_keys(topic_configs: Sequence[TopicConfig]) -> str:
+def list_keys(topic_configs: Sequence[TopicConfig[Any]]) -> str:
     """All keys, one per line."""
     lines: list[str] = []
     width = max(len(key.name) for key in SHOWN) + 2
@@ -198,10 +187,7 @@ def list_keys(topic_configs: Sequence[TopicConfig]) -> str:
         live = "↻" if key.meaning.live else " "
         lines.append(f"{key.name:<{width}}{live} {default_of(key):<26} {type_of(key)}")
     lines += ["", 'topic configs, in [topics."PATTERN"] and [unlisted_topics]:']
-    lines += [
-        f"{each.name:<{width}}  {toml(each.default):<26} {' or '.join(map(toml, each.values))}"
-        for each in topic_configs
-    ]
+    lines += [f"{each.name:<{width}}  {toml(each.default):<26} {each.valid}" for each in topic_configs]
     lines += [
         "",
         "↻ can be changed by SIGHUP; the others need a restart.",
@@ -221,7 +207,7 @@ _FILE_HEAD: Final = """\
 """
 
 
-def example_file(topic_configs: Sequence[TopicConfig]) -> str:
+def example_file(topic_configs: Sequence[TopicConfig[Any]]) -> str:
     """Valid unchanged and with every key uncommented (except keys that exclude each other)."""
     lines = [_FILE_HEAD]
     table = ""
@@ -235,9 +221,7 @@ def example_file(topic_configs: Sequence[TopicConfig]) -> str:
         lines += _comment(f"{sentence(key.meaning.doc)} ({type_of(key)}{default}{live})")
         if key.name == "topics":
             for each in topic_configs:
-                lines += _comment(
-                    f"  {each.name} = {' or '.join(map(toml, each.values))}, default {toml(each.default)}"
-                )
+                lines += _comment(f"  {each.name} = {each.valid}, default {toml(each.default)}")
         setting = list(_in_the_file(key))
         if key.table:
             del setting[0]

@@ -56,9 +56,8 @@ from fencepost_proxy.net.tls import TlsSocket, of_broker, of_client, secure
 from fencepost_proxy.net.transactions import Commits
 from fencepost_proxy.net.watchdog import Watchdog
 from fencepost_proxy.net.watching import TransactionWatch
-from fencepost_proxy.sequencer.events import PendingAppend, SequencerLimits, Violation
+from fencepost_proxy.sequencer.events import SequencerLimits, Violation
 from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.state import Phase
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.barriers import READ_SECONDS
@@ -587,6 +586,9 @@ class Proxy:
     def taken_over(self, now: float) -> bool:
         return now >= self._takeover_until
 
+    def unix_ms(self, now: float) -> int:
+        return round(time.time() * 1000)
+
     def fresh(self, now: float) -> bool:
         return self._state is not None and now < self._state.fresh_until
 
@@ -602,8 +604,9 @@ class Proxy:
         found = self._policies[topic] = policy if policy.read else None
         return found
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        return self.dispatcher.sequencer(partition)
+    @property
+    def sequencers(self) -> Dispatcher:
+        return self.dispatcher
 
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)
@@ -623,9 +626,6 @@ class Proxy:
 
     def produce_version_max(self) -> int:
         return self._control.version_max(PRODUCE)
-
-    def may_send(self, pending: PendingAppend, now: float) -> bool:
-        return self.dispatcher.may_send(pending, now)
 
     # ---- services for topics with partition-count checks
 

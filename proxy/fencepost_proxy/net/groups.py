@@ -140,7 +140,7 @@ class GroupProgressTracker:
         self._topic_id = topic_id
         self._remembered_seconds = remembered_seconds
         self._state: StateTopic | None = None
-        self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION, "false") != "false" for each in configured)
+        self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION.name, "false") != "false" for each in configured)
         self._ids: dict[str, UUID] = {}
         self._names: dict[UUID, str] = {}
         self._stories: dict[str, _Story] = {}

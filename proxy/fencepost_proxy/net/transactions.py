@@ -15,6 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_policies.append import Check
+from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError, LimitError
@@ -26,7 +27,7 @@ from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared, encode_abort_only_record, encode_abort_only_tombstones
 from fencepost_proxy.topics.records import StateRecord
-from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.commit_validator import (
     ONGOING,
     V2_FROM,
@@ -107,7 +108,7 @@ class Commits:
         self._metrics = metrics
         self._state: StateTopic | None = None
         off = Check.OFF.value
-        self._by_file = any(each.get(CHECK_EXPECTED_OFFSETS, off) != off for each in configured)
+        self._by_file = any(each.get(CHECK_EXPECTED_OFFSETS.name, off) != off for each in configured)
         self._some_topic = False
         self._read: OrderedDict[tuple[object, ...], _ReadSoFar] = OrderedDict()
         #: One batch at a time: each may unpack to `limits.decompressed_bytes_max`.

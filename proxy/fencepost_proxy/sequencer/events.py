@@ -211,38 +211,6 @@ class LogEndSnapshot:
 
 
 @value
-class Submitted:
-    pending: PendingAppend
-
-
-@value
-class Canceled:
-    """The append will not be sent: its client has disconnected, or another partition refused its request."""
-
-    pending: PendingAppend
-
-
-@value
-class Sent:
-    """An admitted append was passed to its connection."""
-
-    pending: PendingAppend
-
-
-@value
-class Answered:
-    pending: PendingAppend
-    result: PartitionResult
-
-
-@value
-class Lost:
-    """The connection was lost between `Sent` and the answer."""
-
-    pending: PendingAppend
-
-
-@value
 class LogEndRead:
     snapshot: LogEndSnapshot
 
@@ -305,27 +273,6 @@ class Resent:
 
 
 @value
-class TransactionJoins:
-    """A transaction is about to add this partition; a marker will follow, with or without records.
-
-    `connection` waits for `MayJoin` before it sends the request. `transactional_id`: `MARKER` if the client sends a
-    marker itself.
-    """
-
-    transactional_id: str
-    connection: int
-
-
-@value
-class TransactionJoined:
-    """The coordinator has `answered`, or will not get the request. Otherwise the connection was lost, and the request
-    may still arrive."""
-
-    transactional_id: str
-    answered: bool
-
-
-@value
 class BasePublished:
     """A new fence base is agreed on (`ok`), or could not be stored. `ours`: this process proposed it."""
 
@@ -348,29 +295,14 @@ class Forget:
     same_log: bool = False
 
 
-Event = (
-    Submitted
-    | Canceled
-    | Sent
-    | Answered
-    | Lost
-    | LogEndRead
-    | LogEndUnknown
-    | BatchRead
-    | Resent
-    | TransactionJoins
-    | TransactionJoined
-    | BasePublished
-    | Tick
-    | Forget
-)
+Event = LogEndRead | LogEndUnknown | BatchRead | Resent | BasePublished | Tick | Forget
 
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
 @value
 class Admit:
-    """Admit the append: send it with the fence `pending.fence`, if any; then `Sent` or `Canceled`."""
+    """Admit the append: send it with the fence `pending.fence`, if any; then call `sent` or `cancel`."""
 
     pending: PendingAppend
 

@@ -1,6 +1,6 @@
 """The partition sequencer: orders the appends to one checked partition and decides the answer to each.
 
-Sans-IO: events in, effects out, no clock (every event carries `now`). One object per partition and process. `session/`
+Sans-IO: calls in, effects out, no clock (every call has `now`). One object per partition and process. `session/`
 submits appends, `net/` does the reads.
 
 Principle
@@ -64,8 +64,8 @@ attempt may still be appended.
 Transactions
 ------------
 A marker takes an offset without passing the sequencer. So a fenced append and a possible marker are never in flight
-together. A transaction joins the partition only after all fenced appends in flight are answered (`TransactionJoins`,
-`MayJoin`). Fenced conditional appends are then answered "try again" until its marker is read back.
+together. A transaction joins the partition only after all fenced appends in flight are answered (`join`, `MayJoin`).
+Fenced conditional appends are then answered "try again" until its marker is read back.
 A transaction that has records here owns the partition. Another transaction's conditional append is answered "try
 again". It is refused if its transaction owns a partition, too, since the two might deadlock.
 Kafka adds a batch to an open transaction by producer id alone, whatever transactional id the client may use. The
@@ -74,17 +74,15 @@ sequencer does not: with an expected offset, the producer id must belong to the 
 
 from __future__ import annotations
 
-from fencepost_policies.append import Check, Facts, Refusal
+from fencepost_policies.append import NO_FACTS, Check, Refusal
 from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import (
     NO_PRODUCER,
     Admit,
-    Answered,
     AppendMode,
     BasePublished,
     BatchRead,
-    Canceled,
     Effect,
     Event,
     Fence,
@@ -92,17 +90,12 @@ from fencepost_proxy.sequencer.events import (
     LogEndRead,
     LogEndSnapshot,
     LogEndUnknown,
-    Lost,
     MayJoin,
     PendingAppend,
     ReadBatch,
     ReadLogEnd,
     Resent,
-    Sent,
-    Submitted,
     Tick,
-    TransactionJoined,
-    TransactionJoins,
     Violation,
 )
 from fencepost_proxy.sequencer.in_doubt import InDoubtResolver
@@ -120,11 +113,9 @@ from fencepost_proxy.sequencer.state import (
 from fencepost_proxy.types import MARKER, SEQUENCE_MODULUS
 from fencepost_proxy.wire.produce import PartitionResult
 
-_FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
-
 
 class PartitionSequencer(InDoubtResolver):
-    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `appended_batch` only."""
+    """Sequencer of one checked partition; see the module. Enter through its public methods only."""
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
@@ -147,20 +138,59 @@ class PartitionSequencer(InDoubtResolver):
             read_at=None if self._snapshot is None else self._snapshot.requested_at,
         )
 
-    # ---- entry point
+    # ---- calls of sessions: each returns what follows from it
+
+    def submit(self, pending: PendingAppend, now: float) -> list[Effect]:
+        self._submitted(pending, now)
+        return self._finish(now)
+
+    def cancel(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """It will not be sent: its client has disconnected, or another partition refused its request."""
+        self._canceled(pending)
+        return self._finish(now)
+
+    def sent(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """An admitted append was passed to its connection."""
+        self._sent(pending, now)
+        return self._finish(now)
+
+    def answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> list[Effect]:
+        self._answered(pending, result, now)
+        return self._finish(now)
+
+    def lost(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """The connection was lost between `sent` and the answer."""
+        self._lost(pending, now)
+        return self._finish(now)
+
+    def join(self, transactional_id: str, connection: int, now: float) -> list[Effect]:
+        """A transaction is about to add this partition; a marker will follow, with or without records.
+
+        `connection` waits for `MayJoin` before it sends the request. `transactional_id`: `MARKER` if the client sends a
+        marker itself.
+        """
+        if transactional_id == MARKER:
+            self._marker_comes()
+        else:
+            self._joined(transactional_id, float("inf"))
+        self._joining[transactional_id, connection] = None
+        return self._finish(now)
+
+    def joined(self, transactional_id: str, answered: bool, now: float) -> list[Effect]:
+        """The coordinator has `answered`, or will not get the request. Otherwise the connection was lost, and the
+        request may still arrive."""
+        until = now if answered else now + self._limits.queued_seconds
+        if transactional_id == MARKER:
+            self._marker_answered(until)
+        else:
+            self._joining = {each: None for each in self._joining if each[0] != transactional_id}
+            self._joined(transactional_id, until)
+        return self._finish(now)
+
+    # ---- results of reads, and time
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Submitted(pending):
-                self._submitted(pending, now)
-            case Canceled(pending):
-                self._canceled(pending)
-            case Sent(pending):
-                self._sent(pending, now)
-            case Answered(pending, result):
-                self._answered(pending, result, now)
-            case Lost(pending):
-                self._lost(pending, now)
             case LogEndRead(snapshot):
                 self._log_end_read(snapshot, now)
             case LogEndUnknown(_, error_code):
@@ -169,23 +199,15 @@ class PartitionSequencer(InDoubtResolver):
                 self._probed(pending, result, now)
             case Resent(pending, result):
                 self._resent(pending, result, now)
-            case TransactionJoins(transactional_id, connection):
-                if transactional_id == MARKER:
-                    self._marker_comes()
-                else:
-                    self._joined(transactional_id, float("inf"))
-                self._joining[transactional_id, connection] = None
-            case TransactionJoined(transactional_id, answered) if transactional_id == MARKER:
-                self._marker_answered(now if answered else now + self._limits.queued_seconds)
-            case TransactionJoined(transactional_id, answered):
-                self._joining = {each: None for each in self._joining if each[0] != transactional_id}
-                self._joined(transactional_id, now if answered else now + self._limits.queued_seconds)
             case BasePublished(ok, ours):
                 self._base_published(ok, ours, now)
             case Tick():
                 self._tick(now)
             case Forget(same_log):
                 self._forget(same_log=same_log)
+        return self._finish(now)
+
+    def _finish(self, now: float) -> list[Effect]:
         if self._joining:
             self._let_join()
         self._advance(now)
@@ -193,14 +215,14 @@ class PartitionSequencer(InDoubtResolver):
         effects, self._effects = self._effects, []
         return effects
 
-    # ---- fast path: an append without complications, in two calls instead of five events
+    # ---- fast path: an append without complications
 
-    def take(self, pending: PendingAppend, now: float) -> bool:
-        """`Submitted`, `Admit` and `Sent` in one. True: send it now. False: nothing changed, submit it instead."""
+    def may_take(self, pending: PendingAppend, now: float) -> bool:
+        """Whether `take` may follow: the append fits at once. Sets its mode, offset and fence; changes nothing else."""
         if self._queue or self._admitted or self._in_doubt_appends or self._being_read or self._awaits_marker(now):
             return False
         append = pending.append
-        if append.transactional or POLICY.check(append, _FACTS[pending.check]) is not None:
+        if append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None:
             return False
         kind = pending.kind = self._kind_of(pending)
         if self.phase is not Phase.OPEN and (
@@ -216,14 +238,15 @@ class PartitionSequencer(InDoubtResolver):
                 return False
         if self._waits_for_queued(pending, now) or not self._fits_with_in_flight(pending, now):
             return False
-        if kind is not AppendMode.PASS_THROUGH and not self._fence_at_end(pending, now):
-            return False
+        return kind is AppendMode.PASS_THROUGH or self._fence_at_end(pending, now)
+
+    def take(self, pending: PendingAppend, now: float) -> None:
+        """`submit`, `Admit` and `sent` in one, after `may_take`."""
         self._check = pending.check
-        if kind.fenced and append.producer_id >= 0:
+        if pending.kind.fenced and pending.append.producer_id >= 0:
             self.memory.record_fenced(pending)
         self._admitted = pending
         self._sent(pending, now)
-        return True
 
     def _fence_at_end(self, pending: PendingAppend, now: float) -> bool:
         """What `_decide` does for a fenced append that fits; False in all other cases."""
@@ -240,8 +263,8 @@ class PartitionSequencer(InDoubtResolver):
         self._fence(pending, end, snapshot)
         return True
 
-    def appended_batch(self, pending: PendingAppend, result: PartitionResult, now: float) -> PartitionResult | None:
-        """`Answered` with the expected success, and its `Answer`. None: nothing changed, use the event instead."""
+    def may_complete(self, pending: PendingAppend, result: PartitionResult) -> bool:
+        """Whether `complete` may follow: the result is the expected success. Changes nothing."""
         if (
             self._queue
             or self._admitted
@@ -250,32 +273,30 @@ class PartitionSequencer(InDoubtResolver):
             or self._joining
             or pending.duplicate_waiters
         ):
-            return None
+            return False
         if not self._in_flight or self._in_flight[0] is not pending or result.error_code != Error.NONE:
-            return None
+            return False
         if not pending.kind.fenced:
             if self.phase is Phase.OPEN:
-                if result.base_offset != self._log_end:
-                    return None
-                self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
-            elif self.phase is not Phase.UNCONFIRMED:
-                return None
-            self._in_flight.popleft()
-            self.memory.resolved(pending)
-            return result
-        if (
-            result.base_offset != pending.at
-            or result.log_append_time_ms != -1
-            or pending.append.max_timestamp_ms < 0
-            or self._snapshot is None
-        ):
-            return None
-        self._in_flight.popleft()
-        self._record_appended(pending, result.log_append_time_ms, now)
-        self.memory.resolved(pending)
-        return result
+                return result.base_offset == self._log_end
+            return self.phase is Phase.UNCONFIRMED
+        return (
+            result.base_offset == pending.at
+            and result.log_append_time_ms == -1
+            and pending.append.max_timestamp_ms >= 0
+            and self._snapshot is not None
+        )
 
-    # ---- events
+    def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
+        """`answered` with the expected success, and its `Answer`, after `may_complete`."""
+        self._in_flight.popleft()
+        if pending.kind.fenced:
+            self._record_appended(pending, result.log_append_time_ms, now)
+        elif self.phase is Phase.OPEN:
+            self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)
+        self.memory.resolved(pending)
+
+    # ---- what the calls do
 
     def _submitted(self, pending: PendingAppend, now: float) -> None:
         pending.kind = self._kind_of(pending)
@@ -289,7 +310,7 @@ class PartitionSequencer(InDoubtResolver):
         if pending.append.transactional and pending.check is Check.REQUIRED:
             refusal = self._no_transactions(pending)
         if refusal is None:
-            refusal = POLICY.check(pending.append, _FACTS[pending.check])
+            refusal = POLICY.check(pending.append, pending.check, NO_FACTS)
         if refusal is None:
             refusal = self.memory.violation_of(pending)
         if refusal is not None:
@@ -690,11 +711,12 @@ class PartitionSequencer(InDoubtResolver):
         ):
             self._resolve(now)
         while self._queue and self._admitted is None and self.phase in (Phase.UNCONFIRMED, Phase.OPEN):
-            if self._awaits_marker(now):
+            # Before any append passes another: an in-doubt retry may return to its place in the queue.
+            if self._in_doubt_appends or self._awaits_marker(now):
                 return
             if self._waits_for_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
-            if self._in_doubt_appends or not self._fits_with_in_flight(self._queue[0], now):
+            if not self._fits_with_in_flight(self._queue[0], now):
                 return
             pending = self._queue[0]
             if self._predecessor_is_read(pending):

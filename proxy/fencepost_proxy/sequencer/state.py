@@ -237,7 +237,7 @@ class SequencerState:
         oldest_ms = int((now + snapshot.clock_offset_seconds - snapshot.expiration_seconds / 2) * 1000)
         if pending.append.max_timestamp_ms > oldest_ms:
             return None
-        return POLICY.check(pending.append, Facts(check_expected_offsets=pending.check, oldest_timestamp_ms=oldest_ms))
+        return POLICY.check(pending.append, pending.check, Facts(oldest_timestamp_ms=oldest_ms))
 
     def _log_start(self) -> int:
         return -1 if self._snapshot is None else self._snapshot.log_start_offset

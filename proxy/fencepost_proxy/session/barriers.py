@@ -57,7 +57,7 @@ class AtBarriers(AtTransactions):
                 continue  # refused for its idempotence level
             produce.results[key] = refused(key, refusal)
             self._commands.append(Count("refusal", refusal.reason, key))
-        produce.count_refused = frozenset(came.refused)
+        produce.refused_by_policy |= came.refused.keys()
         for topic in came.guesses:
             services.record_guess(self.connection, self.client_id, topic, now)
         if came.stale:

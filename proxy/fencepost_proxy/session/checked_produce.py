@@ -26,15 +26,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from fencepost_policies.append import Check, Refusal
+from fencepost_policies.append import Append, Facts, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
-from fencepost_proxy.sequencer.events import Answered, Canceled, Lost, PendingAppend, Sent, Submitted
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.state import sent_after
 from fencepost_proxy.session.barriers import AtBarriers
 from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, leveled_produce
-from fencepost_proxy.session.messages import Count, TopicStale, ToSequencer
+from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, Failed, PendingResponse
 from fencepost_proxy.session.produce_exchange import (
@@ -46,7 +46,7 @@ from fencepost_proxy.session.produce_exchange import (
 )
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.proofs import PROVES_NOTHING
-from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
+from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings, append_of
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS, PRODUCE
@@ -183,6 +183,7 @@ class CheckedProduce(AtBarriers):
         else:
             self._check_levels(produce, now)
             self._deny_topics(produce)
+            self._check_on_arrival(produce, now)
             if not self._waits_before_sequencers(produce, now):
                 self._take_drafts_entered(produce, now)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
@@ -208,7 +209,7 @@ class CheckedProduce(AtBarriers):
             policy = services.policy(topic.name)
             if policy is None or topic.name in denied or topic.name == services.state_topic:
                 continue
-            if policy.is_checked or policy.count_check is not Check.OFF:
+            if policy.reads_records:
                 placed = policy.partitioner is not None and services.in_grace_period(topic.name, now)
                 count = services.partition_count(topic.name, now) if placed else None
                 for data in topic.partitions:
@@ -309,11 +310,11 @@ class CheckedProduce(AtBarriers):
         for pipeline_key in produce.misread:
             self._failed_pipelines[pipeline_key] = Failed(produce.results[pipeline_key[0]])
             pending_response.pipeline_keys.append(pipeline_key)
-        for topic in produce.request.topics if produce.count_refused or produce.denied else ():
+        for topic in produce.request.topics if produce.refused_by_policy or produce.denied else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.is_checked else ():
                 key = TopicPartition(topic.name, data.partition)
-                if key in produce.count_refused or topic.name in produce.denied:
+                if key in produce.refused_by_policy or topic.name in produce.denied:
                     pipeline_key = (key, pipeline_of(data))
                     self._failed_pipelines[pipeline_key] = Failed(produce.results[key])
                     pending_response.pipeline_keys.append(pipeline_key)
@@ -355,6 +356,32 @@ class CheckedProduce(AtBarriers):
                 produce.results[key] = PartitionResult(partition=key.partition, error_code=error_code)
                 if produce.leveled is not None:
                     produce.leveled.safe.discard(key)
+
+    def _check_on_arrival(self, produce: ProduceExchange, now: float) -> None:
+        """Apply the policies of `Stage.ARRIVAL`. On an unchecked topic, what a refusal means for the producer's later
+        batches is Kafka's matter, as when Kafka itself refuses a batch."""
+        for topic in produce.request.topics:
+            policy = self._services.policy(topic.name)
+            if policy is None or not policy.on_arrival:
+                continue
+            for data in topic.partitions:
+                key = TopicPartition(topic.name, data.partition)
+                if key in produce.results:
+                    continue
+                assert produce.readings is not None
+                scan = produce.readings.of(key, data.records, policy)
+                if isinstance(scan, Refusal):
+                    if not policy.is_checked:  # else `_take_draft` refuses it
+                        self._refuse(produce, key, scan)
+                    continue
+                refusal = self._refused_on_arrival(policy, append_of(key, scan), now)
+                if refusal is not None:
+                    self._refuse(produce, key, refusal)
+                    produce.refused_by_policy |= {key}
+
+    def _refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
+        facts = Facts(now_ms=self._services.unix_ms(now))
+        return next(filter(None, (each.check(append, setting, facts) for each, setting in policy.on_arrival)), None)
 
     def _fail_closed(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """The topic configs are outdated, so any topic may be checked: refuse all appends with a retriable error.
@@ -597,7 +624,7 @@ class CheckedProduce(AtBarriers):
             produce.waiting_for, produce.submitted_at = pending, now
             if pending.append.transactional:
                 self._submits(pending)
-            self._commands.append(ToSequencer(pending, Submitted(pending)))
+            self._sequencers.submit(pending)
             return
         produce.waiting_for = None
         self._send_produce(produce, now)
@@ -623,7 +650,7 @@ class CheckedProduce(AtBarriers):
             or self.client_closed
             or self.upstream_closed
         ):
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
             return
         # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
         if self._without_id(sent, [pending]):
@@ -643,7 +670,7 @@ class CheckedProduce(AtBarriers):
         self._forward(pending_response, sent, sent.request_for(pending))
         if pending.append.transactional:
             self._sends(pending)
-        self._commands.append(ToSequencer(pending, Sent(pending)))
+        self._sequencers.sent(pending)
 
     def _append_completed(
         self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float
@@ -716,7 +743,7 @@ class CheckedProduce(AtBarriers):
             self._return_after_failed(produce)
         if produce.admitted and now >= self._login_ends:
             self._return_unsent(produce)
-        if any(not self._services.may_send(pending, now) for pending in produce.admitted):
+        if any(not self._sequencers.may_send(pending, now) for pending in produce.admitted):
             # An admission without a confirmed fence expires.
             self._resubmit_admitted(produce)
             return False
@@ -730,7 +757,7 @@ class CheckedProduce(AtBarriers):
         for pending in produce.admitted:
             if pending.append.transactional:
                 self._sends(pending)
-            self._commands.append(ToSequencer(pending, Sent(pending)))
+            self._sequencers.sent(pending)
         produce.admitted = []
         self._forward(pending_response, produce, request)
         return True
@@ -755,7 +782,7 @@ class CheckedProduce(AtBarriers):
 
     def _resubmit_admitted(self, produce: ProduceExchange) -> None:
         for pending in produce.admitted:
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
         produce.to_submit = sorted([*produce.to_submit, *produce.admitted], key=lambda t: t.partition, reverse=True)
         produce.admitted = []
 
@@ -769,7 +796,7 @@ class CheckedProduce(AtBarriers):
         for pending in tuple(produce.admitted):
             if self._fails_with_its_pipeline(produce, pending):
                 produce.admitted.remove(pending)
-                self._commands.append(ToSequencer(pending, Canceled(pending)))
+                self._sequencers.cancel(pending)
 
     def _return_unsent(self, produce: ProduceExchange) -> None:
         """The client's login expired while it waited. Kafka would close the connection without a result.
@@ -786,7 +813,7 @@ class CheckedProduce(AtBarriers):
             )
         for pending in produce.admitted:
             self._pipeline_failed(pending_response, pending, produce.results[pending.partition])
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
             self._commands.append(Count("refusal", "try_again", pending.partition))
         produce.admitted = []
 
@@ -838,7 +865,7 @@ class CheckedProduce(AtBarriers):
     def _refuse_the_rest(self, produce: ProduceExchange) -> None:
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
         for pending in produce.admitted:
-            self._commands.append(ToSequencer(pending, Canceled(pending)))
+            self._sequencers.cancel(pending)
         produce.admitted, produce.to_submit = [], []
         first = next(produce.refusals())
         pending_response = self._waiting_response
@@ -899,8 +926,8 @@ class CheckedProduce(AtBarriers):
         self._commands += [
             TopicStale(pending.partition.topic),
             Count("refusal", "try_again", pending.partition),
-            ToSequencer(pending, Canceled(pending)),
         ]
+        self._sequencers.cancel(pending)
 
     # ---- results
 
@@ -957,7 +984,7 @@ class CheckedProduce(AtBarriers):
             pending.may_write = self._has_proved(key.topic)
             if result.error_code:
                 self._services.kafka_refused(result.error_code)
-            self._commands.append(ToSequencer(pending, Answered(pending, result)))
+            self._sequencers.answered(pending, result)
         else:
             produce.results.setdefault(key, result)
 
@@ -1070,7 +1097,7 @@ class CheckedProduce(AtBarriers):
         for pending in produce.pending_appends.values():
             if pending.partition in produce.sent and pending.partition not in produce.results:
                 pending.may_write = self._has_proved(pending.partition.topic)
-                self._commands.append(ToSequencer(pending, Lost(pending)))
+                self._sequencers.lost(pending)
                 if produce.count_checked is not None:
                     produce.count_checked.in_doubt = True  # the sequencer may resend it
 
@@ -1081,7 +1108,7 @@ class CheckedProduce(AtBarriers):
         if produce is not None:
             for pending in (*produce.admitted, produce.waiting_for):
                 if pending is not None:
-                    self._commands.append(ToSequencer(pending, Canceled(pending)))
+                    self._sequencers.cancel(pending)
             if produce.sent:  # in part: it goes on as one of `_produce_in_flight`, until that is answered
                 for key in produce.partitions():
                     if key not in produce.sent and key not in produce.results:
@@ -1115,7 +1142,7 @@ class CheckedProduce(AtBarriers):
                     and not (result.error_code == Error.NOT_LEADER_OR_FOLLOWER and self._now >= self._login_ends)
                     and (
                         key in produce.pending_appends
-                        or key in produce.count_refused
+                        or key in produce.refused_by_policy
                         or (produce.leveled is not None and key in produce.leveled.refused)
                     )
                 )

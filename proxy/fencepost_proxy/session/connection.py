@@ -82,6 +82,7 @@ class Connection:
         "_quota",
         "_reading",
         "_received_bytes",
+        "_sequencers",
         "_services",
         "_silent_to",
         "_to_client",
@@ -105,6 +106,7 @@ class Connection:
         self.client_id: str | None = None
         self.software: Software | None = None
         self._services = services
+        self._sequencers = services.sequencers
         self._client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)
         self._upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
         self._to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fencepost_proxy.groups.queries import Query, Reply
-from fencepost_proxy.sequencer.events import TransactionJoined, TransactionJoins
 from fencepost_proxy.session.connection import MESSAGE_WORK_BYTES
-from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, ReadBatches, Store, ToPartition
+from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, ReadBatches, Store
 from fencepost_proxy.session.migration import PRIMARY_APIS, Migration
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.reading import Work
@@ -273,7 +272,7 @@ class ControlMessages(Migration):
         self._joining = Joining(pending_response, rewriter, joins, set(joins.partitions), until)
         self._paused = True
         for partition in joins.partitions:
-            self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id, self.connection)))
+            self._sequencers.join(partition, joins.transactional_id, self.connection)
 
     def _may_join(self, partition: TopicPartition) -> None:
         joining = self._joining
@@ -321,4 +320,4 @@ class ControlMessages(Migration):
 
     def _report_joined(self, joins: Joins, *, answered: bool) -> None:
         for partition in joins.partitions:
-            self._commands.append(ToPartition(partition, TransactionJoined(joins.transactional_id, answered)))
+            self._sequencers.joined(partition, joins.transactional_id, answered=answered)

@@ -8,12 +8,12 @@ connection, and reads for a sequencer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from fencepost_policies.values import value
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.sequencer.events import SequencerLimits
+from fencepost_proxy.sequencer.events import PendingAppend, SequencerLimits
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.pending_responses import Begun
@@ -23,6 +23,7 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.produce import PartitionResult
 
 _T = TypeVar("_T")
 
@@ -54,7 +55,7 @@ Action = ForConnection | ForControl | Report
 
 
 class Dispatcher:
-    """`services` are the sessions' services, except `may_send`, which the sequencers answer (see `may_send`).
+    """`services` are the sessions' services; their `sequencers` is this object.
 
     `primary` – False in a worker process that is not the primary worker (see `session`).
     """
@@ -83,7 +84,8 @@ class Dispatcher:
         self._over_quota: dict[Session, None] = {}
         self._begun: dict[str, dict[Session, Begun]] = {}  # by topic: what bypasses its new barrier
         self._actions: list[Action] = []
-        self._work: deque[tuple[Session, sessions.Event] | tuple[PartitionSequencer, sequencers.Event]] = deque()
+        #: Calls in their order: whom, what, and its arguments before `now`.
+        self._work: deque[tuple[Session | PartitionSequencer, Callable[..., Any], tuple[Any, ...]]] = deque()
 
     # ---- events in, actions out
 
@@ -102,7 +104,7 @@ class Dispatcher:
         session = self.sessions.get(connection)
         if session is None:
             return []
-        self._work.append((session, event))
+        self._work.append((session, session.handle, (event,)))
         return self._run(now)
 
     def keep_time(self, session: Session) -> None:
@@ -113,14 +115,14 @@ class Dispatcher:
         sequencer = self.sequencers.get(partition)
         if sequencer is None:
             return []
-        self._work.append((sequencer, event))
+        self._work.append((sequencer, sequencer.handle, (event,)))
         return self._run(now)
 
     def forget_topic(self, topic: str, now: float, *, same_log: bool = False) -> list[Action]:
         """The topic's config changed, or the topic was replaced. `same_log`: only one of Kafka's configs changed."""
         for partition, sequencer in self.sequencers.items():
             if partition.topic == topic:
-                self._work.append((sequencer, sequencers.Forget(same_log)))
+                self._work.append((sequencer, sequencer.handle, (sequencers.Forget(same_log),)))
         return self._run(now)
 
     # ---- append barriers
@@ -205,7 +207,7 @@ class Dispatcher:
     def topic_news(self, now: float) -> list[Action]:
         """Requests that wait for barriers check again."""
         waiting = [session for session in self._busy_sessions if session.at_barrier]
-        self._work.extend((session, sessions.TopicNews()) for session in waiting)
+        self._work.extend((session, session.handle, (sessions.TopicNews(),)) for session in waiting)
         return self._run(now)
 
     @property
@@ -215,8 +217,8 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Action]:
         """Call it every few tens of milliseconds while `needs_ticks`."""
-        self._work.extend((sequencer, sequencers.Tick()) for sequencer in self._busy_sequencers)
-        self._work.extend((session, sessions.Tick()) for session in self._busy_sessions)
+        self._work.extend((each, each.handle, (sequencers.Tick(),)) for each in self._busy_sequencers)
+        self._work.extend((each, each.handle, (sessions.Tick(),)) for each in self._busy_sessions)
         return self._run(now)
 
     def renew_quota(self, now: float) -> list[Action]:
@@ -240,25 +242,52 @@ class Dispatcher:
     def needs_ticks(self) -> bool:
         return bool(self._busy_sequencers or self._busy_sessions)
 
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        """For the fast path. None while events are queued between sequencers and sessions, which it must not overtake.
-        See `Services.sequencer`.
-        """
-        return None if self._work else self.sequencers.get(partition)
+    # ---- calls of sessions, see `Sequencers`
 
-    def may_send(self, pending: sequencers.PendingAppend, now: float) -> bool:
+    def submit(self, pending: PendingAppend) -> None:
+        sequencer = self._sequencer(pending.partition)
+        self._work.append((sequencer, sequencer.submit, (pending,)))
+
+    def cancel(self, pending: PendingAppend) -> None:
+        sequencer = self._sequencer(pending.partition)
+        self._work.append((sequencer, sequencer.cancel, (pending,)))
+
+    def sent(self, pending: PendingAppend) -> None:
+        sequencer = self._sequencer(pending.partition)
+        self._work.append((sequencer, sequencer.sent, (pending,)))
+
+    def answered(self, pending: PendingAppend, result: PartitionResult) -> None:
+        sequencer = self._sequencer(pending.partition)
+        self._work.append((sequencer, sequencer.answered, (pending, result)))
+
+    def lost(self, pending: PendingAppend) -> None:
+        sequencer = self._sequencer(pending.partition)
+        self._work.append((sequencer, sequencer.lost, (pending,)))
+
+    def join(self, partition: TopicPartition, transactional_id: str, connection: int) -> None:
+        sequencer = self._sequencer(partition)
+        self._work.append((sequencer, sequencer.join, (transactional_id, connection)))
+
+    def joined(self, partition: TopicPartition, transactional_id: str, *, answered: bool) -> None:
+        sequencer = self._sequencer(partition)
+        self._work.append((sequencer, sequencer.joined, (transactional_id, answered)))
+
+    def may_send(self, pending: PendingAppend, now: float) -> bool:
         sequencer = self.sequencers.get(pending.partition)
         return sequencer is not None and sequencer.may_send(pending, now)
+
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        return None if self._work else self.sequencers.get(partition)
 
     # ---- internals
 
     def _run(self, now: float) -> list[Action]:
-        """Process events until none is left: one may cause others, also in other sessions."""
+        """Make the calls until none is left: one may cause others, also of other sessions."""
         while self._work:
-            where, event = self._work.popleft()
+            where, call, arguments = self._work.popleft()
+            found = call(*arguments, now)
             if isinstance(where, Session):
-                for command in where.handle(event, now):  # type: ignore[arg-type]
-                    self._route(where, command)
+                self._actions += [ForConnection(where.connection, command) for command in found]
                 if where.finished:
                     self.sessions.pop(where.connection, None)
                     if self._begun:
@@ -267,43 +296,34 @@ class Dispatcher:
                     self._over_quota[where] = None
                 _record(self._busy_sessions, where, where.needs_ticks and not where.finished)
             else:
-                for effect in where.handle(event, now):  # type: ignore[arg-type]
+                for effect in found:
                     self._carry_out(where, effect, now)
                 _record(self._busy_sequencers, where, not where.idle)
         actions, self._actions = self._actions, []
         return actions
 
-    def _route(self, session: Session, command: sessions.Command) -> None:
-        if isinstance(command, sessions.ToPartition):
-            self._work.append((self._sequencer(command.partition), command.event))
-        elif isinstance(command, sessions.ToSequencer):
-            self._work.append((self._sequencer(command.pending.partition), command.event))
-        else:
-            self._actions.append(ForConnection(session.connection, command))
-
     def _carry_out(self, sequencer: PartitionSequencer, effect: sequencers.Effect, now: float) -> None:
         match effect:
             case sequencers.Admit(pending):
-                self._report(pending, sessions.AppendAdmitted(pending), sequencer)
+                session = self.sessions.get(pending.connection)
+                if session is not None:
+                    self._work.append((session, session.append_admitted, (pending,)))
+                else:
+                    self._work.append((sequencer, sequencer.cancel, (pending,)))
             case sequencers.Answer(pending, result, reason):
-                self._report(pending, sessions.AppendCompleted(pending, result, reason), sequencer)
+                session = self.sessions.get(pending.connection)
+                if session is not None:
+                    self._work.append((session, session.append_completed, (pending, result, reason)))
             case sequencers.MayJoin(connection):
                 session = self.sessions.get(connection)
                 if session is not None:
-                    self._work.append((session, sessions.MayJoin(sequencer.partition)))
+                    self._work.append((session, session.may_join, (sequencer.partition,)))
             case sequencers.Violation():
                 self._actions.append(Report(effect))
             case _:
                 if isinstance(effect, sequencers.Resend) and sequencer.partition.topic in self.barriers:
                     self.barriers[sequencer.partition.topic].mark_in_doubt(now)
                 self._actions.append(ForControl(sequencer.partition, effect))
-
-    def _report(self, pending: sequencers.PendingAppend, event: sessions.Event, sequencer: PartitionSequencer) -> None:
-        session = self.sessions.get(pending.connection)
-        if session is not None:
-            self._work.append((session, event))
-        elif isinstance(event, sessions.AppendAdmitted):
-            self._work.append((sequencer, sequencers.Canceled(pending)))
 
     def _sequencer(self, partition: TopicPartition) -> PartitionSequencer:
         sequencer = self.sequencers.get(partition)
@@ -324,8 +344,11 @@ class Dispatcher:
             del self.barriers[topic]
 
     def _drop_idle_sequencers(self) -> None:
+        called = {where for where, _, _ in self._work}
         droppable = [
-            name for name, sequencer in self.sequencers.items() if sequencer.idle and not sequencer.in_transaction
+            name
+            for name, sequencer in self.sequencers.items()
+            if sequencer.idle and not sequencer.in_transaction and sequencer not in called
         ]
         for partition in droppable[: _IDLE_SEQUENCERS_MAX // 2]:
             del self.sequencers[partition]

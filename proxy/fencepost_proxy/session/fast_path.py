@@ -1,14 +1,14 @@
 """The fast path: whole frames of the usual kind while nothing else is in progress.
 
-Almost every request is only relayed, or is an append of one batch to one checked partition whose sequencer can admit it
-at once. Such frames are processed directly from the received bytes, and the bytes to write are returned: no events, no
-commands, no `ProduceExchange`. The same applies to their answers. Everything else is left to `Session.handle`, byte for
-byte; both paths have the same results (`tests/unit/test_fast_path.py`).
+Almost every request is only relayed, or appends a batch to each of some partitions of one checked topic, whose
+sequencers can admit them at once. Such frames are processed directly from the received bytes, and the bytes to write
+are returned: no events, no commands, no `ProduceExchange`. The same applies to their answers. Everything else is left
+to `Session.handle`, byte for byte; both paths have the same results (`tests/unit/test_fast_path.py`).
 
 The start of the last Produce request shows how to read the next one without a parser: same start, same topic
-(`Known`). A checked append sent in this way keeps a `Single` in its pending response. If its answer is the expected
-success, nothing else is needed. Otherwise, and before any event that concerns appends in flight, `_disable_fast_path`
-converts them to the `ProduceExchange`s that the general path would have made.
+(`Known`). Checked appends sent in this way are kept as `Direct` in their pending response. If their answer is the
+expected success, nothing else is needed. Otherwise, and before any event that concerns appends in flight,
+`_disable_fast_path` converts them to the `ProduceExchange`s that the general path would have made.
 """
 
 from __future__ import annotations
@@ -17,19 +17,29 @@ import struct
 from uuid import UUID
 
 from fencepost_policies.append import Refusal
+from fencepost_policies.append_policy import Reads
 from fencepost_policies.values import value
 from fencepost_proxy.errors import LimitError
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.checked_produce import PRODUCE_BY_ID, CheckedProduce, due_by
 from fencepost_proxy.session.connection import REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
 from fencepost_proxy.session.cutter import LENGTH_BYTES
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse, Single
+from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, make_pending_append, sent_batch
 from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import Effort
+from fencepost_proxy.wire.one_topic import (
+    encode_one_topic,
+    encode_one_topic_answer,
+    read_one_topic,
+    read_one_topic_answer,
+)
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
@@ -38,7 +48,6 @@ from fencepost_proxy.wire.produce import (
     ProducePeek,
     parse_produce_request,
 )
-from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
 _RESPONSE_PREFIX = struct.Struct(">ii")
@@ -127,7 +136,7 @@ class FastPath(CheckedProduce):
                 pending_response = self._produce_response(version, correlation_id)
             else:
                 frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
-                chunks = self._take_single(frame, correlation_id, self._received_bytes + at + LENGTH_BYTES, now)
+                chunks = self._take_direct(frame, correlation_id, self._received_bytes + at + LENGTH_BYTES, now)
                 if chunks is None:
                     break
                 if passing_from < at:
@@ -167,8 +176,8 @@ class FastPath(CheckedProduce):
                 break
             if pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
                 break
-            if pending_response.answer is Answer.SINGLE:
-                answer = self._end_single(pending_response, data[at + LENGTH_BYTES : end], now)
+            if pending_response.answer is Answer.DIRECT:
+                answer = self._end_direct(pending_response, data[at + LENGTH_BYTES : end], now)
                 if answer is None:
                     break
                 if passing_from < at:
@@ -227,106 +236,131 @@ class FastPath(CheckedProduce):
         data = bytes(frame)
         return any(mark in data for mark in self._services.state_topic_marks)
 
-    # ---- a request with one checked append
+    # ---- a request with checked appends
 
-    def _take_single(
+    def _take_direct(
         self, frame: memoryview, correlation_id: int, starts_at: int, now: float
     ) -> list[bytes | memoryview] | None:
-        """Submit a checked append that is its whole request; returns what to send if its sequencer admits it at once.
+        """Submit the checked appends of a request; returns what to send if all their sequencers admit them at once.
 
         None: nothing has happened. `frame` is the request without its length, in memory that is not reused.
         """
         services, known = self._services, self._known
-        single = read_single(frame, REQUEST_BYTES_MIN + len(known.prefix))
-        if single is None or self._failed_pipelines or now >= self._login_ends:
+        batches = read_one_topic(frame, REQUEST_BYTES_MIN + len(known.prefix))
+        if batches is None or self._failed_pipelines or now >= self._login_ends:
             return None
-        partition, start, end = single
         policy, topic_id = services.policy(known.topic_name), services.topic_id(known.topic_name)
-        key = TopicPartition(known.topic_name, partition)
-        sequencer = services.sequencer(key)
         if not self._primary and self._needs_primary(policy):
             return None
         if policy is None or policy.checks_count or policy.idempotence:
             return None  # the fast path has no barriers and no idempotence levels
-        if topic_id is None or sequencer is None or services.produce_version_max() < PRODUCE_BY_ID:
+        if topic_id is None or services.produce_version_max() < PRODUCE_BY_ID:
             return None
         if not services.reserve(len(frame)):
             return None
-        draft = self._draft(policy, None, now, now + self._wait_seconds(known.timeout_ms))
-        records = frame[start:end]
-        try:
-            scan = read_batch(
-                key,
-                records,
-                services.header_names,
-                source_is_base=policy.source_is_base,
-                bytes_max=services.decompressed_bytes_max,
-                effort=Effort(services.read_here_bytes_max, HERE_STEPS_MAX),
-            )
-        except LimitError:
-            scan = None
-        pending = scan and make_pending_append(draft, key, PartitionData(partition, records, b""), scan)
-        if pending is None or isinstance(pending, Refusal):
+        taken = self._fitting(frame, batches, policy, now)
+        if taken is None:
             services.release(len(frame))
             return None
-        pending.leader_epoch = services.leader_epoch(key)
-        if not sequencer.take(pending, now):
-            services.release(len(frame))
-            return None
-        pending.topic_id = topic_id
-        services.sequencer_waited(0.0)
-        pending_response = PendingResponse(PRODUCE, known.version, correlation_id, Answer.SINGLE)
+        pending_appends, sent = [], []
+        for sequencer, pending in taken:
+            sequencer.take(pending, now)
+            pending.topic_id = topic_id
+            services.sequencer_waited(0.0)
+            pending_appends.append(pending)
+            sent.append((pending.partition.partition, *sent_batch(pending)))
+        pending_response = PendingResponse(PRODUCE, known.version, correlation_id, Answer.DIRECT)
         pending_response.reserved_bytes = len(frame)
         answer_by = self._answer_by[pending_response] = due_by(now, known.timeout_ms)
         topic_id_bytes = topic_id.bytes
-        pending_response.single = Single(pending, frame, starts_at, answer_by, known.topic, topic_id_bytes)
+        pending_response.direct = Direct(pending_appends, frame, starts_at, answer_by, known.topic, topic_id_bytes)
         self._to_client.append(pending_response)
         self._from_upstream.append(pending_response)
-        header, rest = sent_batch(pending)
-        return encode_single(
+        return encode_one_topic(
             correlation_id=correlation_id,
             before_acks=known.before_acks,
             timeout_ms=known.timeout_ms,
             topic_id=topic_id_bytes,
-            partition=partition,
-            header=header,
-            rest=rest,
+            batches=sent,
         )
 
-    def _end_single(self, pending_response: PendingResponse, frame: memoryview, now: float) -> bytes | None:
-        """The answer to such an append, if it is the expected success. None: nothing has happened.
+    def _fitting(
+        self, frame: memoryview, batches: list[tuple[int, int, int]], policy: TopicPolicy, now: float
+    ) -> list[tuple[PartitionSequencer, PendingAppend]] | None:
+        """The appends with their sequencers; None if not all of them fit at once."""
+        services, topic = self._services, self._known.topic_name
+        draft = self._draft(policy, None, now, now + self._wait_seconds(self._known.timeout_ms))
+        effort = Effort(services.read_here_bytes_max, HERE_STEPS_MAX)
+        fitting = []
+        for partition, start, end in batches:
+            key = TopicPartition(topic, partition)
+            sequencer = self._sequencers.sequencer(key)
+            if sequencer is None:
+                return None
+            records = frame[start:end]
+            try:
+                scan = read_batch(
+                    key,
+                    records,
+                    services.header_names,
+                    source_is_base=policy.source_is_base,
+                    timestamps=Reads.TIMESTAMPS in policy.reads,
+                    bytes_max=services.decompressed_bytes_max,
+                    effort=effort,
+                )
+            except LimitError:
+                return None
+            pending = make_pending_append(draft, key, PartitionData(partition, records, b""), scan)
+            if isinstance(pending, Refusal):
+                return None
+            pending.leader_epoch = services.leader_epoch(key)
+            if policy.on_arrival and self._refused_on_arrival(policy, pending.append, now) is not None:
+                return None
+            if not sequencer.may_take(pending, now):
+                return None
+            fitting.append((sequencer, pending))
+        return fitting
+
+    def _end_direct(self, pending_response: PendingResponse, frame: memoryview, now: float) -> bytes | None:
+        """The answer to such appends, if all of it is the expected success. None: nothing has happened.
 
         The caller removes the pending response from the queues.
         """
-        single = pending_response.single
-        assert single is not None
-        fields = read_single_answer(frame, single.topic_id)
-        sequencer = self._services.sequencer(single.pending.partition)
-        if fields is None or sequencer is None:
+        direct = pending_response.direct
+        assert direct is not None
+        fields = read_one_topic_answer(frame, direct.topic_id, len(direct.pending_appends))
+        if fields is None:
             return None
-        partition, error, base_offset, append_time, log_start, throttle = fields
-        if error or partition != single.pending.partition.partition:
-            return None
-        result = PartitionResult(partition, error, base_offset, append_time, log_start)
-        if sequencer.appended_batch(single.pending, result, now) is None:
-            return None
-        self._may_write[single.pending.partition.topic] = now
-        if single.pending.fence is None:
-            self._record_acknowledged(single.pending, base_offset)
+        throttle, partitions = fields
+        results = {
+            partition: PartitionResult(partition, error, base_offset, append_time, log_start)
+            for partition, error, base_offset, append_time, log_start, _ in partitions
+        }
+        completed = []
+        for pending in direct.pending_appends:
+            sequencer, result = self._sequencers.sequencer(pending.partition), results.get(pending.partition.partition)
+            if sequencer is None or result is None or not sequencer.may_complete(pending, result):
+                return None
+            completed.append((sequencer, pending, result))
+        for sequencer, pending, result in completed:
+            sequencer.complete(pending, result, now)
+            if pending.fence is None:
+                self._record_acknowledged(pending, result.base_offset)
+        self._may_write[direct.pending_appends[0].partition.topic] = now
         del self._answer_by[pending_response]
         self._services.release(pending_response.reserved_bytes)
         pending_response.reserved_bytes = 0
-        return encode_single_answer(
+        return encode_one_topic_answer(
             correlation_id=pending_response.correlation_id,
-            topic=single.topic,
-            partition=partition,
-            base_offset=base_offset,
-            append_time=append_time,
-            start=log_start,
+            topic=direct.topic,
+            partitions=[
+                (each.partition, each.base_offset, each.log_append_time_ms, each.log_start_offset)
+                for _, _, each in completed
+            ],
             throttle=throttle,
         )
 
-    def _single(self, frame: memoryview, now: float) -> bool:
+    def _direct(self, frame: memoryview, now: float) -> bool:
         """The fast path for a request that did not arrive in one piece."""
         _, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
         known = self._known
@@ -338,7 +372,7 @@ class FastPath(CheckedProduce):
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
         reserved, self._collecting_bytes = self._collecting_bytes, 0
         self._services.release(reserved)
-        chunks = self._take_single(frame, correlation_id, starts_at, now)
+        chunks = self._take_direct(frame, correlation_id, starts_at, now)
         if chunks is not None:
             self._services.forwarded(0.0)
         else:
@@ -353,20 +387,19 @@ class FastPath(CheckedProduce):
         """Convert the appends that took the fast path to `ProduceExchange`s, like all others."""
         found = False
         for index, pending_response in enumerate(self._from_upstream):
-            single = pending_response.single
-            if single is None:
+            direct = pending_response.direct
+            if direct is None:
                 continue
             found = True
-            pending = single.pending
             produce = ProduceExchange(
-                parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by
+                parse_produce_request(direct.frame), starts_at=direct.starts_at, answer_by=direct.answer_by
             )
-            produce.pending_appends[pending.partition] = pending
-            produce.sent.add(pending.partition)
-            pending_response.answer, pending_response.single = Answer.MADE_HERE, None
+            produce.pending_appends = {pending.partition: pending for pending in direct.pending_appends}
+            produce.sent.update(produce.pending_appends)
+            pending_response.answer, pending_response.direct = Answer.MADE_HERE, None
             self._produce_in_flight[pending_response] = produce
-            names: dict[UUID | None, str] = {pending.topic_id: pending.partition.topic}
-            queried = {pending.partition}
+            names: dict[UUID | None, str] = {each.topic_id: each.partition.topic for each in direct.pending_appends}
+            queried = set(produce.pending_appends)
             self._from_upstream[index] = self._upstream_response(
                 pending_response, produce, PRODUCE_BY_ID, names=names, queried=queried
             )

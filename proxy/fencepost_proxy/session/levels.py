@@ -30,11 +30,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fencepost_policies.append import INVALID_RECORD, Refusal
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
+from fencepost_policies.append import INVALID_RECORD, NO_FACTS, Append, Refusal
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level
 from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.session.messages import Downgraded
-from fencepost_proxy.session.produce_exchange import without_producer
+from fencepost_proxy.session.produce_exchange import LEVEL_POLICY, without_producer
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -138,7 +138,8 @@ def _take(
             leveled.refused[key] = Refusal(INVALID_RECORD, "malformed", message)
         return data  # else Kafka decides
     producer_id = header.producer_id
-    refusal = check_idempotence(key.topic, key.partition, producer_id, level)
+    append = Append(*key, header.record_count, None, producer_id=producer_id)
+    refusal = LEVEL_POLICY.check(append, level, NO_FACTS)
     if refusal is not None:
         leveled.refused[key] = refusal
         return data

@@ -11,8 +11,6 @@ from uuid import UUID
 
 from fencepost_policies.values import value
 from fencepost_proxy.groups.queries import Notice, Query, Reply
-from fencepost_proxy.sequencer.events import Event as SequencerEvent
-from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -56,27 +54,6 @@ class ClientLost:
 @value
 class UpstreamLost:
     reason: str
-
-
-@value
-class AppendAdmitted:
-    pending: PendingAppend
-
-
-@value
-class AppendCompleted:
-    """The sequencer's final result for an append, sent or not."""
-
-    pending: PendingAppend
-    result: PartitionResult
-    reason: str | None
-
-
-@value
-class MayJoin:
-    """The partition's sequencer permits what `TransactionJoins` requested."""
-
-    partition: TopicPartition
 
 
 @value
@@ -159,9 +136,6 @@ Event = (
     | UpstreamPassed
     | ClientLost
     | UpstreamLost
-    | AppendAdmitted
-    | AppendCompleted
-    | MayJoin
     | Stored
     | Expanded
     | Replied
@@ -216,20 +190,6 @@ class CloseClient:
 @value
 class CloseUpstream:
     pass
-
-
-@value
-class ToSequencer:
-    pending: PendingAppend
-    event: SequencerEvent
-
-
-@value
-class ToPartition:
-    """An event for a partition's sequencer that concerns no pending append."""
-
-    partition: TopicPartition
-    event: SequencerEvent
 
 
 @value
@@ -388,8 +348,6 @@ Command = (
     | ReadUpstream
     | CloseClient
     | CloseUpstream
-    | ToSequencer
-    | ToPartition
     | Store
     | Expand
     | GroupQuery

@@ -19,13 +19,21 @@ from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final, Protocol
 
-from fencepost_policies.append import INVALID_PARTITIONS, INVALID_RECORD, Append, Check, Refusal, header_unreadable
-from fencepost_policies.partition_count import CountFacts, check_partition_count
+from fencepost_policies.append import (
+    INVALID_PARTITIONS,
+    INVALID_RECORD,
+    Append,
+    Check,
+    Facts,
+    PartitionFacts,
+    Refusal,
+    header_unreadable,
+)
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import INDEPENDENT
 from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
-from fencepost_proxy.session.reading import Readings
+from fencepost_proxy.session.reading import COUNT_POLICY, Readings
 from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -219,8 +227,8 @@ class CountCheckedProduce:
                 assert data.records is not None
                 decisions.append(self.readings.placed(append, data.records, policy, count))
                 continue
-            facts = CountFacts(policy.count_check, count, policy.partitioner, None, served)
-            decisions.append(check_partition_count(append, declared, facts))
+            facts = Facts(partitions=PartitionFacts(count, declared, policy.partitioner, None, served))
+            decisions.append(COUNT_POLICY.check(append, policy.count_check, facts))
         return decisions
 
     def _read(self, services: Services, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:

@@ -66,16 +66,15 @@ class Answer(Enum):
     MADE_FROM_RESPONSE = auto()
     #: Made by the proxy alone.
     MADE_HERE = auto()
-    #: One checked append that took the fast path (`PendingResponse.single`); its answer does too if it is the front
-    #: one.
-    SINGLE = auto()
+    #: Checked appends that took the fast path (`PendingResponse.direct`); their answer does too if it is the front one.
+    DIRECT = auto()
 
 
 @dataclass(slots=True)
-class Single:
-    """A checked append that took the fast path: enough state to convert it to a `ProduceExchange`."""
+class Direct:
+    """Checked appends that took the fast path: enough state to convert them to a `ProduceExchange`."""
 
-    pending: PendingAppend
+    pending_appends: list[PendingAppend]
     frame: memoryview
     starts_at: int
     answer_by: float
@@ -92,12 +91,12 @@ class PendingResponse:
         "api_key",
         "chunks",
         "correlation_id",
+        "direct",
         "done",
         "inner",
         "on_response",
         "pipeline_keys",
         "reserved_bytes",
-        "single",
         "version",
     )
 
@@ -113,7 +112,7 @@ class PendingResponse:
         self.answered_at: float | None = None
         #: Sent by the proxy on behalf of another pending response; not a request of the client.
         self.inner = False
-        self.single: Single | None = None
+        self.direct: Direct | None = None
         self.reserved_bytes = 0
         #: Failed appends that its answer reports. Until the client reads it, the appends that follow leave a gap.
         self.pipeline_keys: list[PipelineKey] = []

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from fencepost_policies.append import Refusal
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
+from fencepost_policies.append import NO_FACTS, Refusal, where
+from fencepost_policies.append_policy import Reads
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
 from fencepost_policies.values import value
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fencepost_proxy.session.pending_responses import PipelineKey
 
 ACKS_ALL = -1
+LEVEL_POLICY = IdempotenceLevel()
 NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -58,7 +60,7 @@ class ProduceExchange:
     - `alone` – it waits for one partition with none admitted, and submits all in order after that.
     - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
-    - `count_checked` – its topics with partition-count checks; `count_refused` – partitions refused by these.
+    - `count_checked` – its topics with partition-count checks; `refused_by_policy` – partitions refused by these.
     - `at_barrier` – it waits for a barrier or for metadata, before the sequencers.
     - `misread` – pipelines of batches that could not become pending appends.
     - `leveled` – its batches with idempotence levels.
@@ -86,7 +88,7 @@ class ProduceExchange:
     throttle_time_ms: int = 0
     count_checked: CountCheckedProduce | None = None
     at_barrier: bool = False
-    count_refused: frozenset[TopicPartition] = frozenset()
+    refused_by_policy: frozenset[TopicPartition] = frozenset()
     misread: list[PipelineKey] = field(default_factory=list)
     leveled: LeveledProduce | None = None
     querying: int = 0
@@ -250,25 +252,27 @@ def make_pending_append(
         data.records,
         draft.names,
         source_is_base=draft.policy.source_is_base,
+        timestamps=Reads.TIMESTAMPS in draft.policy.reads,
         bytes_max=draft.decompressed_bytes_max,
     )
     if isinstance(scan, Refusal):
         return scan
     assert data.records is not None
-    where, header = f"topic={partition.topic} partition={partition.partition}", scan.header
+    append, header = append_of(partition, scan), scan.header
     if header.is_control:
-        return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
+        message = f"CONTROL_BATCH {where(append)}: only brokers write these"
+        return Refusal(Error.INVALID_RECORD, "control_batch", message)
     if header.producer_id >= MADE_UP_IDS_FROM:
-        not_permitted = check_idempotence(partition.topic, partition.partition, header.producer_id, Level.OFF)
+        not_permitted = LEVEL_POLICY.check(append, Level.OFF, NO_FACTS)
         assert not_permitted is not None
         return not_permitted
     if header.producer_id in draft.shared_producer_ids:
-        message = f"PRODUCER_ID_TAKEN {where}: producer id {header.producer_id} is the proxy's own"
+        message = f"PRODUCER_ID_TAKEN {where(append)}: producer id {header.producer_id} is the proxy's own"
         return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)
     return PendingAppend(
         connection=draft.connection,
         partition=partition,
-        append=append_of(partition, scan),
+        append=append,
         records=data.records,
         digest=scan.digest,
         check=draft.policy.check,

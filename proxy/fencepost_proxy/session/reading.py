@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from fencepost_policies.append import Append, Refusal
-from fencepost_policies.partition_count import CountFacts, check_partition_count
+from fencepost_policies.append import Append, Facts, PartitionFacts, Refusal
+from fencepost_policies.append_policy import Reads
+from fencepost_policies.partition_count import PartitionCount
 from fencepost_policies.partitioners import Partitioner
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, ProtocolError
@@ -34,6 +35,7 @@ from fencepost_proxy.wire.compression import UndecodableBatch
 from fencepost_proxy.wire.keys import record_keys
 from fencepost_proxy.wire.produce import ProduceRequest, parse_produce_request
 
+COUNT_POLICY = PartitionCount()
 _T = TypeVar("_T")
 
 #: Limits for all batches of a request, parsed in the event loop: some milliseconds. Above them, `ReadBatches` is used.
@@ -69,7 +71,7 @@ class Readings:
         self._bytes_max = bytes_max
         self._here_bytes_max = here_bytes_max
         self._requested: list[_Requested] = []
-        self._found: dict[tuple[TopicPartition, bool, bool], BatchScan | Refusal] = {}
+        self._found: dict[tuple[TopicPartition, bool, bool, bool], BatchScan | Refusal] = {}
         self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
 
     def add(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
@@ -131,10 +133,16 @@ class Readings:
         found = self._found.get(key)
         if found is None:
             names = self._names
-            if not policy.is_checked:
+            if not policy.reads_headers:
                 names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1])
             found = self._found[key] = read_batch(
-                where, records, names, source_is_base=policy.source_is_base, bytes_max=self._bytes_max, effort=effort
+                where,
+                records,
+                names,
+                source_is_base=policy.source_is_base,
+                timestamps=Reads.TIMESTAMPS in policy.reads,
+                bytes_max=self._bytes_max,
+                effort=effort,
             )
         return found
 
@@ -160,7 +168,8 @@ class Readings:
         limit = min(self._bytes_max, effort.bytes_left, _KEYS_BYTES_MAX)
         try:
             effort.take(len(records), 0)
-            refusal = check_partition_count(append, None, CountFacts(policy.count_check, count, partitioner, keys()))
+            facts = Facts(partitions=PartitionFacts(count, None, partitioner, keys()))
+            refusal = COUNT_POLICY.check(append, policy.count_check, facts)
         except MalformedBatch as error:
             refusal = _malformed(where, error)
         self._placed[key] = refusal
@@ -225,8 +234,8 @@ class Work(Generic[_T]):
         return self._made[0]
 
 
-def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool]:
-    return where, policy.is_checked, policy.source_is_base
+def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool, bool]:
+    return where, policy.reads_headers, policy.source_is_base, Reads.TIMESTAMPS in policy.reads
 
 
 def read_batch(
@@ -235,6 +244,7 @@ def read_batch(
     names: HeaderNames,
     *,
     source_is_base: bool,
+    timestamps: bool = False,
     bytes_max: int,
     effort: Effort | None = None,
 ) -> BatchScan | Refusal:
@@ -253,6 +263,7 @@ def read_batch(
             records,
             names,
             source_is_base=source_is_base,
+            timestamps=timestamps,
             decompressed_bytes_max=bytes_max,
             header=header,
             effort=effort,
@@ -293,4 +304,5 @@ def append_of(partition: TopicPartition, scan: BatchScan) -> Append:
         base_sequence=header.base_sequence,
         transactional=header.is_transactional,
         max_timestamp_ms=scan.max_timestamp_ms,
+        min_timestamp_ms=scan.min_timestamp_ms,
     )

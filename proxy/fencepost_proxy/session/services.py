@@ -17,7 +17,7 @@ from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, Handling
 from fencepost_proxy.wire.batch import HeaderNames
-from fencepost_proxy.wire.produce import NodeEndpoint
+from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 
 #: API key -> the versions relayed undecoded, and whether the state topic must not occur in their bytes.
 RelayedVersions = Mapping[int, tuple[int, int, bool]]
@@ -48,6 +48,27 @@ def but_for(relayed_versions: RelayedVersions, api_key: int) -> RelayedVersions:
     return MappingProxyType({key: versions for key, versions in relayed_versions.items() if key != api_key})
 
 
+class Sequencers(Protocol):
+    """The partition sequencers of the process. What is called here is carried out after the session's current event;
+    the results come by `Session.append_admitted`, `append_completed` and `may_join`. For the calls see
+    `PartitionSequencer`.
+    """
+
+    def submit(self, pending: PendingAppend) -> None: ...
+    def cancel(self, pending: PendingAppend) -> None: ...
+    def sent(self, pending: PendingAppend) -> None: ...
+    def answered(self, pending: PendingAppend, result: PartitionResult) -> None: ...
+    def lost(self, pending: PendingAppend) -> None: ...
+    def join(self, partition: TopicPartition, transactional_id: str, connection: int) -> None: ...
+    def joined(self, partition: TopicPartition, transactional_id: str, *, answered: bool) -> None: ...
+
+    def may_send(self, pending: PendingAppend, now: float) -> bool:
+        """Whether the sequencer's admission is still valid."""
+
+    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
+        """For the fast path: None if it was not used lately, or while calls are queued, which must not be overtaken."""
+
+
 class Services(partition_counts.Services, Protocol):
     """Answers are valid at the moment of the call only."""
 
@@ -69,6 +90,8 @@ class Services(partition_counts.Services, Protocol):
     relayed_versions: RelayedVersions
 
     @property
+    def sequencers(self) -> Sequencers: ...
+    @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
         """Bytes that occur in every request about the state topic: its name and its id."""
 
@@ -86,14 +109,14 @@ class Services(partition_counts.Services, Protocol):
     def taken_over(self, now: float) -> bool:
         """Whether the appends of earlier processes are completed."""
 
+    def unix_ms(self, now: float) -> int:
+        """The time of day, Unix milliseconds."""
+
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
     def policy(self, topic: str) -> TopicPolicy | None:
         """The policy of a topic with append checks or partition-count checks, else None."""
-
-    def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        """The partition's sequencer, None if it was not used lately, or while events for it are queued."""
 
     def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
         """By metadata; None: metadata does not show the partition, and was not refreshed since then."""
@@ -104,9 +127,6 @@ class Services(partition_counts.Services, Protocol):
 
     def produce_version_max(self) -> int:
         """The newest Produce version that every broker understands."""
-
-    def may_send(self, pending: PendingAppend, now: float) -> bool:
-        """Whether the sequencer's admission is still valid."""
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         """The same broker with the address by which clients reach it."""

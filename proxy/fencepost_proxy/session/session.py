@@ -18,9 +18,11 @@ Order
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.connection import INT32, MESSAGE_WORK_BYTES, REQUEST_PREFIX, WORK_QUOTA_BYTES
 from fencepost_proxy.session.control import PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.cutter import CutterState
@@ -28,8 +30,6 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX
 from fencepost_proxy.session.messages import (
     AbortOnlyRecorded,
-    AppendAdmitted,
-    AppendCompleted,
     BatchesRead,
     ClientBytes,
     ClientLost,
@@ -41,7 +41,6 @@ from fencepost_proxy.session.messages import (
     Drain,
     Event,
     Expanded,
-    MayJoin,
     MigratedConnection,
     QuotaRenewed,
     ReadClient,
@@ -60,6 +59,7 @@ from fencepost_proxy.session.pending_responses import Answer, Begun, PendingResp
 from fencepost_proxy.session.producer_ids import ProducerIdWatch
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import (
     API_VERSIONS,
     APIS,
@@ -69,7 +69,13 @@ from fencepost_proxy.wire.apis import (
     api_name,
 )
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
-from fencepost_proxy.wire.produce import FLEXIBLE, encode_produce_response, parse_produce_response, peek_produce
+from fencepost_proxy.wire.produce import (
+    FLEXIBLE,
+    PartitionResult,
+    encode_produce_response,
+    parse_produce_response,
+    peek_produce,
+)
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3
@@ -82,7 +88,7 @@ _STREAMED_PARTITIONS_MAX = 1000
 
 
 class Session(FastPath):
-    """See the module's docstring. Events enter by `handle`, `take_up` and `take_down` (`fast_path.py`).
+    """See the module's docstring. Bytes and events enter by `handle`, `take_up` and `take_down` (`fast_path.py`).
 
     `local_host` – the address by which this client reached the proxy; the client gets it for broker listeners without
     a configured address. `opened_at` – when its upstream connection opened, monotonic seconds. `primary` – whether this
@@ -115,58 +121,29 @@ class Session(FastPath):
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Raises nothing: a peer that violates the protocol loses this connection, by a command."""
+        return self._process(now, self._event, event, now)
+
+    # ---- what sequencers report
+
+    def append_admitted(self, pending: PendingAppend, now: float) -> list[Command]:
+        return self._process(now, self._append_admitted, pending, now)
+
+    def append_completed(
+        self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float
+    ) -> list[Command]:
+        """The sequencer's final result for an append, sent or not."""
+        return self._process(now, self._append_completed, pending, result, reason, now)
+
+    def may_join(self, partition: TopicPartition, now: float) -> list[Command]:
+        """The partition's sequencer permits what `Sequencers.join` requested."""
+        return self._process(now, self._may_join, partition)
+
+    # ----
+
+    def _process(self, now: float, process: Callable[..., None], *arguments: object) -> list[Command]:
         self._now = now
         try:
-            match event:
-                case ClientBytes(data):
-                    self._made_here = 0
-                    if not self.client_closed and not self._closing:
-                        self._received_bytes += len(data)
-                        self._client.feed(data)
-                        self._pump_client(now)
-                case UpstreamBytes(data):
-                    self._upstream.feed(data)
-                    self._pump_upstream(now)
-                case ClientPassed(byte_count):
-                    self._received_bytes += byte_count
-                    self._client.passed(byte_count)
-                    self._frame_relayed_up()
-                case UpstreamPassed(byte_count):
-                    self._upstream.passed(byte_count)
-                    self._frame_relayed_down()
-                case AppendAdmitted(pending):
-                    self._append_admitted(pending, now)
-                case AppendCompleted(pending, result, reason):
-                    self._append_completed(pending, result, reason, now)
-                case MayJoin(partition):
-                    self._may_join(partition)
-                case Expanded(token, outcomes):
-                    self._expanded(token, outcomes)
-                case Stored(token, failure):
-                    self._stored(token, failure)
-                case Replied(token, reply):
-                    self._replied(token, reply)
-                case CommitDecided(token, decision):
-                    self._validated(token, decision)
-                case AbortOnlyRecorded(token, stored):
-                    self._abort_only_recorded(token, stored=stored)
-                case BatchesRead(token):
-                    self._batches_read(token)
-                case ClientLost():
-                    self._client_lost(now)
-                case UpstreamLost(reason):
-                    self._upstream_lost(reason)
-                case TopicNews():
-                    self._check_barrier(now)
-                case Drain(until):
-                    self._drain(until)
-                    self._tick(now)
-                case QuotaRenewed():
-                    self._quota, self._made_here = WORK_QUOTA_BYTES, 0
-                case Tick():
-                    self._check_barrier(now)
-                    self._send_ahead(now)
-                    self._tick(now)
+            process(*arguments)
             self._resume(now)
         except ProtocolError as error:
             self._close(f"{error}", type(error))
@@ -176,6 +153,52 @@ class Session(FastPath):
         # Drop our reference: the relayed bytes must not stay in memory until the next event, maybe hours later.
         commands, self._commands = self._commands, []
         return commands
+
+    def _event(self, event: Event, now: float) -> None:
+        match event:
+            case ClientBytes(data):
+                self._made_here = 0
+                if not self.client_closed and not self._closing:
+                    self._received_bytes += len(data)
+                    self._client.feed(data)
+                    self._pump_client(now)
+            case UpstreamBytes(data):
+                self._upstream.feed(data)
+                self._pump_upstream(now)
+            case ClientPassed(byte_count):
+                self._received_bytes += byte_count
+                self._client.passed(byte_count)
+                self._frame_relayed_up()
+            case UpstreamPassed(byte_count):
+                self._upstream.passed(byte_count)
+                self._frame_relayed_down()
+            case Expanded(token, outcomes):
+                self._expanded(token, outcomes)
+            case Stored(token, failure):
+                self._stored(token, failure)
+            case Replied(token, reply):
+                self._replied(token, reply)
+            case CommitDecided(token, decision):
+                self._validated(token, decision)
+            case AbortOnlyRecorded(token, stored):
+                self._abort_only_recorded(token, stored=stored)
+            case BatchesRead(token):
+                self._batches_read(token)
+            case ClientLost():
+                self._client_lost(now)
+            case UpstreamLost(reason):
+                self._upstream_lost(reason)
+            case TopicNews():
+                self._check_barrier(now)
+            case Drain(until):
+                self._drain(until)
+                self._tick(now)
+            case QuotaRenewed():
+                self._quota, self._made_here = WORK_QUOTA_BYTES, 0
+            case Tick():
+                self._check_barrier(now)
+                self._send_ahead(now)
+                self._tick(now)
 
     def _resume(self, now: float) -> None:
         """Continue what an answer may have unblocked: the next answers, then the next requests."""
@@ -420,7 +443,7 @@ class Session(FastPath):
             return
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
         if api_key == PRODUCE:
-            if not self._single(frame, now):
+            if not self._direct(frame, now):
                 self._produce(frame, now)
         elif APIS[api_key].handling is Handling.ALONE:
             self._login_request(api_key, version, correlation_id, frame)
@@ -453,7 +476,7 @@ class Session(FastPath):
 
         Not while a thread works: the client may be lost, and then nothing would release the reserved memory.
         """
-        a_sequencer_waits = any(each.inner or each.single is not None for each in self._from_upstream)
+        a_sequencer_waits = any(each.inner or each.direct is not None for each in self._from_upstream)
         if self._finishing or not a_sequencer_waits or not self._services.reserve(length):
             return False
         pending_response.reserved_bytes += length
@@ -519,8 +542,8 @@ class Session(FastPath):
         return pending_response
 
     def _collected(self, frame: memoryview, now: float) -> None:
-        if self._from_upstream[0].answer is Answer.SINGLE:
-            self._collected_single(frame, now)
+        if self._from_upstream[0].answer is Answer.DIRECT:
+            self._collected_direct(frame, now)
             return
         pending_response = self._from_upstream.pop(0)
         if not pending_response.inner:
@@ -541,9 +564,9 @@ class Session(FastPath):
         else:
             self._end(pending_response, [INT32.pack(len(frame)), frame])
 
-    def _collected_single(self, frame: memoryview, now: float) -> None:
+    def _collected_direct(self, frame: memoryview, now: float) -> None:
         pending_response = self._from_upstream[0]
-        answer = self._end_single(pending_response, frame, now)
+        answer = self._end_direct(pending_response, frame, now)
         if answer is None:
             self._disable_fast_path()
             self._collected(frame, now)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from fencepost_policies.append_policy import InvalidConfigValue, Milliseconds
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
 from fencepost_proxy.topics.create_partitions import plan_create_partitions
@@ -33,7 +34,6 @@ from fencepost_proxy.topics.virtual_configs import (
     ORDERED_PARTITION_EXPANSIONS,
     ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION,
     VIRTUAL_CONFIGS,
-    InvalidConfigValue,
     canonical,
     parse_value,
 )
@@ -62,6 +62,7 @@ _STATIC_BROKER_CONFIG: Final = 4
 _DEFAULT_CONFIG: Final = 5
 #: DescribeConfigsResponse.ConfigType
 _STRING: Final = 2
+_LONG: Final = 5
 
 
 def plan_request(api_key: int, version: int, request: Message, known: Known) -> Plan | None:
@@ -355,7 +356,7 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
         value=levels[0].value,
         config_source=levels[0].source,
         synonyms=synonyms if request.include_synonyms else [],
-        config_type=_STRING,
+        config_type=_LONG if isinstance(VIRTUAL_CONFIGS[name], Milliseconds) else _STRING,
         documentation=VIRTUAL_CONFIGS[name].documentation if documented else None,
     )
 

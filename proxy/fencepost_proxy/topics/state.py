@@ -37,6 +37,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from fencepost_policies.append_policy import InvalidConfigValue
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.topics.abort_only import KINDS as ABORT_ONLY_KINDS
 from fencepost_proxy.topics.abort_only import AbortOnlyView
@@ -50,7 +51,6 @@ from fencepost_proxy.topics.virtual_configs import (
     UNCHECKED,
     VIRTUAL_CONFIGS,
     FileConfigs,
-    InvalidConfigValue,
     TopicPolicy,
     canonical,
     parse_value,

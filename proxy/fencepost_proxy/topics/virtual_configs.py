@@ -4,7 +4,8 @@ Kafka does not know them. CreateTopics, AlterConfigs and IncrementalAlterConfigs
 state topic stores them (`state.py`). Globs in the proxy's config file set them too, and apply to a topic from its
 creation. A value on the topic takes precedence over the file, the file over the default.
 
-A config is added to the table only once it works. For any other name the client gets Kafka's answer INVALID_CONFIG.
+Each append policy brings its own (`fencepost_policies/registry.py`). For any other name the client gets Kafka's answer
+INVALID_CONFIG.
 """
 
 from __future__ import annotations
@@ -12,18 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from fencepost_policies.append import Check
-from fencepost_policies.idempotence_level import Level
+from fencepost_policies.append_policy import AppendPolicy, Choice, InvalidConfigValue, Reads, Stage, TopicConfig
+from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS, EXPECTED_OFFSETS_SOURCE
+from fencepost_policies.idempotence_level import IDEMPOTENCE_LEVEL, Level
+from fencepost_policies.partition_count import CHECK_PARTITION_COUNT, PARTITIONER
 from fencepost_policies.partitioners import Partitioner
-
-CHECK_EXPECTED_OFFSETS: Final = "fencepost.check.expected.offsets"
-EXPECTED_OFFSETS_SOURCE: Final = "fencepost.expected.offsets.source"
-CHECK_PARTITION_COUNT: Final = "fencepost.check.partition.count"
-PARTITIONER: Final = "fencepost.partitioner"
-ORDERED_PARTITION_EXPANSION: Final = "fencepost.ordered.partition.expansion"
-IDEMPOTENCE_LEVEL: Final = "fencepost.idempotence.level"
+from fencepost_policies.registry import POLICIES
 
 #: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
 FileConfigs = Callable[[str], Mapping[str, str]]
@@ -34,95 +32,21 @@ FileConfigs = Callable[[str], Mapping[str, str]]
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
-class InvalidConfigValue(ValueError):
-    """An invalid value of a virtual config. The message is for the admin and lists the valid ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualConfig:
-    """One row. `values` are the valid ones; clients may write them in any case."""
-
-    name: str
-    values: tuple[str, ...]
-    default: str
-    documentation: str
-
-    def parse(self, value: str | None) -> str:
-        """The normalised value. Raises InvalidConfigValue."""
-        parsed = (value or "").strip().lower()
-        if parsed not in self.values:
-            *first, last = self.values
-            raise InvalidConfigValue(
-                f"Invalid value {value!r} for configuration {self.name}: it must be {', '.join(first)} or {last}"
-            )
-        return parsed
-
-
-_TABLE: Final = (
-    VirtualConfig(
-        name=CHECK_EXPECTED_OFFSETS,
-        values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
-        default=Check.OFF.value,
-        documentation=(
-            "Conditional publish (KIP-27). With true, a batch with an expected offset is appended only if the log ends "
-            "there, and a batch without one is appended as usual. With required, a batch without an expected offset is "
-            "refused."
-        ),
+ORDERED_PARTITION_EXPANSION: Final = Choice(
+    name="fencepost.ordered.partition.expansion",
+    settings={each: each for each in ("false", "true", "any")},
+    default="false",
+    documentation=(
+        "With true, adding partitions keeps the order of each key's records (KIP-253): consumer groups get a new "
+        "partition once they have read the prior partitions up to their thresholds. Only multiples of the current "
+        "count are allowed, since otherwise hash % count moves keys between prior partitions, too. With any, any "
+        "count."
     ),
-    VirtualConfig(
-        name=EXPECTED_OFFSETS_SOURCE,
-        values=("header", "base"),
-        default="header",
-        documentation=(
-            "Source of a batch's expected offset. With header, the record header fencepost-expected-offset (a base "
-            "offset above 0 counts too). With base, the batch's base offset, taken literally: 0 is 0, -1 is none."
-        ),
-    ),
-    VirtualConfig(
-        name=CHECK_PARTITION_COUNT,
-        values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
-        default=Check.OFF.value,
-        documentation=(
-            "Refuse producers with an outdated partition count (KIP-253). With true, a batch that states the count "
-            "used to place its keys (record header fencepost-partition-count) is refused if the topic has another "
-            "count. A batch without it is checked by fencepost.partitioner, or by the count in its client's last "
-            "Metadata response. With required, a batch without it is refused."
-        ),
-    ),
-    VirtualConfig(
-        name=PARTITIONER,
-        values=("none", *(each.value for each in Partitioner)),
-        default="none",
-        documentation=(
-            "How producers place keyed records, for fencepost.check.partition.count=true. During the grace period "
-            "after an expansion, keys of batches without a partition count are hashed here, and a batch with a "
-            "misplaced key is refused. murmur2: Java, kafka-python, aiokafka, librdkafka's murmur2_random; crc32: "
-            "librdkafka's default; fnv1a: librdkafka's fnv1a_random and Sarama. Not for topics whose producers choose "
-            "partitions in any other way."
-        ),
-    ),
-    VirtualConfig(
-        name=ORDERED_PARTITION_EXPANSION,
-        values=("false", "true", "any"),
-        default="false",
-        documentation=(
-            "With true, adding partitions keeps the order of each key's records (KIP-253): consumer groups get a new "
-            "partition once they have read the prior partitions up to their thresholds. Only multiples of the current "
-            "count are allowed, since otherwise hash % count moves keys between prior partitions, too. With any, any "
-            "count."
-        ),
-    ),
-    VirtualConfig(
-        name=IDEMPOTENCE_LEVEL,
-        values=tuple(level.name.lower() for level in Level),
-        default=Level.OFF.name.lower(),
-        documentation=(
-            "Idempotence required of producers (KAFKA-5793, KAFKA-5794). With required, a batch without a producer id "
-            "is refused. With safe, a batch that Kafka accepts from no idempotent producer (message format before "
-            "0.11, or no permission) is appended without its producer id, so not exactly once. With off, nothing is "
-            "checked."
-        ),
-    ),
+)
+
+_TABLE: Final[tuple[TopicConfig[Any], ...]] = (
+    *(config for policy in POLICIES for config in (policy.config, *policy.more_configs)),
+    ORDERED_PARTITION_EXPANSION,
 )
 
 #: Read-only config with the expansions of a topic (`ExpansionHistory.described`).
@@ -133,7 +57,7 @@ ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
     "is a multiple of the old one: only then do keys placed by hash % count move to new partitions only."
 )
 
-VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
+VIRTUAL_CONFIGS: Final[Mapping[str, TopicConfig[Any]]] = MappingProxyType({config.name: config for config in _TABLE})
 
 
 _PREFIX: Final = "fencepost."
@@ -157,7 +81,7 @@ def parse_value(name: str, value: str | None) -> str:
 def switches_off(name: str, value: str) -> bool:
     """Whether the value checks a topic less than the default would."""
     config = VIRTUAL_CONFIGS.get(name)
-    return config is not None and name not in (EXPECTED_OFFSETS_SOURCE, PARTITIONER) and value == config.default
+    return config is not None and config not in (EXPECTED_OFFSETS_SOURCE, PARTITIONER) and value == config.default
 
 
 def check_topic_config(name: str, value: str) -> str | None:
@@ -173,7 +97,10 @@ def check_topic_config(name: str, value: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """The parsed virtual configs of one topic."""
+    """The parsed virtual configs of one topic.
+
+    `on_arrival`: its policies of `Stage.ARRIVAL`, with their settings. `reads`: what these need of a batch.
+    """
 
     check: Check = Check.OFF
     source_is_base: bool = False
@@ -182,6 +109,8 @@ class TopicPolicy:
     ordered: bool = False
     any_expansion: bool = False
     idempotence: Level = Level.OFF
+    on_arrival: tuple[tuple[AppendPolicy[Any], Any], ...] = ()
+    reads: frozenset[Reads] = frozenset()
 
     @property
     def is_checked(self) -> bool:
@@ -196,26 +125,43 @@ class TopicPolicy:
     @property
     def read(self) -> bool:
         """Its appends are decoded: at least one check needs their content."""
-        return self.is_checked or self.checks_count or self.idempotence is not Level.OFF
+        return bool(self.is_checked or self.checks_count or self.idempotence is not Level.OFF or self.on_arrival)
+
+    @property
+    def reads_records(self) -> bool:
+        """At least one check needs more of a batch than its header."""
+        return bool(self.is_checked or self.count_check is not Check.OFF or self.on_arrival)
+
+    @property
+    def reads_headers(self) -> bool:
+        """Expected offsets and write ids in record headers matter."""
+        return self.is_checked or Reads.RECORD_HEADERS in self.reads
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
         """From the configs that are set, with defaults for the others. Raises InvalidConfigValue."""
-        values = {name: config.parse(configs.get(name, config.default)) for name, config in VIRTUAL_CONFIGS.items()}
-        partitioner = values[PARTITIONER]
+        settings = {name: each.setting(configs.get(name, each.default)) for name, each in VIRTUAL_CONFIGS.items()}
+        expansion = settings[ORDERED_PARTITION_EXPANSION.name]
+        on_arrival = tuple(
+            (policy, settings[policy.config.name])
+            for policy in POLICIES
+            if policy.stage is Stage.ARRIVAL and settings[policy.config.name] != policy.off
+        )
         return cls(
-            check=Check(values[CHECK_EXPECTED_OFFSETS]),
-            source_is_base=values[EXPECTED_OFFSETS_SOURCE] == "base",
-            count_check=Check(values[CHECK_PARTITION_COUNT]),
-            partitioner=None if partitioner == "none" else Partitioner(partitioner),
-            ordered=values[ORDERED_PARTITION_EXPANSION] != "false",
-            any_expansion=values[ORDERED_PARTITION_EXPANSION] == "any",
-            idempotence=Level[values[IDEMPOTENCE_LEVEL].upper()],
+            check=settings[CHECK_EXPECTED_OFFSETS.name],
+            source_is_base=settings[EXPECTED_OFFSETS_SOURCE.name] == "base",
+            count_check=settings[CHECK_PARTITION_COUNT.name],
+            partitioner=settings[PARTITIONER.name],
+            ordered=expansion != "false",
+            any_expansion=expansion == "any",
+            idempotence=settings[IDEMPOTENCE_LEVEL.name],
+            on_arrival=on_arrival,
+            reads=frozenset().union(*(policy.reads for policy, _ in on_arrival)),
         )
 
 
 def is_safe(configs: Mapping[str, str]) -> bool:
-    return configs.get(IDEMPOTENCE_LEVEL, "").strip().lower() == Level.SAFE.name.lower()
+    return configs.get(IDEMPOTENCE_LEVEL.name, "").strip().lower() == Level.SAFE.name.lower()
 
 
 UNCHECKED: Final = TopicPolicy()

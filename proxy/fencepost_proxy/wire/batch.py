@@ -90,6 +90,7 @@ _PRODUCER = Struct(">qhi")
 _COPIED_BYTES_MAX = 32 << 20
 _SMALL_BYTES = 1 << 20
 
+_NO_TIMESTAMP = -1
 _INT32_MAX = 0x7FFFFFFF
 _INT64_MAX = 0x7FFFFFFFFFFFFFFF
 _DIGITS_MAX = 19
@@ -237,6 +238,7 @@ class BatchScan(NamedTuple):
     `max_timestamp_ms`: maximum over the records that were read. The broker's maximum over all records is never older.
     It is at most a second newer if the header's maximum is correct and is reached within the first
     `_TIMED_RECORDS_MAX` records.
+    `min_timestamp_ms`: minimum over all records that have one; None if none has, or if `timestamps` was not set.
     `digest`: equal for two batches with equal decompressed record bytes and equal absolute timestamps. It may differ
     for a batch that the broker rewrote: see `digest_batch`, `may_be_rewritten`.
     """
@@ -249,6 +251,7 @@ class BatchScan(NamedTuple):
     write_id: bytes | None
     max_timestamp_ms: int
     digest: bytes
+    min_timestamp_ms: int | None = None
 
 
 def scan_batch(
@@ -256,6 +259,7 @@ def scan_batch(
     names: HeaderNames,
     *,
     source_is_base: bool,
+    timestamps: bool = False,
     decompressed_bytes_max: int,
     header: BatchHeader | None = None,
     effort: Effort | None = None,
@@ -269,7 +273,8 @@ def scan_batch(
 
     Raises `MalformedBatch` if `require_single_batch` does, or if a parsed record is malformed. Raises `LimitError`
     above `decompressed_bytes_max` bytes or `RECORDS_MAX` records, or if `effort`, which is charged, is used up.
-    The CRC is not checked. `header` is the result of `require_single_batch`, if known.
+    The CRC is not checked. `timestamps`: find the oldest one, which takes a walk over all records. `header` is the
+    result of `require_single_batch`, if known.
     """
     if header is None:
         header = require_single_batch(records)
@@ -288,13 +293,18 @@ def scan_batch(
         )
     payload = bytes(unpacked) if says_something else unpacked
     try:
-        end, first, _ = _record_start(payload, 0)
+        end, first, rest_at = _record_start(payload, 0)
         if end > len(payload):
             raise Malformed("the first record is longer than its batch")
-        newest = _newest_delta(payload, header, first)
+        newest = first if header.record_count == 1 else _newest_delta(payload, header, first)
+        oldest_ms = _oldest_ms(payload, header, effort) if timestamps else None
         stated = _Stated(names, effort)
         if isinstance(payload, bytes):
-            _read_headers(payload, header.record_count, stated)
+            if header.record_count == 1:
+                stated.read_record(payload, rest_at, end, 0)
+                _require_end(end, payload, 1)
+            else:
+                _read_headers(payload, header.record_count, stated)
         digest = _digest(payload, header, first)
     except MALFORMED as error:
         raise MalformedBatch(f"malformed record: {reason_of(error)}") from error
@@ -315,6 +325,7 @@ def scan_batch(
         stated.write_id,
         _timestamp(header, newest),
         digest,
+        oldest_ms,
     )
 
 
@@ -372,6 +383,19 @@ def _newest_delta(payload: bytes | memoryview, header: BatchHeader, first: int) 
     return newest
 
 
+def _oldest_ms(payload: bytes | memoryview, header: BatchHeader, effort: Effort) -> int | None:
+    effort.take(0, header.record_count)
+    oldest, at = None, 0
+    for _ in range(header.record_count):
+        at, delta, _ = _record_start(payload, at)
+        if at > len(payload):
+            raise Malformed("longer than its batch")
+        timestamp = header.base_timestamp_ms + delta
+        if timestamp != _NO_TIMESTAMP and (oldest is None or timestamp < oldest):
+            oldest = timestamp
+    return oldest
+
+
 #: Up to this many records a walk is faster than a search.
 _WALKED_RECORDS_MAX = 2
 
@@ -393,8 +417,12 @@ def _walk_headers(payload: bytes, count: int, stated: _Stated) -> None:
             raise Malformed("longer than its batch")
         stated.read_record(payload, rest_at, end, index)
         at = end
-    if at != total:
-        raise Malformed(f"{total - at} extra bytes after {count} records")
+    _require_end(at, payload, count)
+
+
+def _require_end(at: int, payload: bytes, count: int) -> None:
+    if at != len(payload):
+        raise Malformed(f"{len(payload) - at} extra bytes after {count} records")
 
 
 def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
@@ -566,7 +594,11 @@ class _Stated:
         header_count = data[at]
         if header_count == 0 and at == end - 1:
             return
-        header_count, at = read_varint(data, at)
+        if header_count < 0x80:
+            header_count = (header_count >> 1) ^ -(header_count & 1)
+            at += 1
+        else:
+            header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
             raise Malformed(f"invalid header count {header_count}")
         if header_count > self.effort.steps_left:
@@ -575,7 +607,12 @@ class _Stated:
         spellings = self.names.spellings
         observed: tuple[bytes, ...] = ()
         for _ in range(header_count):
-            length, at = read_varint(data, at)
+            length = data[at]
+            if length < 0x80:
+                length = (length >> 1) ^ -(length & 1)
+                at += 1
+            else:
+                length, at = read_varint(data, at)
             if length < 0 or at + length > end:
                 raise Malformed(f"invalid header name length {length}")
             name = data[at : at + length]

@@ -80,6 +80,9 @@ def read_varint(data: Bytes, at: int) -> tuple[int, int]:
     value = data[at]
     if value < 0x80:
         return (value >> 1) ^ -(value & 1), at + 1
+    second = data[at + 1]
+    if second < 0x80:
+        return ((value & 0x7F) >> 1 | second << 6) ^ -(value & 1), at + 2
     value, at = read_uvarint(data, at)
     return (value >> 1) ^ -(value & 1), at
 

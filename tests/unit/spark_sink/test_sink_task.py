@@ -15,7 +15,8 @@ from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Remembered, probe
 from fencepost.spark.errors import SinkError, Unknown
-from fencepost.spark.task import Outcome, Plan, Task
+from fencepost.spark.outcome import Outcome, Plan
+from fencepost.spark.task import Task
 from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
 
 TOPIC = "t"
@@ -94,11 +95,11 @@ def values(*numbers: int) -> list[bytes]:
 
 
 def write(
-    log: Log, seen: DriverProbe, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any
+    log: Log, observed: DriverProbe, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any
 ) -> Outcome:
     """`partition` None: the task has no rows."""
     identity = {"query": "q", "batch": 0, "task": 0, "attempt": "a", **who}
-    one = Task(plan, seen, log=log, framing=ModelFraming(), clock=Clock(), **identity)
+    one = Task(plan, observed, log=log, framing=ModelFraming(), clock=Clock(), **identity)
     one.begin()
     if partition is not None:
         one.feed(TOPIC, pa.array(rows, pa.large_binary()), [partition] * len(rows))
@@ -145,21 +146,21 @@ def test_late_arriving_append_is_recognised(log: Log) -> None:
 
 
 def test_refusal_reads_only_the_last_batch(log: Log) -> None:
-    seen = probed(log)
+    observed = probed(log)
     for task in (1, 2, 3):
-        write(log, seen, values(*range(task * 100, task * 100 + 20)), task=task)
+        write(log, observed, values(*range(task * 100, task * 100 + 20)), task=task)
     log.reads.clear()
-    done = write(log, seen, values(1, 2), task=0)
+    done = write(log, observed, values(1, 2), task=0)
     assert done.refused == 1
     assert log.reads == []
     assert log.bodies()[-2:] == values(1, 2)
 
 
 def test_second_attempt_finds_rows_before_other_batches(log: Log) -> None:
-    seen = probed(log)
-    write(log, seen, values(1, 2), task=0)
-    write(log, seen, values(3, 4), task=1)
-    done = write(log, seen, values(2, 1), task=0, attempt="b")
+    observed = probed(log)
+    write(log, observed, values(1, 2), task=0)
+    write(log, observed, values(3, 4), task=1)
+    done = write(log, observed, values(2, 1), task=0, attempt="b")
     assert (done.found, done.appended) == (2, 0)
     assert log.bodies() == values(1, 2, 3, 4)
 
@@ -209,9 +210,9 @@ def test_different_split_is_refused_before_appending(log: Log) -> None:
 
 
 def test_two_tasks_may_have_equal_rows(log: Log) -> None:
-    seen = probed(log)
-    write(log, seen, values(1, 1), task=0)
-    write(log, seen, values(1), task=1)
+    observed = probed(log)
+    write(log, observed, values(1, 1), task=0)
+    write(log, observed, values(1), task=1)
     assert log.bodies() == values(1, 1, 1)
 
 
@@ -220,10 +221,10 @@ def test_arranged_rows_know_no_tasks(log: Log) -> None:
     write(log, probed(log), values(1, 2), arranged, task=5)
     done = write(log, probed(log), values(2, 1, 3), arranged, task=0)
     assert (done.found, done.appended) == (2, 1)
-    seen = probed(log)
-    write(log, seen, values(1, 2, 3, 4), arranged, task=0)
+    observed = probed(log)
+    write(log, observed, values(1, 2, 3, 4), arranged, task=0)
     with pytest.raises(SinkError, match="although arranged=true"):
-        write(log, seen, values(1, 2, 3, 5), arranged, task=1)
+        write(log, observed, values(1, 2, 3, 5), arranged, task=1)
 
 
 def test_older_batch_than_the_log_appends_nothing(log: Log) -> None:
@@ -379,8 +380,8 @@ def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
     for partition in range(2):
         write(log, probed(log), keyed(partition), task=partition, partition=partition)
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    seen = probed(log, never_ran=True)
-    assert [seen.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
+    observed = probed(log, never_ran=True)
+    assert [observed.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
 
 
 def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
@@ -414,10 +415,10 @@ def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, q
 
 
 def test_compacted_topic_with_all_rows_left_is_accepted(log: Log) -> None:
-    seen = probed(log)
-    write(log, seen, keyed(1), task=0)
+    observed = probed(log)
+    write(log, observed, keyed(1), task=0)
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    write(log, seen, keyed(2), task=1)
+    write(log, observed, keyed(2), task=1)
     log.world.topics[TOPIC][0].stored[1] = Stored(1, (), None, compacted=1)
     done = write(log, probed(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
     assert (done.found, done.appended) == (2, 0)
@@ -427,9 +428,9 @@ def test_arranged_rows_report_every_begun_partition() -> None:
     log = Log(3)
     arranged = replace(PLAN, arranged=True)
     for batch in range(2):
-        seen = probed(log)
+        observed = probed(log)
         for number in range(2):
-            write(log, seen, keyed(10 * batch + number), arranged, task=number, partition=number, batch=batch)
+            write(log, observed, keyed(10 * batch + number), arranged, task=number, partition=number, batch=batch)
     for batch in range(2):  # half written, or complete: its checkpoint was restored
         done = write(log, probed(log), keyed(10 * batch), arranged, partition=0, batch=batch)
         none = write(log, probed(log), [], arranged, partition=None, task=1, batch=batch)
@@ -479,13 +480,13 @@ def lying(log: Log) -> Counter[bytes]:
 
 
 def test_renumbered_tasks_find_their_rows_and_continue(log: Log) -> None:
-    seen = probed(log)
-    write(log, seen, keyed(1, 2), task=0)
-    write(log, seen, keyed(11), task=1)
-    seen = probed(log)
+    observed = probed(log)
+    write(log, observed, keyed(1, 2), task=0)
+    write(log, observed, keyed(11), task=1)
+    observed = probed(log)
 
-    one = write(log, seen, keyed(11, 12, 13), task=0)
-    other = write(log, seen, keyed(1, 2, 3), task=1)
+    one = write(log, observed, keyed(11, 12, 13), task=0)
+    other = write(log, observed, keyed(1, 2, 3), task=1)
 
     assert (one.found, one.appended) == (1, 2)
     assert (other.found, other.appended) == (2, 1)
@@ -495,13 +496,13 @@ def test_renumbered_tasks_find_their_rows_and_continue(log: Log) -> None:
 
 def test_unmatched_task_continues_and_records_uncertainty(log: Log) -> None:
     write(log, probed(log), keyed(1, 2), task=0)
-    seen = probed(log)
+    observed = probed(log)
 
-    one = write(log, seen, keyed(11, 12), task=0)
+    one = write(log, observed, keyed(11, 12), task=0)
     commit_tag = log.world.topics[TOPIC][0].stored[-1].commit_tag
     assert commit_tag is not None
     assert CommitTag.decode(commit_tag).has_unmatched
-    other = write(log, seen, keyed(1, 2, 3), task=1)
+    other = write(log, observed, keyed(1, 2, 3), task=1)
 
     assert resolve(log, one, other) == Compared(found=2, unknown=0, appended=0)
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
@@ -509,8 +510,8 @@ def test_unmatched_task_continues_and_records_uncertainty(log: Log) -> None:
 
 def test_equal_rows_found_twice_are_completed_before_commit(log: Log) -> None:
     write(log, probed(log), keyed(7, 1), task=0)
-    seen = probed(log)
-    done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
+    observed = probed(log)
+    done = [write(log, observed, keyed(7, 1), task=0), write(log, observed, keyed(7, 2), task=1)]
     assert lying(log) == Counter(keyed(7, 1, 2))  # both have found the one 7
 
     assert resolve(log, *done) == Compared(found=1, unknown=0, appended=1)
@@ -518,8 +519,8 @@ def test_equal_rows_found_twice_are_completed_before_commit(log: Log) -> None:
     assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
 
     # The next run: the driver died before Spark recorded the commit.
-    seen = probed(log)
-    done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
+    observed = probed(log)
+    done = [write(log, observed, keyed(7, 1), task=0), write(log, observed, keyed(7, 2), task=1)]
     resolve(log, *done)
     assert lying(log) == Counter(keyed(7, 7, 1, 2))
 
@@ -541,12 +542,12 @@ def test_driver_appends_only_where_it_has_read(log: Log) -> None:
 
 
 def test_unmatched_rows_are_refused_unless_kept(log: Log) -> None:
-    seen = probed(log)
-    write(log, seen, keyed(1, 2), task=0)
-    write(log, seen, keyed(11), task=1)
-    seen = probed(log)
+    observed = probed(log)
+    write(log, observed, keyed(1, 2), task=0)
+    write(log, observed, keyed(11), task=1)
+    observed = probed(log)
     plan = replace(PLAN, unmatched="compare")
-    done = [write(log, seen, keyed(1, 3), plan, task=0), write(log, seen, keyed(11), plan, task=1)]
+    done = [write(log, observed, keyed(1, 3), plan, task=0), write(log, observed, keyed(11), plan, task=1)]
     with pytest.raises(SinkError, match=r"has 1 rows of batch 0 .* as a whole does not have"):
         resolve(log, *done, plan=plan)
     keep = replace(PLAN, unmatched="keep")
@@ -555,10 +556,10 @@ def test_unmatched_rows_are_refused_unless_kept(log: Log) -> None:
 
 def test_rows_are_compared_individually_rather_than_by_number(log: Log) -> None:
     write(log, probed(log), keyed(7, 1, 2, 3), task=0)
-    seen = probed(log)
+    observed = probed(log)
     plan = replace(PLAN, unmatched="compare")
     # One 7 is found twice, and a 3 is there that is a 4 now.
-    done = [write(log, seen, keyed(7, 1, 2, 4), plan, task=0), write(log, seen, keyed(7), plan, task=1)]
+    done = [write(log, observed, keyed(7, 1, 2, 4), plan, task=0), write(log, observed, keyed(7), plan, task=1)]
     with pytest.raises(SinkError, match="as a whole does not have"):
         resolve(log, *done, plan=plan)
 
@@ -566,8 +567,8 @@ def test_rows_are_compared_individually_rather_than_by_number(log: Log) -> None:
 def test_driver_append_after_an_expansion_is_refused(log: Log) -> None:
     """Otherwise a task of another run that knows the expansion may search for the row in its new partition."""
     write(log, probed(log), keyed(7), task=0)
-    seen = probed(log, count_checked=frozenset([TOPIC]))
-    done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
+    observed = probed(log, count_checked=frozenset([TOPIC]))
+    done = [write(log, observed, keyed(7), task=0), write(log, observed, keyed(7), task=1)]
     # The topic is expanded, and a task of another run appends.
     [at] = log.world.topics[TOPIC]
     commit_tag = CommitTag.decode(at.stored[0].commit_tag or b"")
@@ -591,8 +592,8 @@ def test_digests_ending_with_zeros_are_compared_like_others() -> None:
 
 def test_overtaken_driver_appends_nothing(log: Log) -> None:
     write(log, probed(log), keyed(7), task=0)
-    seen = probed(log)
-    done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
+    observed = probed(log)
+    done = [write(log, observed, keyed(7), task=0), write(log, observed, keyed(7), task=1)]
     write(log, probed(log), keyed(100), task=0, batch=1)
     with pytest.raises(SinkError, match="another driver is ahead"):
         resolve(log, *done)
@@ -600,19 +601,19 @@ def test_overtaken_driver_appends_nothing(log: Log) -> None:
 
 
 def test_rows_of_a_vanished_task_are_refused(log: Log) -> None:
-    seen = probed(log)
-    write(log, seen, keyed(1), task=0)
-    write(log, seen, keyed(11), task=1)
+    observed = probed(log)
+    write(log, observed, keyed(1), task=0)
+    write(log, observed, keyed(11), task=1)
     with pytest.raises(SinkError, match="as a whole does not have"):
         resolve(log, write(log, probed(log), keyed(1), task=0))
 
 
 def test_unchanged_split_is_not_compared(log: Log) -> None:
-    seen = probed(log)
+    observed = probed(log)
     for task in (0, 1):
-        write(log, seen, keyed(task), task=task)
-    seen = probed(log)
-    done = [write(log, seen, keyed(task, task + 10), task=task) for task in (0, 1)]
+        write(log, observed, keyed(task), task=task)
+    observed = probed(log)
+    done = [write(log, observed, keyed(task, task + 10), task=task) for task in (0, 1)]
     log.reads.clear()
     assert resolve(log, *done) is None
     assert log.reads == []
@@ -634,12 +635,12 @@ def test_stream_with_one_different_row_is_refused(log: Log) -> None:
 
 
 def test_stream_refuses_other_data_after_complete_previous_batch(log: Log) -> None:
-    seen = probed(log)
+    observed = probed(log)
     for task in (0, 1):
-        write(log, seen, keyed(task), task=task, batch=0)
-    seen = probed(log)
+        write(log, observed, keyed(task), task=task, batch=0)
+    observed = probed(log)
     for task in (0, 1):
-        write(log, seen, keyed(10 + task), task=task, batch=1)
+        write(log, observed, keyed(10 + task), task=task, batch=1)
     with pytest.raises(SinkError, match="does not have now"):
         write(log, probed(log), keyed(20, 21), task=0, batch=1)
     assert lying(log) == Counter(keyed(0, 1, 10, 11))
@@ -648,16 +649,16 @@ def test_stream_refuses_other_data_after_complete_previous_batch(log: Log) -> No
 def test_stream_continues_in_task_with_other_keys(log: Log) -> None:
     write(log, probed(log), keyed(0), task=0, batch=0)  # the batch before had one task
     write(log, probed(log), keyed(10), task=0, batch=1)
-    seen = probed(log)
-    one = write(log, seen, [body(b"other", b"20")], task=0, batch=1)
-    other = write(log, seen, keyed(10), task=1, batch=1)
+    observed = probed(log)
+    one = write(log, observed, [body(b"other", b"20")], task=0, batch=1)
+    other = write(log, observed, keyed(10), task=1, batch=1)
     assert resolve(log, one, other) == Compared(found=1, unknown=0, appended=0)
 
 
 def test_quiet_batch_does_not_reset_known_tasks(log: Log) -> None:
-    seen = probed(log)
+    observed = probed(log)
     for task in (0, 1):
-        write(log, seen, keyed(task), task=task, batch=0)
+        write(log, observed, keyed(task), task=task, batch=0)
     write(log, probed(log), keyed(10), task=0, batch=1)
     write(log, probed(log), keyed(20), task=0, batch=2)
     # Task 1 may have become task 0, with rows of the same key.
@@ -675,13 +676,13 @@ def test_stream_with_changing_data_is_refused(log: Log) -> None:
 
 def test_a_complete_batch_is_found_under_whatever_number(log: Log) -> None:
     for batch in range(3):
-        seen = probed(log)
-        write(log, seen, keyed(batch * 10), task=0, batch=batch)
-        write(log, seen, values(batch * 10 + 1), task=1, batch=batch)
-    seen = probed(log)
+        observed = probed(log)
+        write(log, observed, keyed(batch * 10), task=0, batch=batch)
+        write(log, observed, values(batch * 10 + 1), task=1, batch=batch)
+    observed = probed(log)
     done = [
-        write(log, seen, values(11), task=0, batch=1),
-        write(log, seen, keyed(10), task=1, batch=1),
+        write(log, observed, values(11), task=0, batch=1),
+        write(log, observed, keyed(10), task=1, batch=1),
     ]
     assert [each.appended for each in done] == [0, 0]
     assert resolve(log, *done) == Compared(found=2, unknown=0, appended=0)

@@ -17,7 +17,7 @@ from tests.kit.waiting import until
 STATE_TOPIC = "__fencepost_state"
 
 
-class GrownTopic:
+class ExpandedTopic:
     """`kafka` – Kafka's bootstrap address, `proxy` – the proxy's. Created with `partitions`."""
 
     def __init__(
@@ -61,7 +61,7 @@ class GrownTopic:
         finally:
             consumer.close()
 
-    def grow(self, to: int) -> None:
+    def expand(self, to: int) -> None:
         """Expand through the proxy. On return, the new partitions accept appends."""
         admin = KafkaAdminClient(bootstrap_servers=self.proxy)
         try:
@@ -71,7 +71,7 @@ class GrownTopic:
         self.count = to
         self._await(to)
 
-    def grow_by_hand(self, to: int, *, thresholds: Sequence[int]) -> None:
+    def expand_by_hand(self, to: int, *, thresholds: Sequence[int]) -> None:
         """Store an expansion with arbitrary thresholds, without the procedure that determines them."""
         now_ms = int(time.time() * 1000)
         expansion = Expansion(self.name, self.topic_id, self.count, to, uuid4(), now_ms, process=uuid4())

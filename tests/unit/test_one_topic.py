@@ -10,6 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost_proxy.errors import ProtocolError
+from fencepost_proxy.wire.one_topic import (
+    encode_one_topic,
+    encode_one_topic_answer,
+    read_one_topic,
+    read_one_topic_answer,
+)
 from fencepost_proxy.wire.peeks import names_no_broker
 from fencepost_proxy.wire.produce import (
     NodeEndpoint,
@@ -25,7 +31,6 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
     peek_produce,
 )
-from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 TOPIC_ID = UUID(int=0x1234_5678_9ABC_DEF0_1234_5678_9ABC_DEF0)
 OTHER_ID = UUID(int=5)
@@ -40,11 +45,11 @@ records = st.one_of(st.none(), st.binary(max_size=40), st.sampled_from([b"x" * 1
 
 @st.composite
 def requests(draw: st.DrawFn) -> ProduceRequest:
-    """By name and flexible; nearly always one batch for one partition."""
+    """By name and flexible; nearly always about one topic."""
     data = st.builds(PartitionData, int32s, records.map(lambda each: each and memoryview(each)), tags)
-    count = st.sampled_from([1, 1, 1, 1, 0, 2])
+    count, partitions = st.sampled_from([1, 1, 1, 1, 0, 2]), st.sampled_from([1, 1, 2, 3, 0, 7])
     topics = tuple(
-        TopicData(draw(names), None, tuple(draw(data) for _ in range(draw(count))), draw(tags))
+        TopicData(draw(names), None, tuple(draw(data) for _ in range(draw(partitions))), draw(tags))
         for _ in range(max(1, draw(count)))
     )
     return ProduceRequest(
@@ -64,24 +69,27 @@ def request_frame(request: ProduceRequest) -> bytearray:
     return bytearray(b"".join(encode_produce_request(request)))[4:]
 
 
-def one(frame: bytearray | bytes, name_end: int) -> tuple[int, bytes] | None:
-    """Partition and batch of it as the fast path reads them."""
-    read = read_single(memoryview(frame), name_end)
-    return None if read is None else (read[0], bytes(frame[read[1] : read[2]]))
+Batches = list[tuple[int, bytes]]
 
 
-def one_by_the_parser(frame: bytearray | bytes) -> tuple[int, bytes] | None:
-    """The same by the general parser: None if it cannot be read, or is not exactly one batch."""
+def batches(frame: bytearray | bytes, name_end: int) -> Batches | None:
+    """Partitions and batches as the fast path reads them."""
+    read = read_one_topic(memoryview(frame), name_end)
+    return None if read is None else [(partition, bytes(frame[start:end])) for partition, start, end in read]
+
+
+def batches_by_the_parser(frame: bytearray | bytes) -> Batches | None:
+    """The same by the general parser: None if it cannot be read, or has another form."""
     try:
         request = parse_produce_request(memoryview(frame))
     except ProtocolError:
         return None
-    if len(request.topics) != 1 or len(request.topics[0].partitions) != 1:
+    if len(request.topics) != 1 or request.topics[0].tags or request.tags:
         return None
-    (data,) = request.topics[0].partitions
-    if not data.records or data.tags or request.topics[0].tags or request.tags:
+    found = [(data.partition, bytes(data.records or b"")) for data in request.topics[0].partitions]
+    if any(data.tags or not data.records for data in request.topics[0].partitions):
         return None
-    return data.partition, bytes(data.records)
+    return found if found and len(dict(found)) == len(found) else None
 
 
 class TestRequests:
@@ -92,7 +100,7 @@ class TestRequests:
         peek = peek_produce(memoryview(frame), len(frame))
         assert peek is not None
         if peek.topic_count == 1:
-            assert one(frame, peek.end) == one_by_the_parser(frame)
+            assert batches(frame, peek.end) == batches_by_the_parser(frame)
 
     @settings(max_examples=40, deadline=None)
     @given(requests(), st.integers(1, 255))
@@ -103,42 +111,49 @@ class TestRequests:
         assert peek is not None
         end = peek.end
         for length in range(len(frame)):
-            assert one(frame[:length], end) is None
-        assert one(frame + b"\0", end) is None
+            assert batches(frame[:length], end) is None
+        assert batches(frame + b"\0", end) is None
         # The middle of a long batch says nothing to either.
         for at in (*range(end, min(len(frame), end + 60)), *range(max(end, len(frame) - 8), len(frame))):
             frame[at] ^= change
-            read = one(frame, end)
-            assert read is None or read == one_by_the_parser(frame)
+            read = batches(frame, end)
+            assert read is None or read == batches_by_the_parser(frame)
             frame[at] ^= change
 
     @settings(max_examples=300)
-    @given(requests(), st.sampled_from([1, 61, 126, 127, 200, 16_383, 20_000]), st.integers(0, 61))
-    def test_request_is_written_like_the_encoder(self, request: ProduceRequest, size: int, header_bytes: int) -> None:
-        """The bytes before acks are the client's; topic id, partition and batch follow."""
-        batch = bytes(range(256)) * 80
-        batch, header_bytes = batch[:size], min(size, header_bytes)
-        topic = TopicData("", TOPIC_ID, (PartitionData(7, memoryview(batch), b""),), b"")
+    @given(
+        requests(),
+        st.lists(st.sampled_from([1, 61, 126, 127, 200, 8_131, 8_132, 16_383, 20_000]), min_size=1, max_size=4),
+        st.integers(0, 61),
+    )
+    def test_request_is_written_like_the_encoder(
+        self, request: ProduceRequest, sizes: list[int], header_bytes: int
+    ) -> None:
+        """The bytes before acks are the client's; topic id, partitions and batches follow."""
+        contents = [(7 + at, (bytes(range(256)) * 80)[:size]) for at, size in enumerate(sizes)]
+        data = tuple(PartitionData(partition, memoryview(batch), b"") for partition, batch in contents)
+        topic = TopicData("", TOPIC_ID, data, b"")
         request = replace(request, api_version=13, acks=-1, topics=(topic,), tags=b"")
         requested = b"".join(encode_produce_request(request))
         before_acks = requested[
             12 : requested.index(struct.pack(">hi", -1, request.timeout_ms) + b"\x02" + TOPIC_ID.bytes)
         ]
-        chunks = encode_single(
+        chunks = encode_one_topic(
             correlation_id=request.correlation_id,
             before_acks=before_acks,
             timeout_ms=request.timeout_ms,
             topic_id=TOPIC_ID.bytes,
-            partition=7,
-            header=batch[:header_bytes],
-            rest=memoryview(batch)[header_bytes:],
+            batches=[
+                (partition, batch[:header_bytes], memoryview(batch)[header_bytes:]) for partition, batch in contents
+            ],
         )
         assert b"".join(chunks) == requested
+        assert len(chunks) <= 1 + 2 * sum(size > 8_000 for size in sizes)
 
 
 @st.composite
 def responses(draw: st.DrawFn, *, by_id: bool) -> ProduceResponse:
-    count = st.sampled_from([1, 1, 1, 0, 2])
+    count = st.sampled_from([1, 1, 1, 0, 2, 5])
     result = st.builds(
         PartitionResult,
         partition=int32s,
@@ -165,7 +180,10 @@ def response_frame(response: ProduceResponse, version: int) -> bytearray:
     return bytearray(encode_produce_response(response, version))
 
 
-def answer_by_the_parser(frame: bytes | bytearray) -> tuple[int, int, int, int, int, int] | None:
+Answers = tuple[int, list[tuple[int, int, int, int, int]]]
+
+
+def answers_by_the_parser(frame: bytes | bytearray) -> Answers | None:
     try:
         response = parse_produce_response(memoryview(frame), 13)
     except ProtocolError:
@@ -173,19 +191,23 @@ def answer_by_the_parser(frame: bytes | bytearray) -> tuple[int, int, int, int, 
     if response.header_tags or response.tags or response.node_endpoints or len(response.topics) != 1:
         return None
     (topic,) = response.topics
-    if topic.topic_id != TOPIC_ID or topic.tags or len(topic.partitions) != 1:
+    if topic.topic_id != TOPIC_ID or topic.tags:
         return None
-    (reported,) = topic.partitions
-    if reported.record_errors or reported.error_message is not None or reported.tags:
+    if any(each.record_errors or each.error_message is not None or each.tags for each in topic.partitions):
         return None
-    return (
-        reported.partition,
-        reported.error_code,
-        reported.base_offset,
-        reported.log_append_time_ms,
-        reported.log_start_offset,
-        response.throttle_time_ms,
-    )
+    return response.throttle_time_ms, [
+        (each.partition, each.error_code, each.base_offset, each.log_append_time_ms, each.log_start_offset)
+        for each in topic.partitions
+    ]
+
+
+def answers(frame: bytes | bytearray | memoryview) -> Answers | None:
+    """As the fast path reads them, whatever their number."""
+    for count in range(10):
+        read = read_one_topic_answer(memoryview(frame), TOPIC_ID.bytes, count)
+        if read is not None:
+            return read[0], [each[:5] for each in read[1]]
+    return None
 
 
 class TestAnswers:
@@ -193,35 +215,37 @@ class TestAnswers:
     @given(responses(by_id=True))
     def test_response_is_read_like_the_parser(self, response: ProduceResponse) -> None:
         frame = response_frame(response, 13)[4:]
-        assert read_single_answer(memoryview(frame), TOPIC_ID.bytes) == answer_by_the_parser(frame)
+        assert answers(frame) == answers_by_the_parser(frame)
 
     @settings(max_examples=40, deadline=None)
     @given(responses(by_id=True), st.integers(1, 255))
     def test_damaged_response_is_read_like_parser_or_rejected(self, response: ProduceResponse, change: int) -> None:
         frame = response_frame(response, 13)[4:]
         for length in range(len(frame)):
-            assert read_single_answer(memoryview(frame)[:length], TOPIC_ID.bytes) is None
+            assert answers(memoryview(frame)[:length]) is None
         for at in range(len(frame)):
             frame[at] ^= change
-            read = read_single_answer(memoryview(frame), TOPIC_ID.bytes)
-            assert read is None or read == answer_by_the_parser(frame)
+            read = answers(frame)
+            assert read is None or read == answers_by_the_parser(frame)
             frame[at] ^= change
 
-    @given(st.integers(9, 12), names, st.tuples(int32s, int32s, int32s), st.tuples(int64s, int64s, int64s))
+    @given(
+        st.integers(9, 12),
+        names,
+        st.tuples(int32s, int32s),
+        st.lists(st.tuples(int32s, int64s, int64s, int64s), min_size=1, max_size=9),
+    )
     def test_response_is_written_like_the_encoder(
-        self, version: int, name: str, numbers: tuple[int, int, int], reported: tuple[int, int, int]
+        self, version: int, name: str, numbers: tuple[int, int], reported: list[tuple[int, int, int, int]]
     ) -> None:
-        correlation_id, partition, throttle = numbers
-        result = PartitionResult(partition, 0, *reported)
-        response = ProduceResponse(correlation_id, (TopicResult(name, None, (result,)),), throttle)
+        correlation_id, throttle = numbers
+        results = tuple(PartitionResult(partition, 0, *more) for partition, *more in reported)
+        response = ProduceResponse(correlation_id, (TopicResult(name, None, results),), throttle)
         encoded = name.encode()
-        made = encode_single_answer(
+        made = encode_one_topic_answer(
             correlation_id=correlation_id,
             topic=bytes((len(encoded) + 1,)) + encoded,
-            partition=partition,
-            base_offset=reported[0],
-            append_time=reported[1],
-            start=reported[2],
+            partitions=reported,
             throttle=throttle,
         )
         assert made == response_frame(response, version)

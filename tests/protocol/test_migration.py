@@ -77,11 +77,11 @@ class TakesOver(Driver):
         proxied = self.opened[0]
         assert proxied.session is not None
         for command in proxied.session.handle(event, 1.0):
-            if not isinstance(command, messages.Count | messages.ToSequencer):
+            if not isinstance(command, messages.Count):
                 proxied.perform(command)
 
     @property
-    def seen_bytes(self) -> bytes:
+    def observed_bytes(self) -> bytes:
         return b"".join(bytes(event.data) for event in self.events if isinstance(event, messages.ClientBytes))
 
 

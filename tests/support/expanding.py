@@ -20,7 +20,7 @@ _RETRIED = frozenset({UNKNOWN_TOPIC, 5, NOT_LEADER, TIMED_OUT, 19, 20})
 
 #: Topics with partition-count checks by name prefix, expanded to any count or by multiples only. Takeovers are short. A
 #: tool on a busy machine may take long between its connection and its first request.
-COUNTED_BY_NAME = """
+COUNT_CHECKED_BY_NAME = """
 config_lease_seconds = 3.0
 
 [limits]
@@ -39,7 +39,7 @@ expansion_wait_seconds = {wait_seconds}
 
 
 def counted(wait_seconds: float = 30.0) -> str:
-    return COUNTED_BY_NAME.format(wait_seconds=wait_seconds)
+    return COUNT_CHECKED_BY_NAME.format(wait_seconds=wait_seconds)
 
 
 def create_partitions(
@@ -66,23 +66,23 @@ def create_partitions(
     return {each.name: (each.error_code, each.error_message) for each in answer.results}
 
 
-def grow(address: str, topic: str, count: int, **settings: Any) -> tuple[int, str | None]:
+def expand(address: str, topic: str, count: int, **settings: Any) -> tuple[int, str | None]:
     with Connection(address, timeout_seconds=120) as connection:
         return create_partitions(connection, {topic: count}, **settings)[topic]
 
 
-def grow_in_the_end(address: str, topic: str, count: int) -> None:
+def expand_at_the_end(address: str, topic: str, count: int) -> None:
     """Repeat the request until the topic is expanded. After a lost response, the topic may be expanded already."""
 
     def expanded() -> bool:
-        return grow(address, topic, count)[0] == OK or any(
+        return expand(address, topic, count)[0] == OK or any(
             each.to_count == count for each in expansions(address, topic)
         )
 
     until(expanded, f"{topic} to be expanded to {count}", seconds=120)
 
 
-class Grown(NamedTuple):
+class Expanded(NamedTuple):
     """One expansion, as the topic's config reports it."""
 
     from_count: int
@@ -92,11 +92,11 @@ class Grown(NamedTuple):
     multiple: bool
 
 
-def expansions(address: str, topic: str) -> list[Grown]:
+def expansions(address: str, topic: str) -> list[Expanded]:
     with Connection(address) as connection:
         shown = connection.describe_topic(topic, keys=["fencepost.ordered.partition.expansions"])
     return [
-        Grown(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"], each["multiple"])
+        Expanded(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"], each["multiple"])
         for each in json.loads(shown["fencepost.ordered.partition.expansions"])
         if not each.get("pending")
     ]
@@ -191,7 +191,7 @@ def writing(addresses: Sequence[str], topic: str) -> Iterator[list[Writer]]:
             writer.stop()
 
 
-def check_log(log: Log, topic: str, grown: Sequence[Grown], writers: Sequence[Writer]) -> None:
+def check_log(log: Log, topic: str, grown: Sequence[Expanded], writers: Sequence[Writer]) -> None:
     """Records placed with an old count are before its thresholds, those with a new one after them; and none is lost."""
     count = grown[-1].to_count if grown else 1
     counts: dict[int, list[tuple[int, int]]] = {}

@@ -1,0 +1,253 @@
+"""Appends a task's rows: one append in flight per partition, and reads the log after each refusal or lost response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fencepost._partitioning import INVALID_PARTITIONS, murmur2
+from fencepost._refusals import POLICY_VIOLATION
+from fencepost.records import CHECK_CONFIG
+from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag, own_commit_tag
+from fencepost.spark.errors import CannotReach, SinkError, Unknown
+from fencepost.spark.interfaces import Answer, TopicPartition
+from fencepost.spark.patience import Patience
+from fencepost.spark.refusals import name_of, refuse_final
+from fencepost.spark.resumer import Resumer
+from fencepost.spark.rows import Rows, by_partition, fitting, joined
+from fencepost.spark.write import Flight, PartitionWrite, Write
+
+
+class Appender:
+    """`appended`: rows; `appends`: batches; `refused`: appends that lost to another writer."""
+
+    def __init__(self, write: Write, resumer: Resumer, patience: Patience) -> None:
+        self._write = write
+        self._resumer = resumer
+        self._patience = patience
+        self._expanding: set[str] = set()
+        self.appended = self.appends = self.refused = 0
+
+    def waiting_bytes(self) -> int:
+        return sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in self._write.partitions.values())
+
+    def pump(self, *, flush: bool) -> None:
+        """Process responses and send appends."""
+        for topic_partition, partition in self._write.partitions.items():
+            if partition.flight is not None and partition.flight.answer.done():
+                self._answered(topic_partition, partition)
+        for topic in list(self._expanding):
+            if not any(
+                p.flight for topic_partition, p in self._write.partitions.items() if topic_partition[0] == topic
+            ):
+                self._repartition(topic)
+        now = self._write.clock.now()
+        full = self.waiting_bytes() > self._write.plan.buffer_bytes
+        partitions = list(self._write.partitions)
+        first = self._write.task % len(partitions)  # tasks that end together start at different partitions
+        for topic_partition in partitions[first:] + partitions[:first]:
+            partition = self._write.partitions[topic_partition]
+            if partition.flight is not None or not partition.queue or partition.not_before > now:
+                continue
+            enough = (
+                partition.queued_bytes >= self._write.plan.append_bytes_max
+                or partition.queued_rows >= self._write.plan.append_rows_max
+            )
+            if (enough or flush or full) and topic_partition[0] not in self._expanding:
+                self._send(topic_partition, partition)
+
+    def _send(self, topic_partition: TopicPartition, partition: PartitionWrite) -> None:
+        if partition.rivals:
+            self._patience.patiently(lambda: self._probe(topic_partition, -1))
+            if not partition.queue:
+                return
+        rows = self._cut(partition)
+        topic = topic_partition[0]
+        task_appends = partition.task_appends
+        commit_tag = CommitTag(
+            self._write.plan.sink,
+            self._write.query,
+            self._write.probed.run,
+            self._write.batch,
+            self._write.task,
+            self._write.attempt,
+            partition.appends,
+            partition.began,
+            partition.before,
+            self._write.over[topic],
+            self._write.created_counts[topic],
+            self._write.plan.arranged,
+            self._write.probed.at,
+            dict(task_appends) if task_appends is not None and len(task_appends) <= TASK_APPENDS_MAX else None,
+            self._write.has_unmatched,
+        )
+        partition.appends += 1
+        batch = self._write.framing.build(
+            rows.bodies,
+            commit_tag=commit_tag.encode(),
+            expected=partition.end,
+            now_ms=self._write.clock.time_ms(),
+            partition_count=self._write.over[topic] if topic in self._write.count_checked else None,
+        )
+        partition.flight = Flight(rows, partition.end, self._write.log.append(*topic_partition, batch))
+
+    def _cut(self, partition: PartitionWrite) -> Rows:
+        pieces: list[Rows] = []
+        bytes_left, rows_left = self._write.plan.append_bytes_max, self._write.plan.append_rows_max
+        while partition.queue and rows_left > 0:
+            piece = partition.queue.popleft()
+            count = min(rows_left, fitting(piece.bodies, bytes_left))
+            if count == 0 and pieces:
+                partition.queue.appendleft(piece)
+                break
+            count = max(count, 1)
+            if count < len(piece):
+                partition.queue.appendleft(piece.sliced(count, len(piece) - count))
+                piece = piece.sliced(0, count)
+                rows_left = 0
+            pieces.append(piece)
+            bytes_left -= piece.bytes()
+            rows_left -= len(piece)
+        rows = pieces[0] if len(pieces) == 1 else joined(pieces)
+        partition.queued_bytes -= rows.bytes()
+        partition.queued_rows -= len(rows)
+        return rows
+
+    def _answered(self, topic_partition: TopicPartition, partition: PartitionWrite) -> None:
+        assert partition.flight is not None
+        flight, partition.flight = partition.flight, None
+        actual = -1
+        try:
+            answer = flight.answer.result()
+        except Unknown as error:
+            self._patience.later(partition, str(error) or "no response to the append")
+        else:
+            if answer.code == 0:
+                self._acknowledged(topic_partition, partition, flight, answer)
+                return
+            refuse_final(topic_partition, answer)
+            if answer.code == INVALID_PARTITIONS:
+                self._expanding.add(topic_partition[0])
+            if answer.code == POLICY_VIOLATION:
+                actual = answer.base_offset
+                self.refused += 1
+                partition.rivals = True
+                self._patience.later(partition, answer.message or "other clients append to it", contended=True)
+            else:
+                self._patience.later(partition, f"error {answer.code} {answer.message or ''}")
+        # Not appended, appended without a response, or still in flight: compare the log row by row.
+        partition.put(flight.rows, front=True)
+        self._patience.patiently(lambda: self._probe(topic_partition, actual))
+
+    def _acknowledged(
+        self, topic_partition: TopicPartition, partition: PartitionWrite, flight: Flight, answer: Answer
+    ) -> None:
+        if answer.base_offset != flight.expected:
+            raise SinkError(
+                f"{name_of(topic_partition)}: rows expected at offset {flight.expected} were appended "
+                f"at {answer.base_offset}: nothing checked the append, so later rows may be in the "
+                f"topic twice (switch {CHECK_CONFIG} on, and set kafka.bootstrap.servers to the proxy)"
+            )
+        partition.end = flight.expected + len(flight.rows)
+        partition.tries = 0
+        if partition.task_appends is not None:
+            partition.task_appends[self._write.task] = partition.task_appends.get(self._write.task, 0) + 1
+        self.appended += len(flight.rows)
+        partition.appended += len(flight.rows)
+        if partition.first < 0:
+            partition.first = flight.expected
+        self.appends += 1
+        self._patience.appended()
+
+    def _probe(self, topic_partition: TopicPartition, actual: int) -> None:
+        """Read from the known end to the log end, and remove the rows found there from the queue."""
+        partition = self._write.partitions[topic_partition]
+        end = actual
+        if end < 0:
+            [(_, end)] = self._write.log.offsets(topic_partition[0], [topic_partition[1]]).values()
+        if end < partition.end:
+            # A new leader (temporary), or lost data.
+            raise CannotReach(f"the log ends at {end}, before acknowledged records up to {partition.end}")
+        if end == partition.end:
+            partition.rivals = False
+            return
+        if not self._nothing_new(topic_partition, partition, end):
+            for append in list(self._resumer.read(topic_partition, partition.end, end)):
+                self._resumer.absorb(topic_partition, append)
+                partition.end = max(partition.end, append.next_offset)
+        partition.end = max(partition.end, end)
+        self._patience.progressed()
+        self._dedupe(topic_partition)
+
+    def _nothing_new(self, topic_partition: TopicPartition, partition: PartitionWrite, end: int) -> bool:
+        """Whether `task_appends` of the last batch rules out unread appends that count for this task."""
+        if partition.task_appends is None or self._write.plan.arranged:
+            return False
+        commit_tag = own_commit_tag(self._write.log.last_batch(*topic_partition, end), self._write.plan.sink)
+        if (
+            commit_tag is None
+            or commit_tag.run != self._write.probed.run
+            or commit_tag.batch != self._write.batch
+            or commit_tag.task_appends is None
+        ):
+            return False
+        if commit_tag.over != self._write.over[topic_partition[0]]:
+            return False
+        counts = dict(commit_tag.task_appends)
+        counts[commit_tag.task] = counts.get(commit_tag.task, 0) + 1
+        if counts.get(self._write.task, 0) != partition.task_appends.get(self._write.task, 0):
+            return False
+        partition.task_appends = counts
+        return True
+
+    def _dedupe(self, topic_partition: TopicPartition) -> None:
+        """Remove rows from the queue that were just read."""
+        partition = self._write.partitions[topic_partition]
+        for rows in partition.take_all():
+            partition.put(self._resumer.missing(topic_partition, rows))
+
+    def _repartition(self, topic: str) -> None:
+        """Adopt the new partition count. Appends for the old count are in the log or will be refused: read all
+        partitions, then partition the remaining rows again."""
+        count = self._patience.patiently(lambda: self._write.log.partition_count(topic))
+        if count <= self._write.over[topic]:
+            self._patience.wait()
+            return
+        if self._write.plan.arranged:
+            raise SinkError(
+                f"topic {topic} was expanded from {self._write.over[topic]} to {count} partitions since "
+                "the rows were arranged (start the query again: rows already written are found, "
+                "and the others are placed by the new count)"
+            )
+        self._write.count_checked.add(topic)
+        self._write.over[topic] = count
+        self._write.mixed.add(topic)
+        for partition, (start, _) in self._patience.patiently(
+            lambda: self._write.log.offsets(topic, range(count))
+        ).items():
+            self._write.partitions.setdefault((topic, partition), PartitionWrite(start, start, -1))
+        waiting: list[tuple[TopicPartition, Rows]] = []
+        for partition in range(count):
+            topic_partition = (topic, partition)
+            self._patience.patiently(lambda topic_partition=topic_partition: self._probe(topic_partition, -1))  # type: ignore[misc]
+            waiting += [(topic_partition, rows) for rows in self._write.partitions[topic_partition].take_all()]
+        self._expanding.discard(topic)
+        for old, rows in waiting:
+            for partition, some in by_partition(rows.bodies, self._replaced(old, rows), rows.explicit):
+                topic_partition = (topic, partition)
+                self._write.partitions[topic_partition].put(self._resumer.missing(topic_partition, some))
+
+    def _replaced(self, old: TopicPartition, rows: Rows) -> npt.NDArray[Any]:
+        topic, partition = old
+        found = []
+        for index, body in enumerate(rows.bodies.to_pylist()):
+            key = self._write.framing.key(body)
+            if rows.explicit is not None and rows.explicit[index]:
+                found.append(partition)
+            else:
+                found.append(
+                    self._write.default_partition(topic) if key is None else murmur2(key, self._write.over[topic])
+                )
+        return np.array(found, dtype=np.int32)
