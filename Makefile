@@ -110,7 +110,7 @@ dist: jars  ## wheel and sdist in dist/, looked into, and a proxy from the wheel
 .PHONY: jars
 jars: $(VENV)/.installed-all
 	@$(BIN)/python -m fencepost_dev.jars
-	@$(BIN)/python -m fencepost_dev.class_archive
+	@$(BIN)/python -m fencepost_dev.archive_writer
 
 # Compiled together so that they agree: proxy and spark are what the container images install (with what builds PySpark
 # and fetches its jars); the bootstrap is what installs the others.

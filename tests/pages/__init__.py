@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tests.pages import apis, logs, messages, metrics
+from tests.pages import apis, config, logs, messages, metrics
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "api-table.md": apis.page,
+    "configuration.md": config.page,
     "logs.md": logs.page,
     "messages.md": messages.page,
     "metrics.md": metrics.page,

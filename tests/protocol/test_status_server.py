@@ -15,6 +15,7 @@ import pytest
 
 from fencepost_proxy import logs
 from fencepost_proxy.net import http
+from fencepost_proxy.net.exposition import exposition
 from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.status import (
@@ -49,7 +50,8 @@ async def status_server(
     host: str = "127.0.0.1",
     **more: Any,
 ) -> AsyncIterator[Address]:
-    server = StatusServer(snapshot, metrics or Metrics(), **{"lists": canned({"topics": TOPICS}), **more})
+    shown = metrics or Metrics()
+    server = StatusServer(snapshot, lambda: shown, **{"lists": canned({"topics": TOPICS}), **more})
     try:
         yield await server.start(Address(host, 0))
     finally:
@@ -158,7 +160,7 @@ def test_number_of_reasons_is_bounded() -> None:
     assert len(metrics.refusals) == 65
     assert metrics.refusals["other"] == 936
     # And those that are shown from the start.
-    shown = metrics.exposition()
+    shown = exposition(metrics)
     for reason in (b"connections_max", b"address_connections_max"):
         assert b'fencepost_client_connections_dropped_total{reason="%s"} 0' % reason in shown
     assert shown.count(b"fencepost_client_connections_dropped_total{") == 67
@@ -208,6 +210,37 @@ async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.
 
     async with status_server(refresh=refresh) as address:
         assert (await get(address, "/readyz"))[0] == 200
+
+
+@in_event_loop
+async def test_page_slower_than_its_own_limit_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_ANSWER_SECONDS", 0.1)
+
+    async with status_server(refresh=asyncio.Event().wait) as address, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+@in_event_loop
+async def test_query_has_at_most_16_fields() -> None:
+    def target(count: int) -> str:
+        return "/topics.json?" + "&".join(f"field{number}=1" for number in range(count))
+
+    async with status_server() as address:
+        assert [(await get(address, target(count)))[0] for count in (16, 17)] == [200, 400]
+
+
+@in_event_loop
+async def test_json_texts_are_clipped_at_400_characters() -> None:
+    names = ("a" * 400, "b" * 401)
+    rows = tuple(CheckedTopicStatus(name, "required", 6) for name in names)
+
+    async with status_server(lists=canned({"topics": rows})) as address:
+        shown = json.loads((await get(address, "/topics.json"))[2])["rows"]
+        assert [row["topic"] for row in shown] == ["a" * 400, "b" * 400 + "…"]
 
 
 @in_event_loop

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost_dev import class_archive
+from fencepost_dev import archive_writer, class_archive
 from fencepost_dev.java import Jdk
 
 LOCK = "kafka-9.9.9"
@@ -23,7 +23,7 @@ def jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jdk:
 
 
 def _put(tmp_path: Path, jdk: Jdk, content: bytes) -> Path:
-    archive = tmp_path / "archives" / f"{class_archive._key(jdk, LOCK)}-7.jsa"
+    archive = tmp_path / "archives" / f"{class_archive.key(jdk, LOCK)}-7.jsa"
     archive.parent.mkdir(exist_ok=True)
     archive.write_bytes(content)
     return archive
@@ -58,6 +58,6 @@ def test_failed_archive_creation_is_only_reported(
     def fails() -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(class_archive, "make", fails)
-    class_archive.main()
+    monkeypatch.setattr(archive_writer, "make", fails)
+    archive_writer.main()
     assert "no class archive created: no space left on device" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def loaded(file: Path) -> ProxyConfig:
 
 
 def test_documented_live_keys_are_those_that_change() -> None:
-    assert {key.name for key in KEYS.values() if key.live} == LIVE
+    assert {key.name for key in KEYS.values() if key.meaning.live} == LIVE
 
 
 def test_live_keys_change_and_others_are_named(write: Write) -> None:

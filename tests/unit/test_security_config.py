@@ -9,6 +9,7 @@ import pytest
 from fencepost_proxy.config import ListenTls, UpstreamTls
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.certificates import Certificates
+from fencepost_proxy.net.exposition import exposition
 from fencepost_proxy.net.metrics import Metrics
 from tests.support.certificates import Authority
 
@@ -65,7 +66,7 @@ def test_tls_and_login_metrics_are_exported() -> None:
     metrics.certificates_end({"listener": 2_000_000_000.0})
     other.tls_handshake("ok")
 
-    text = metrics.plus(other).exposition().decode()
+    text = exposition(metrics.plus(other)).decode()
 
     for line in (
         'fencepost_tls_handshakes_total{result="ok"} 3.0',

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from fencepost_proxy.net.channel import pair
+from fencepost_proxy.net.exposition import exposition
 from fencepost_proxy.net.listeners import Acceptor, bind
 from fencepost_proxy.net.metrics import AddressNumbers, Metrics, PartitionNumbers, WorkerNumbers
 from fencepost_proxy.net.worker import AWAY, LOAD_BYTES, Worker
@@ -76,7 +77,7 @@ def test_ended_worker_keeps_totals_and_loses_pending_numbers() -> None:
 
     metrics.ended()
 
-    text = metrics.exposition().decode()
+    text = exposition(metrics).decode()
     for name in ("client_connections", "expansions_pending", "gated_partitions", "requests_in_flight"):
         assert f"fencepost_{name} 0.0" in text
     assert "fencepost_sequencer_waiting_appends 0.0" in text
@@ -85,10 +86,10 @@ def test_ended_worker_keeps_totals_and_loses_pending_numbers() -> None:
 
 def test_only_multiple_workers_have_a_series_each() -> None:
     metrics = counts_of(1)
-    assert b"worker" not in metrics.exposition()
+    assert b"worker" not in exposition(metrics)
 
     metrics.workers = [WorkerNumbers(0, 3, 5, 70, 1, 1.5, 1 << 20, 9), WorkerNumbers(1, 4, 6, 80, 2, 2.5, 1 << 21, 9)]
-    text = metrics.exposition().decode()
+    text = exposition(metrics).decode()
 
     assert 'fencepost_worker_client_connections{worker="1"} 4.0' in text
     assert 'fencepost_worker_starts_total{worker="1"} 2.0' in text

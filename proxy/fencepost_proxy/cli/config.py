@@ -65,9 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     explain.add_argument("key", metavar="KEY", nargs="*", help="key, table or topic config (default: list all)")
-    form = explain.add_mutually_exclusive_group()
-    form.add_argument("--toml", action="store_true", help="print a config file template with every key")
-    form.add_argument("--markdown", action="store_true", help="print the reference page, docs/configuration.md")
+    explain.add_argument("--toml", action="store_true", help="print a config file template with every key")
     explain.set_defaults(run=_explain)
 
     show = commands.add_parser(
@@ -86,11 +84,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def _explain(args: argparse.Namespace) -> int:
-    if args.toml or args.markdown:
+    if args.toml:
         if args.key:
-            print("fencepost config explain: --toml and --markdown take no KEY (they print all keys)", file=sys.stderr)
+            print("fencepost config explain: --toml takes no KEY (it prints all keys)", file=sys.stderr)
             return 2
-        print(reference.example_file(_TOPIC_CONFIGS) if args.toml else reference.markdown(), end="")
+        print(reference.example_file(_TOPIC_CONFIGS), end="")
         return 0
     if not args.key:
         print(reference.list_keys(_TOPIC_CONFIGS))

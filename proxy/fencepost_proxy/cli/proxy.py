@@ -89,7 +89,7 @@ class _ListLimits(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         for key in SHOWN:
             if key.table == "limits":
-                print(f"{key.field_name} = {key.default}\n    {key.doc}")
+                print(f"{key.field_name} = {key.default}\n    {key.meaning.doc}")
         parser.exit()
 
 
@@ -138,7 +138,7 @@ def read_config(args: argparse.Namespace) -> Loaded:
     """Reads file, client properties, environment and command line; the last one wins. Raises `ConfigError`."""
     given: dict[str, Any] = {}
     for key in SHOWN:
-        name = "" if key.option is None else key.option.removeprefix("--").replace("-", "_")
+        name = "" if key.meaning.option is None else key.meaning.option.removeprefix("--").replace("-", "_")
         if name and hasattr(args, name):
             holder = given.setdefault(key.table, {}) if key.table else given
             holder[key.field_name] = getattr(args, name)

@@ -4,7 +4,7 @@
 
 The field's name is the key in the TOML file, and a dataclass is a table of the file. Validation, `fencepost config
 explain`, docs/configuration.md, environment variables and SIGHUP all use these definitions. To add a key, add a field
-and run `fencepost config explain --markdown > docs/configuration.md`.
+and run `python -m tests.pages`.
 
 Other modules: `keys` (the keys as a list), `reading` (file, environment and command line), `client_properties`
 (Kafka's client.properties), `locating` (lines of a file), `reference` (texts), `reloading` (changes by SIGHUP).
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
@@ -65,47 +65,42 @@ class Refused(ConfigError):
         super().__init__("\n".join((*head, *map(str, self.problems))))
 
 
-def _meaning(
-    doc: str,
-    *,
-    unit: str | None = None,
-    live: bool = False,
-    option: str | None = None,
-    also: str | None = None,
-    example: object = None,
-    above: float | None = None,
-    least: int | None = None,
-    most: int | None = None,
-    hidden: bool = False,
-) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Meaning:
     """Metadata of a key.
 
     `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reload`). `option` – of
     `fencepost proxy`. `also` – another environment variable. `example` – for keys without a default. `above`, `least`,
     `most` – bounds of a number; limits have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
     """
-    return MappingProxyType(
-        {
-            "doc": doc,
-            "unit": unit,
-            "live": live,
-            "option": option,
-            "also": also,
-            "example": example,
-            "above": above,
-            "least": least,
-            "most": most,
-            "hidden": hidden,
-        }
-    )
+
+    doc: str
+    unit: str | None = None
+    live: bool = False
+    option: str | None = None
+    also: str | None = None
+    example: Any = None
+    above: float | None = None
+    least: int | None = None
+    most: int | None = None
+    hidden: bool = False
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong if `value` is a number outside the bounds."""
+        if self.above is not None and not value > self.above:
+            return f"must be above {self.above}, not {value!r}"
+        if self.least is not None and not (value >= self.least and (self.most is None or value <= self.most)):
+            bounds = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            return f"must be {bounds}, not {value!r}"
+        return None
 
 
 def _key(default: Any, doc: str, **more: Any) -> Any:
-    return field(default=default, metadata=_meaning(doc, **more))
+    return field(default=default, metadata={"meaning": Meaning(doc, **more)})
 
 
 def _table(default_factory: Callable[[], Any], doc: str, **more: Any) -> Any:
-    return field(default_factory=default_factory, metadata=_meaning(doc, **more))
+    return field(default_factory=default_factory, metadata={"meaning": Meaning(doc, **more)})
 
 
 def _limit(default: Any, doc: str, *, above: float | None = 0, **more: Any) -> Any:
@@ -129,18 +124,9 @@ def _refuse(table: str, problems: Iterator[tuple[str, str]]) -> None:
 def _outside(values: object) -> Iterator[tuple[str, str]]:
     """Numbers outside their bounds."""
     for each in fields(values):  # type: ignore[arg-type]
-        problem = out_of_range(each.metadata, getattr(values, each.name))
-        if problem is not None:
+        meaning: Meaning | None = each.metadata.get("meaning")
+        if meaning is not None and (problem := meaning.problem(getattr(values, each.name))) is not None:
             yield each.name, problem
-
-
-def out_of_range(meaning: Mapping[str, Any], value: Any) -> str | None:
-    above, least, most = (meaning.get(each) for each in ("above", "least", "most"))
-    if above is not None and not value > above:
-        return f"must be above {above}, not {value!r}"
-    if least is not None and not (value >= least and (most is None or value <= most)):
-        return f"must be {f'at least {least}' if most is None else f'from {least} to {most}'}, not {value!r}"
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +329,11 @@ class LogConfig:
 class ListenTls:
     """TLS for client connections, if the table is present. PEM files; changed files are loaded without a restart."""
 
-    certificate_file: Path = field(
-        metadata=_meaning(
-            "certificate and intermediate certificates, used by all listeners",
-            live=True,
-            example="/etc/fencepost/tls/tls.crt",
-        )
+    certificate_file: Path = _key(
+        MISSING,
+        "certificate and intermediate certificates, used by all listeners",
+        live=True,
+        example="/etc/fencepost/tls/tls.crt",
     )
     key_file: Path | None = _key(
         None,
@@ -434,7 +419,7 @@ class ControlSasl:
     Files are read at every login.
     """
 
-    mechanism: SaslMechanism = field(metadata=_meaning("SASL mechanism", example="SCRAM-SHA-512"))
+    mechanism: SaslMechanism = _key(MISSING, "SASL mechanism", example="SCRAM-SHA-512")
     username: str | None = _key(None, "user name, for PLAIN and SCRAM", example="fencepost")
     password_file: Path | None = _key(
         None, "file whose first line is the password, for PLAIN and SCRAM", example="/etc/fencepost/password"
@@ -469,13 +454,12 @@ class TopicPattern:
 class ProxyConfig:
     """The configuration of `fencepost proxy`. `state_topic` is not a key: all proxies of a cluster share one topic."""
 
-    upstream: tuple[Address, ...] = field(
-        metadata=_meaning(
-            "Kafka's bootstrap servers",
-            option="--bootstrap-server",
-            also="FENCEPOST_BOOTSTRAP_SERVER",
-            example=["kafka-1:9092", "kafka-2:9092"],
-        )
+    upstream: tuple[Address, ...] = _key(
+        MISSING,
+        "Kafka's bootstrap servers",
+        option="--bootstrap-server",
+        also="FENCEPOST_BOOTSTRAP_SERVER",
+        example=["kafka-1:9092", "kafka-2:9092"],
     )
     mode: Mode = _key(
         "gateway",

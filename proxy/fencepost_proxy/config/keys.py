@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from fencepost_proxy.config import ProxyConfig, TopicPattern, out_of_range
+from fencepost_proxy.config import Meaning, ProxyConfig, TopicPattern
 from fencepost_proxy.types import Address, NodeId
 
 #: Returns what is wrong with a virtual topic config, or None. Passed in, since virtual configs are in a higher layer.
@@ -65,29 +65,11 @@ class Key:
     default: Any
     required: bool
     unit: str | None
-    meaning: Mapping[str, Any]
+    meaning: Meaning
 
     @property
     def parts(self) -> Parts:
         return tuple(self.name.split("."))
-
-    @property
-    def doc(self) -> str:
-        doc: str = self.meaning["doc"]
-        return doc
-
-    @property
-    def live(self) -> bool:
-        return bool(self.meaning["live"])
-
-    @property
-    def hidden(self) -> bool:
-        return bool(self.meaning["hidden"])
-
-    @property
-    def option(self) -> str | None:
-        option: str | None = self.meaning["option"]
-        return option
 
     @property
     def variable(self) -> str:
@@ -97,7 +79,7 @@ class Key:
     @property
     def variables(self) -> tuple[str, ...]:
         """Environment variables; the documented one first."""
-        also = self.meaning["also"]
+        also = self.meaning.also
         return (self.variable,) if also is None else (also, self.variable)
 
     def of(self, config: ProxyConfig) -> Any:
@@ -108,7 +90,7 @@ class Key:
     def read(self, value: object, check_topic_config: CheckTopicConfig | None) -> Any:
         """The field's value. Raises InvalidValue."""
         read = self.kind.read(value, check_topic_config)
-        if isinstance(read, int | float) and (problem := out_of_range(self.meaning, read)) is not None:
+        if isinstance(read, int | float) and (problem := self.meaning.problem(read)) is not None:
             raise InvalidValue(((), problem))
         return read
 
@@ -344,6 +326,7 @@ def _unit(name: str, kind: ValueType, given: str | None) -> str | None:
 def _key_of(each: Field[Any], hint: Any, table_name: str) -> Key:
     name = _IN_THE_FILE.get(each.name, each.name)
     kind = _kind(_without_none(hint), name)
+    meaning: Meaning = each.metadata["meaning"]
     default = each.default_factory() if each.default_factory is not MISSING else each.default
     return Key(
         f"{table_name}.{name}" if table_name else name,
@@ -352,8 +335,8 @@ def _key_of(each: Field[Any], hint: Any, table_name: str) -> Key:
         kind,
         None if default is MISSING else default,
         default is MISSING,
-        _unit(name, kind, each.metadata["unit"]),
-        each.metadata,
+        _unit(name, kind, meaning.unit),
+        meaning,
     )
 
 
@@ -381,4 +364,4 @@ _ALL: Final = tuple(_walk())
 TABLES: Final[Mapping[str, Table]] = MappingProxyType({each.name: each for each in _ALL if isinstance(each, Table)})
 #: In the order of the file, including hidden keys.
 KEYS: Final[Mapping[str, Key]] = MappingProxyType({each.name: each for each in _ALL if isinstance(each, Key)})
-SHOWN: Final = tuple(each for each in KEYS.values() if not each.hidden)
+SHOWN: Final = tuple(each for each in KEYS.values() if not each.meaning.hidden)

@@ -103,13 +103,13 @@ def read(
 
     Raises Refused with all errors: file and line or variable, the key, and the allowed values.
     """
-    layers: list[_Layer] = [_Given(overrides or {})]
+    layers: list[_Layer] = [_Given(overrides or {}, COMMAND_LINE)]
     problems: list[Problem] = []
     if environment:
         layers.append(_Environment(environment, problems))
     properties = ClientProperties(None, ()) if command_config is None else read_client_properties(command_config)
     if properties.document is not None:
-        layers.append(_CommandConfig(command_config, properties.document))
+        layers.append(_Given(properties.document, str(command_config)))
     if file is not None:
         layers.append(_File(file, without=() if properties.document is None else _SECURITY))
     return replace(_Reader(layers, problems, check_topic_config).loaded(file), ignored=properties.ignored)
@@ -139,19 +139,11 @@ class _Layer:
 
 
 class _Given(_Layer):
-    def __init__(self, overrides: Mapping[str, object]) -> None:
-        self.document = overrides
+    def __init__(self, document: Mapping[str, object], origin: str) -> None:
+        self.document, self._origin = document, origin
 
     def where(self, parts: Parts) -> str:
-        return COMMAND_LINE
-
-
-class _CommandConfig(_Layer):
-    def __init__(self, file: Path | None, document: Mapping[str, object]) -> None:
-        self._file, self.document = file, document
-
-    def where(self, parts: Parts) -> str:
-        return str(self._file)
+        return self._origin
 
 
 class _File(_Layer):
@@ -199,7 +191,8 @@ class _Environment(_Layer):
                 continue
             found = names.get(name)
             if found is None:
-                problem = self._unknown(name, [each for each in names if not self._hidden(each, names)])
+                shown = [each for each, of in names.items() if isinstance(of, Table) or not of.meaning.hidden]
+                problem = self._unknown(name, shown)
                 if problem is not None:
                     problems.append(Problem("", problem, f"environment {name}"))
             elif isinstance(found, Table):
@@ -218,10 +211,6 @@ class _Environment(_Layer):
                 else:
                     document.setdefault(found.table, {})[found.field_name] = value
         self.document = document
-
-    @staticmethod
-    def _hidden(name: str, names: Mapping[str, Any]) -> bool:
-        return getattr(names[name], "hidden", False)
 
     @staticmethod
     def _unknown(name: str, known: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Texts about the keys: explanations, an example file, docs/configuration.md and the current values."""
+"""Texts about the keys: explanations, an example file and the current values."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def type_of(key: Key) -> str:
     if key.unit is not None:
         words += f" {key.unit}" if key.unit.startswith(("per ", "of ")) else f" of {key.unit}"
     meaning = key.meaning
-    if meaning["above"] is not None:
-        words += f", above {meaning['above']}"
-    if meaning["least"] is not None:
-        most = meaning["most"]
-        words += f", at least {meaning['least']}" if most is None else f" from {meaning['least']} to {most}"
+    if meaning.above is not None:
+        words += f", above {meaning.above}"
+    if meaning.least is not None:
+        most = meaning.most
+        words += f", at least {meaning.least}" if most is None else f" from {meaning.least} to {most}"
     return words
 
 
@@ -77,10 +77,10 @@ def default_of(key: Key) -> str:
 
 
 def _example(key: Key) -> Any:
-    return key.default if key.meaning["example"] is None else key.meaning["example"]
+    return key.default if key.meaning.example is None else key.meaning.example
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     return text[0].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
@@ -122,12 +122,12 @@ def _explain_key(key: Key, topic_configs: Sequence[TopicConfig[Any]]) -> str:
         ("in the file", "\n".join(_in_the_file(key))),
         ("environment", "\n".join(f"{each}={_as_text(key)}" for each in key.variables)),
     ]
-    if key.option is not None:
-        rows.append(("option", f"fencepost proxy {key.option} {_as_text(key)}"))
-    rows.append(("SIGHUP", "applied without a restart" if key.live else "needs a restart"))
+    if key.meaning.option is not None:
+        rows.append(("option", f"fencepost proxy {key.meaning.option} {_as_text(key)}"))
+    rows.append(("SIGHUP", "applied without a restart" if key.meaning.live else "needs a restart"))
     if key.name in _TOPIC_TABLES:
         rows.append(("configs", "\n".join(each.name for each in topic_configs)))
-    return _facts(key.name, _sentence(key.doc), rows)
+    return _facts(key.name, sentence(key.meaning.doc), rows)
 
 
 def _as_text(key: Key) -> str:
@@ -184,7 +184,7 @@ def list_keys(topic_configs: Sequence[TopicConfig[Any]]) -> str:
         if before is not None and key.table != before:
             lines.append("")
         before = key.table
-        live = "↻" if key.live else " "
+        live = "↻" if key.meaning.live else " "
         lines.append(f"{key.name:<{width}}{live} {default_of(key):<26} {type_of(key)}")
     lines += ["", 'topic configs, in [topics."PATTERN"] and [unlisted_topics]:']
     lines += [f"{each.name:<{width}}  {toml(each.default):<26} {each.valid}" for each in topic_configs]
@@ -217,8 +217,8 @@ def example_file(topic_configs: Sequence[TopicConfig[Any]]) -> str:
             its = TABLES[table]
             lines += [*_comment(its.doc), f"{'#' if its.optional else ''}[{table}]", ""]
         default = "" if key.default is None or key.required or not key.default else ", default " + default_of(key)
-        live = ", ↻" if key.live else ""
-        lines += _comment(f"{_sentence(key.doc)} ({type_of(key)}{default}{live})")
+        live = ", ↻" if key.meaning.live else ""
+        lines += _comment(f"{sentence(key.meaning.doc)} ({type_of(key)}{default}{live})")
         if key.name == "topics":
             for each in topic_configs:
                 lines += _comment(f"  {each.name} = {each.valid}, default {toml(each.default)}")
@@ -234,133 +234,6 @@ def example_file(topic_configs: Sequence[TopicConfig[Any]]) -> str:
 def _comment(text: str) -> list[str]:
     indent = "# " + " " * (len(text) - len(text.lstrip()))
     return textwrap.wrap(text.strip(), 118, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-
-# --- the reference page -----------------------------------------------------------------------------------------------
-
-_PAGE_HEAD: Final = """\
-# Configuration
-
-Reference of all configuration keys. Generated from `proxy/fencepost_proxy/config/__init__.py` by
-`fencepost config explain --markdown`.
-
-`fencepost proxy --config FILE` reads one TOML file. Only `upstream` is required. Unknown keys are errors. All errors
-are reported together, with file and line.
-
-| to | command |
-|---|---|
-| explain a key | `fencepost config explain limits.drain_seconds` |
-| create a file with all keys, commented out | `fencepost config explain --toml > fencepost.toml` |
-| show the effective values and their origin | `fencepost config show --config fencepost.toml` |
-| test the configuration against Kafka | `fencepost check --config fencepost.toml` |
-
-## Precedence
-
-For each key, the command line overrides the environment, which overrides `--command-config`, which overrides the file,
-which overrides the default.
-`topics`, `unlisted_topics` and `broker_ports` are each taken from one source as a whole.
-
-The environment variable of a key is `FENCEPOST_` and the key in upper case, with `__` for the dot:
-`FENCEPOST_LIMITS__DRAIN_SECONDS`. Lists are separated by commas
-(`FENCEPOST_BOOTSTRAP_SERVER=kafka-1:9092,kafka-2:9092`, another name of `FENCEPOST_UPSTREAM`).
-Tables are TOML on one line (`FENCEPOST_BROKER_PORTS='{ 1 = 20001 }'`; `FENCEPOST_UPSTREAM_TLS='{}'` for an empty
-one). Empty variables are ignored. Misspelt variables are errors; variables that Kubernetes sets for a service named
-`fencepost` are not. `FENCEPOST_CONFIG` names the file if `--config` is missing.
-
-## Kafka's client.properties
-
-`--command-config FILE` reads the security properties of a Java client, as Kafka's tools do. It sets `upstream_tls` and
-`control_sasl`, and replaces both tables of the configuration file.
-
-| property | sets |
-|---|---|
-| `security.protocol` | which tables are present: `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL` |
-| `sasl.mechanism` | `control_sasl.mechanism`: `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512` |
-| `sasl.jaas.config`, or `sasl.username` and `sasl.password` | user name; password, read at every login |
-| `ssl.truststore.location` or `ssl.truststore.certificates`, or `ssl.ca.location` | `upstream_tls.ca_file` |
-| `ssl.keystore.location` | `upstream_tls.certificate_file`: certificates and key in one file |
-| `ssl.truststore.type`, `ssl.keystore.type` | must be `PEM` |
-| `ssl.endpoint.identification.algorithm` | `upstream_tls.check_hostname`: empty for false |
-
-Other security properties are errors, and the message says what to do: JKS and PKCS12 stores must be converted to PEM.
-Properties that do not concern security, such as `client.id`, and those that `security.protocol` does not use are
-ignored and logged at debug level. A file without security properties replaces nothing.
-
-## Reload with SIGHUP
-
-On SIGHUP the proxy reads file, `--command-config` and environment again and applies the keys marked ↻. One log line
-names the changed keys and those that need a restart. A file with an error changes nothing, and the log says where the
-error is.
-Certificates, keys and passwords are also reloaded without SIGHUP. With `--workers`, send the signal to the first
-process.
-
-## What `fencepost check` tests
-
-The check changes nothing, except that Kafka allocates one producer id. It can run while a proxy runs
-(`fencepost check --running`). It ends within a minute (`fencepost check --seconds 10`). `fencepost check --json`
-prints JSON. Exit status 0: the proxy would work, perhaps with warnings. 1: something failed. 2: the configuration is
-wrong.
-
-- **files**: certificates, keys and secrets are readable, only by the proxy, and match; when certificates expire;
-  whether they are valid for `advertised_host`
-- **Kafka**: every server of `upstream`, and every broker at its advertised address: name resolution, connection, TLS,
-  login, certificate expiry; all belong to one cluster; its release; the brokers support the APIs that the proxy uses;
-  for a sidecar, its broker advertises the sidecar to clients
-- **Kafka ACLs of the proxy**: describe, create, read and write the state topic; get a producer id; read brokers'
-  settings; read, write and describe checked topics (*topics in the file*, *topics set by admins*: from the state
-  topic); add partitions to topics with ordered partition expansion; read all topics, for the transaction watch;
-  describe groups and transactional ids. For each missing permission it prints a `kafka-acls` command;
-  `admin.properties` in it contains an administrator's login
-- **what Kafka itself may lose** of checked topics: too few replicas, `min.insync.replicas`, unclean leader elections
-- **this machine**: every listener's address is free, `advertised_host` resolves, the open file limit is enough for
-  `limits.connections_max`
-
-Rights on topics that do not exist yet are *unknown*.
-
-"""
-
-
-def markdown() -> str:
-    """docs/configuration.md."""
-    lines = [_PAGE_HEAD + "## Keys\n"]
-    before: str | None = None
-    for key in SHOWN:
-        heading = key.table or ("tables" if "table" in key.kind.words else "")
-        if heading != before:
-            if key.table:
-                lines += ["", f"## [{key.table}]", "", TABLES[key.table].doc]
-            elif heading:
-                lines += ["", "## Tables of names and values"]
-            lines += ["", "| key | type | default | meaning |", "|---|---|---|---|"] if before is not None else _COLUMNS
-            before = heading
-        name = key.field_name if key.table else key.name
-        option = f" Option `{key.option}`." if key.option else ""
-        cells = (f"`{name}`{' ↻' if key.live else ''}", _code(type_of(key)), _code(default_of(key)))
-        lines.append(f"| {' | '.join(cells)} | {_cell(_sentence(key.doc) + option)} |")
-    return "\n".join([*lines, "", _TOPICS_EXAMPLE])
-
-
-_COLUMNS: Final = ["| key | type | default | meaning |", "|---|---|---|---|"]
-_TOPICS_EXAMPLE: Final = """\
-```toml
-[topics."orders-*"]                          # the first matching pattern applies alone
-"fencepost.check.expected.offsets" = "required"        # names with dots need quotes
-
-[unlisted_topics]
-"fencepost.idempotence.level" = "required"
-```
-
-For the topic configs see [the contract](contract.md#topic-configs) or `fencepost config explain
-fencepost.check.expected.offsets`. A config set on the topic itself overrides the file.
-"""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if '"' in text or text[:1] in "[{" or text[:1].isdigit() or text in ("true", "false") else text
 
 
 # --- effective values -------------------------------------------------------------------------------------------------
@@ -389,7 +262,7 @@ def as_json(loaded: Loaded, *, changed: bool = False) -> str:
             "key": key.name,
             "value": json_value(key.of(loaded.config)),
             "from": loaded.origin(key.name),
-            "reloads": key.live,
+            "reloads": key.meaning.live,
         }
         for key in SHOWN
         if not changed or key.name in loaded.origins

@@ -317,9 +317,9 @@ class Proxy:
         )
         self._status = StatusServer(
             self._snapshot,
-            self._metrics,
+            lambda: self._metrics,
+            self._listed,
             release=self._groups.release,
-            lists=self._listed,
             token_file=config.status_token_file,
         )
         self._metrics.probe = self._probe

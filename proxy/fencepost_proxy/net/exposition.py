@@ -1,4 +1,4 @@
-"""Prometheus text format of `net/metrics.py`, imported on the first scrape.
+"""Prometheus text format of `net/metrics.py`. The first scrape imports this module.
 
 `TABLE` defines every metric: name, type, help, labels and how to read its value. `tests/pages/metrics.py` generates
 `docs/metrics.md` from it.

@@ -18,7 +18,6 @@ from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Monotonic, TopicPartition
 from fencepost_proxy.wire.apis import APIS
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Reasons are fixed words. If one came from a peer's text, it would be counted as `other` above this limit.
 _REASONS_MAX: Final = 64
 _OTHER: Final = "other"
@@ -337,17 +336,6 @@ class Metrics:
         both = self.traffic.request_seconds.plus(self.traffic.response_seconds)
         half, nearly_all = both.quantile_bound(0.5), both.quantile_bound(0.99)
         return None if half is None or nearly_all is None else (half, nearly_all)
-
-    def exposition(self) -> bytes:
-        """Response to a scrape (`CONTENT_TYPE`). The first call imports `prometheus_client`: see `load_exposition`."""
-        from fencepost_proxy.net.exposition import exposition  # noqa: PLC0415 - on the first scrape
-
-        return exposition(self)
-
-
-def load_exposition() -> None:
-    """Import what `Metrics.exposition` needs (about 50 ms), in a thread."""
-    import fencepost_proxy.net.exposition  # noqa: F401, PLC0415
 
 
 def _together(one: Any, other: Any) -> Any:

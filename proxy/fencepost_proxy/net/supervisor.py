@@ -126,13 +126,12 @@ class Supervisor:
         self._queried: asyncio.Task[None] | None = None
         self._awaited: set[int] = set()
         self._reported = asyncio.Event()
-        self._combined = _Combined(self)
         self._status = StatusServer(
             self._snapshot,
-            self._combined,
-            self._query_all,
-            self._release,
+            self._shown_metrics,
             self._listed,
+            refresh=self._query_all,
+            release=self._release,
             token_file=config.status_token_file,
         )
         self._queries: dict[int, _Query] = {}
@@ -447,9 +446,10 @@ class Supervisor:
         whole.workers = workers
         return whole
 
-    @property
-    def ready(self) -> bool:
-        return self._snapshot().ready
+    def _shown_metrics(self) -> Metrics:
+        metrics = self.metrics()
+        metrics.ready = self._snapshot().ready
+        return metrics
 
     async def _release(self, group: str, topic: str) -> str:
         """The primary worker stores it; the others read it from the state topic."""
@@ -497,19 +497,6 @@ class Supervisor:
                 default=None,
             ),
         )
-
-
-class _Combined(Metrics):
-    """Metrics for the status server, which needs the text only."""
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        super().__init__()
-        self._supervisor = supervisor
-
-    def exposition(self) -> bytes:
-        metrics = self._supervisor.metrics()
-        metrics.ready = self._supervisor.ready
-        return metrics.exposition()
 
 
 def _brokers(snapshots: list[StatusSnapshot]) -> tuple[BrokerStatus, ...]:
