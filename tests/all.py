@@ -44,7 +44,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/expansion/test_example",
         f"{_I}docs",
     ),
-    ("proxy/fencepost_proxy/groups", "proxy/fencepost_proxy/net/groups", "proxy/fencepost_proxy/topics/expan"): (
+    ("proxy/fencepost_proxy/groups", "proxy/fencepost_proxy/services/groups", "proxy/fencepost_proxy/topics/expan"): (
         "tests/order_proof",
         "tests/expansion",
         f"{_I}groups",
@@ -102,7 +102,12 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     (
         "proxy/fencepost_proxy/cluster",
-        "proxy/fencepost_proxy/net",
+        "proxy/fencepost_proxy/observability",
+        "proxy/fencepost_proxy/preflight",
+        "proxy/fencepost_proxy/server.py",
+        "proxy/fencepost_proxy/services",
+        "proxy/fencepost_proxy/transport",
+        "proxy/fencepost_proxy/workers",
         "proxy/fencepost_proxy/config",
         "proxy/fencepost_proxy/cli",
         "deploy",

@@ -112,7 +112,7 @@ class _LargeRun(_Run):
         return _body(key, version, "response", variant, self.elements)
 
     def _compared(self, effect: object, event: g.Event) -> g.Event:
-        """As `net/log_reader.py` does in a thread."""
+        """As `services/log_reader.py` does in a thread."""
         match effect, event:
             case g.ReadBatch(pending, offset), g.BatchRead(_, g.Found(batch)):
                 names, bytes_max = self.services.header_names, self.services.decompressed_bytes_max

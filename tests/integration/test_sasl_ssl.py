@@ -27,7 +27,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from fencepost_proxy.cluster.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.config import ControlSasl, Limits, UpstreamTls
-from fencepost_proxy.net.certificates import upstream_context
+from fencepost_proxy.transport.certificates import upstream_context
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
 from tests.kit.waiting import until

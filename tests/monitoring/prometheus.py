@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from fencepost_proxy.net.exposition import TABLE, MetricType
+from fencepost_proxy.observability.exposition import TABLE, MetricType
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.rules.yml"

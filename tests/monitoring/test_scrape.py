@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fencepost_proxy.net.exposition import TABLE
+from fencepost_proxy.observability.exposition import TABLE
 from tests.kit.waiting import until
 from tests.monitoring.prometheus import PROMTOOL, RULES, metrics_in, promtool, queries
 from tests.support.fake_cluster import FakeClusterProcess

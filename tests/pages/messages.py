@@ -17,8 +17,8 @@ _SOURCES: Final = ("client", "examples", "policies", "proxy", "spark_jobs")
 KINDS: Final = {
     "refusals": "`Refusal(...)`: error messages in Kafka responses",
     "exceptions": "`raise X(...)`, calls of exception classes, and of functions whose result is raised",
-    "status and advice": "`Problem(...)`, other texts of `net/advice.py`, `findings.py`, `page.{py,js}`, `status.py`",
-    "checks": "`Finding(...)`, and other texts of `net/checking.py`, `diagnosis.py`, `rights.py`",
+    "status and advice": "`Problem(...)`, other texts of `advice.py`, `findings.py`, `page.{py,js}`, `status.py`",
+    "checks": "`Finding(...)`, and other texts of `checking.py`, `diagnosis.py`, `rights.py`",
     "command line": "`help`, `description`, `epilog`, `title`, `metavar`; other texts of `cli/`, `commands/`",
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
     "log events": "calls of `_log` and `_limited_log`",
@@ -37,8 +37,11 @@ _CALLS: Final = {
     "Option": "options and config keys",
 }
 _FILES: Final = {
-    **dict.fromkeys(("net/advice", "net/findings", "net/page", "net/status"), "status and advice"),
-    **dict.fromkeys(("net/checking", "net/diagnosis", "net/rights"), "checks"),
+    **dict.fromkeys(
+        ("observability/advice", "preflight/findings", "observability/page", "observability/status"),
+        "status and advice",
+    ),
+    **dict.fromkeys(("preflight/checking", "observability/diagnosis", "preflight/rights"), "checks"),
     **dict.fromkeys(("config/__init__", "config/keys", "topics/virtual_configs"), "options and config keys"),
     "wire/apis": "API table",
     **dict.fromkeys(("cli/", "commands/"), "command line"),
@@ -88,7 +91,7 @@ def texts() -> Iterator[Text]:
     raised = {name for source in files.values() for node in ast.walk(ast.parse(source)) for name in _raised(node)}
     for file, source in files.items():
         yield from texts_in(source, file, raised)
-    script = "proxy/fencepost_proxy/net/page.js"
+    script = "proxy/fencepost_proxy/observability/page.js"
     for shown in re.findall(r"(?:title|textContent) = (.*);", (ROOT / script).read_text("utf-8")):
         yield from (Text("status and advice", f"{script}:", text) for text in re.findall(r'"(.*?)"', shown))
 
@@ -113,7 +116,7 @@ class _Module:
         self._tree = tree
         self._raised = raised
         self._kind = next((kind for part, kind in _FILES.items() if f"/{part}" in self._path), "other")
-        self._is_page = self._path.endswith("net/page.py")
+        self._is_page = self._path.endswith("observability/page.py")
 
     def texts(self) -> Iterator[Text]:
         yield from self._below(self._tree, self._kind, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fencepost_proxy.net.exposition import TABLE, Shown
+from fencepost_proxy.observability.exposition import TABLE, Shown
 
 _HEAD: Final = """\
 # Metrics and health checks
@@ -43,7 +43,7 @@ the partitions that are left out. Client ids, groups and transactional ids are n
 **Cost.** Counting adds to an integer. The text is built during the scrape, and so are values that are read rather
 than counted: log ends, sequencers and requests in flight.
 
-The tables are generated from `proxy/fencepost_proxy/net/exposition.py`: change them there, then run
+The tables are generated from `proxy/fencepost_proxy/observability/exposition.py`: change them there, then run
 `python -m tests.pages`.
 """
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.config import ListenTls
-from fencepost_proxy.net.bridge import Bridge
-from fencepost_proxy.net.certificates import listener_context
-from fencepost_proxy.net.proxied_socket import UNSENT_BYTES_MAX, Buffers
-from fencepost_proxy.net.tls import TlsSocket, secure
+from fencepost_proxy.transport.certificates import listener_context
+from fencepost_proxy.transport.proxied_socket import UNSENT_BYTES_MAX, Buffers
+from fencepost_proxy.transport.tls import TlsSocket, secure
+from fencepost_proxy.workers.bridge import Bridge
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.support.certificates import Authority

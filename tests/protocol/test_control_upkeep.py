@@ -13,7 +13,7 @@ from fencepost_proxy.cluster import metadata_cache
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net.log_reader import LogReader
+from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fencepost_proxy.net import proxied_socket as side_module
-from fencepost_proxy.net.metrics import Traffic
-from fencepost_proxy.net.proxied_connection import ProxiedConnection
-from fencepost_proxy.net.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, Pipe, ProxiedSocket
+from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.transport import proxied_socket as side_module
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
+from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, Pipe, ProxiedSocket
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fencepost_proxy import logs
-from fencepost_proxy.net import http
-from fencepost_proxy.net.exposition import exposition
-from fencepost_proxy.net.http import StatusServer
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import (
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability import http
+from fencepost_proxy.observability.exposition import exposition
+from fencepost_proxy.observability.http import StatusServer
+from fencepost_proxy.observability.status import (
     BrokerStatus,
     CheckedTopicStatus,
     ExpansionStatus,

@@ -17,9 +17,9 @@ from functools import partial
 
 import pytest
 
-from fencepost_proxy.net.proxied_connection import ProxiedConnection
-from fencepost_proxy.net.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
-from fencepost_proxy.net.tls import TlsBuffers, TlsSocket, _Records, secure
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
+from fencepost_proxy.transport.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
+from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async

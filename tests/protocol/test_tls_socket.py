@@ -18,8 +18,8 @@ import pytest
 from fencepost_proxy.cluster.tls_failures import NotTls, of_broker
 from fencepost_proxy.config import ListenTls, UpstreamTls
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.certificates import listener_context, upstream_context
-from fencepost_proxy.net.tls import TlsBuffers, TlsSocket, of_client, secure
+from fencepost_proxy.transport.certificates import listener_context, upstream_context
+from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, of_client, secure
 from tests.support.certificates import Authority, Certificate
 
 WAIT_SECONDS = 60.0

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from fencepost_proxy import logs
-from fencepost_proxy.net import watchdog as product
-from fencepost_proxy.net.watchdog import LATE_SECONDS, Watchdog, frame_of
+from fencepost_proxy.observability import watchdog as product
+from fencepost_proxy.observability.watchdog import LATE_SECONDS, Watchdog, frame_of
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.transactions.watched import (
     MARKERS_MISSING,
     UNKNOWN_TO_COORDINATOR,

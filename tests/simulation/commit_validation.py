@@ -1,4 +1,4 @@
-"""A model of `net/transactions.py`: validates commits and records abort-only transactions."""
+"""A model of `services/transactions.py`: validates commits and records abort-only transactions."""
 
 from __future__ import annotations
 

@@ -578,7 +578,7 @@ class Proxy(Counting):
             self.later(_READ_SECONDS, done, False)
 
     def _store(self, connection: int, store: sessions.Store) -> None:
-        """Acknowledge a check only after the lease, as net/app.py does."""
+        """Acknowledge a check only after the lease, as server.py does."""
         changes = [replace(change, topic_id=self.topic_id(change.topic or "")) for change in store.changes]
 
         def report(error: str | None) -> None:
@@ -621,7 +621,7 @@ def _spliced(data: bytes, passing_bytes: int) -> int:
 
 
 class ProxiedConnection:
-    """A client connection and its own upstream connection (net/proxied_connection.py)."""
+    """A client connection and its own upstream connection (transport/proxied_connection.py)."""
 
     def __init__(self, proxy: Proxy, number: int, client: End, node: int) -> None:
         sim, cluster = proxy.sim, proxy.world.cluster
@@ -712,7 +712,7 @@ class ProxiedConnection:
 
 
 class ControlCall:
-    """One request of a sequencer to the control client (net/log_reader.py, cluster/)."""
+    """One request of a sequencer to the control client (services/log_reader.py, cluster/)."""
 
     def __init__(self, proxy: Proxy, requested: ForControl) -> None:
         self.proxy = proxy

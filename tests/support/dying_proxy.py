@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.expansions import Expansions
+from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import EXPANSION_CLOSED, Expansion
 from tests.support.mutants import Mutant, wrap

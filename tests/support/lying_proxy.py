@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.proxied_connection import ClientSocket
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.transactions import Ending
+from fencepost_proxy.transport.proxied_connection import ClientSocket
 from tests.support.mutants import Mutant, wrap
 
 LIE = os.environ["LIE"]

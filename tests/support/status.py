@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fencepost_proxy.net.http import Release, StatusServer
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import Listed, PageRequest, StatusSnapshot
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability.http import Release, StatusServer
+from fencepost_proxy.observability.status import Listed, PageRequest, StatusSnapshot
 from fencepost_proxy.types import Address
 from tests.support.ports import free_port
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.transactions import Commits
+from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.transactions import commit_validator as queries_to_send
 from fencepost_proxy.types import Monotonic

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 import fencepost_proxy
-from fencepost_proxy.net import advice
+from fencepost_proxy.observability import advice
 from fencepost_proxy.topics.closed import denied_message
 from fencepost_proxy.topics.planning import Known
 
@@ -99,10 +99,10 @@ def given_to(file: str, name: str, keyword: str | None = None) -> Iterator[str]:
 
 def reasons() -> set[str]:
     sources = [str(each.relative_to(ROOT)) for each in ROOT.rglob("*.py")]
-    own = {*returned("net/app.py", "_not_ready"), *given_back("net/sidecar.py", "_validate")}
-    own |= {*set_as("net/sidecar.py", "problem"), *set_as("cluster/state_topic.py", "waits_because")}
-    own |= {*given_to("cluster/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
-    own |= {*given_to("net/supervisor.py", "replace", "not_ready")}
+    own = {*returned("server.py", "_not_ready"), *given_back("services/sidecar.py", "_validate")}
+    own |= {*set_as("services/sidecar.py", "problem"), *set_as("cluster/state_topic.py", "waits_because")}
+    own |= {*given_to("cluster/state_topic.py", "_fail"), *returned("workers/supervisor.py", "_snapshot")}
+    own |= {*given_to("workers/supervisor.py", "replace", "not_ready")}
     stated = {text for file in sources for text in given_to(file, "StateError")}
     whats = {text for each in _until_kafka_can() for text in texts(each)}
     assert len(whats) == 2, whats
@@ -114,7 +114,7 @@ def reasons() -> set[str]:
 
 
 def _until_kafka_can() -> Iterator[ast.AST]:
-    for each in ast.walk(tree("net/app.py")):
+    for each in ast.walk(tree("server.py")):
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "_until_kafka_can":
             yield each.args[1]
 
@@ -138,7 +138,7 @@ def test_reasons_cover_every_source_of_unreadiness() -> None:
     """A missing source would remove its reasons from the test above."""
     queried = {
         each.attr
-        for each in ast.walk(function("net/app.py", "_not_ready"))
+        for each in ast.walk(function("server.py", "_not_ready"))
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
     }
     states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "queried"}
@@ -195,8 +195,8 @@ def test_sidecar_advice_names_its_brokers_listener(stated: str, helps: str) -> N
 
 
 def test_warnings_have_an_advice() -> None:
-    stated = {*returned("net/supervisor.py", "_snapshot"), *generated("net/supervisor.py", "_snapshot")}
-    stated = {each for each in stated if each.startswith("worker")} | {*generated("net/expansions.py", "warnings")}
+    stated = {*returned("workers/supervisor.py", "_snapshot"), *generated("workers/supervisor.py", "_snapshot")}
+    stated = {each for each in stated if each.startswith("worker")} | {*generated("services/expansions.py", "warnings")}
     assert len(stated) == 2, stated
     for each in stated:
         assert advice.of_warning(each), each

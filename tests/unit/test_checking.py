@@ -12,8 +12,8 @@ import pytest
 
 from fencepost_proxy.cli import check as command
 from fencepost_proxy.config import ControlSasl, Limits, ListenTls, ProxyConfig, UpstreamTls
-from fencepost_proxy.net import checking, rights
-from fencepost_proxy.net.findings import Finding, State, failed, ok, unknown, warning
+from fencepost_proxy.preflight import checking, rights
+from fencepost_proxy.preflight.findings import Finding, State, failed, ok, unknown, warning
 from fencepost_proxy.types import Address, NodeId
 from tests.support.certificates import Authority
 from tests.support.ports import free_port

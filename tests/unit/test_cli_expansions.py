@@ -12,7 +12,7 @@ import pytest
 
 from fencepost_proxy.cli import expansions
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.status import ExpansionStatus, GatedStatus, StatusSnapshot
+from fencepost_proxy.observability.status import ExpansionStatus, GatedStatus, StatusSnapshot
 from tests.support.ports import free_port
 from tests.support.status import status_page
 

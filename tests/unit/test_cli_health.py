@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.status import StatusSnapshot
+from fencepost_proxy.observability.status import StatusSnapshot
 from tests.support.ports import free_port
 from tests.support.status import status_page
 

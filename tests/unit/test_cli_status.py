@@ -14,7 +14,7 @@ import pytest
 
 from fencepost_proxy.cli import status, status_client
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.net.status import (
+from fencepost_proxy.observability.status import (
     BrokerStatus,
     CheckedTopicStatus,
     PartitionStatus,

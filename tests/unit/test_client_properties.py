@@ -17,7 +17,7 @@ from fencepost_proxy.config.client_properties import read_client_properties
 from fencepost_proxy.config.reading import load, read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.certificates import upstream_context
+from fencepost_proxy.transport.certificates import upstream_context
 from fencepost_proxy.types import Address
 from tests.support.certificates import Authority
 

@@ -42,15 +42,15 @@ from typing import Any, Final, NamedTuple, Self
 import pytest
 
 from fencepost_policies.append import Check
-from fencepost_proxy.net import proxied_socket as side_module
-from fencepost_proxy.net.metrics import Traffic
-from fencepost_proxy.net.proxied_connection import ClientSocket, ProxiedConnection, UpstreamSocket
-from fencepost_proxy.net.proxied_socket import Buffers
+from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.transport import proxied_socket as side_module
+from fencepost_proxy.transport.proxied_connection import ClientSocket, ProxiedConnection, UpstreamSocket
+from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult, ProduceResponse, TopicResult, encode_produce_response

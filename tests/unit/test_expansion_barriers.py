@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net.expansions import Expansions
-from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_failed
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, TopicConfigChange

@@ -2,7 +2,7 @@
 
 A dialogue is a program of the fuzzer's kind: requests of several clients in pieces of any size, an upstream that
 answers rightly, wrongly, late or never, connections that break, time that passes. It is run twice: as
-`net/proxied_connection.py` does, and with every request and answer as an event.
+`transport/proxied_connection.py` does, and with every request and answer as an event.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import expansions
-from fencepost_proxy.net.expansions import Expansions
-from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services import expansions
+from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.topics.expansions import Expansion, encode_expansion, encode_failed, encode_partition_count
 from fencepost_proxy.topics.gated import encode_released
 from tests.kit.event_loop import in_event_loop

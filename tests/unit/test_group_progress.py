@@ -12,9 +12,9 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
 from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
-from fencepost_proxy.net import gating_decisions, groups, unread_records
-from fencepost_proxy.net.groups import GroupProgressTracker
-from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services import gating_decisions, groups, unread_records
+from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.gated import encode_gated
 from fencepost_proxy.topics.records import StateRecord

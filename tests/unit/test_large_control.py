@@ -13,7 +13,7 @@ import pytest
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
-from fencepost_proxy.net.app import Proxy
+from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.control import HERE_BYTES_MAX, PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.rewriters import RequestRewriters

@@ -16,9 +16,9 @@ import pytest
 from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
-from fencepost_proxy.net.app import Proxy
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import dispatcher as dispatcher_module
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost_proxy.cluster.configs import BrokerFacts
-from fencepost_proxy.net.log_reader import KNOWN_SECONDS, ProducerExpiration
+from fencepost_proxy.services.log_reader import KNOWN_SECONDS, ProducerExpiration
 
 DAY, HOUR = 86_400_000, 3_600_000
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost_proxy.net import proxied_socket as side_module
-from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket
+from fencepost_proxy.transport import proxied_socket as side_module
+from fencepost_proxy.transport.proxied_socket import Buffers, ProxiedSocket
 from tests.kit.event_loop import in_event_loop
 
 

@@ -16,9 +16,9 @@ import pytest
 from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import transactions as product
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.transactions import Commits
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services import transactions as product
+from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs, Outcome, ReadBack
 from fencepost_proxy.transactions.table import Table

@@ -16,7 +16,7 @@ from fencepost_proxy.config import ProxyConfig, Refused
 from fencepost_proxy.config.keys import KEYS
 from fencepost_proxy.config.reading import load, read
 from fencepost_proxy.config.reloading import changes
-from fencepost_proxy.net.app import Proxy
+from fencepost_proxy.server import Proxy
 from tests.support.certificates import Authority
 
 Write = Callable[[str], Path]

@@ -8,9 +8,9 @@ import pytest
 
 from fencepost_proxy.config import ListenTls, UpstreamTls
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.certificates import Certificates
-from fencepost_proxy.net.exposition import exposition
-from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability.exposition import exposition
+from fencepost_proxy.transport.certificates import Certificates
 from tests.support.certificates import Authority
 
 

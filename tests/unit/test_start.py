@@ -13,7 +13,7 @@ _START = """
 import sys
 from fencepost_proxy.cli import main
 main.command_parser("proxy")
-import fencepost_proxy.net.app
+import fencepost_proxy.server
 print(*sorted(sys.modules))
 """
 _AFTER_START = """
@@ -33,7 +33,7 @@ def run(code: str) -> str:
 def test_proxy_start_loads_no_unneeded_modules() -> None:
     loaded = set(run(_START).split())
 
-    assert "fencepost_proxy.net.app" in loaded
+    assert "fencepost_proxy.server" in loaded
     assert not loaded & {
         "prometheus_client",
         "http.server",

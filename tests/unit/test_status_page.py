@@ -17,10 +17,10 @@ import pytest
 from fencepost_policies.append import Check
 from fencepost_proxy.cluster.metadata import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import page
-from fencepost_proxy.net.diagnosis import diagnose, of_process
-from fencepost_proxy.net.lists import Lists, Refusals, Sources, merged
-from fencepost_proxy.net.status import (
+from fencepost_proxy.observability import page
+from fencepost_proxy.observability.diagnosis import diagnose, of_process
+from fencepost_proxy.observability.lists import Lists, Refusals, Sources, merged
+from fencepost_proxy.observability.status import (
     AbortOnlyStatus,
     BrokerStatus,
     CheckedTopicStatus,
@@ -402,7 +402,7 @@ def test_topic_shows_its_ends_and_last_refusal() -> None:
 
 
 def test_newest_refusals_come_first_and_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost_proxy.net.lists._REFUSALS_MAX", 3)
+    monkeypatch.setattr("fencepost_proxy.observability.lists._REFUSALS_MAX", 3)
     proxy = _Proxy({"t": 9})
     for partition in (0, 1, 2, 0, 3):
         proxy.refuse("t", partition)
@@ -414,7 +414,7 @@ def test_newest_refusals_come_first_and_oldest_are_dropped(monkeypatch: pytest.M
 
 def test_rows_of_several_workers_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(1_800_000_000)
-    monkeypatch.setattr("fencepost_proxy.net.lists.time.time", lambda: float(next(seconds)))
+    monkeypatch.setattr("fencepost_proxy.observability.lists.time.time", lambda: float(next(seconds)))
     primary, other = _Proxy({"a": 1, "b": 2, "c": 1}), _Proxy({"b": 2, "c": 1, "d": 1})
     primary.open("b", 0, 10)
     other.open("b", 0, 12)

@@ -14,7 +14,7 @@ import pytest
 from fencepost_policies.append import Check
 from fencepost_proxy.cluster.configs import Configs, TopicFacts
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.net.app import Proxy
+from fencepost_proxy.server import Proxy
 from fencepost_proxy.session.messages import Store, Stored
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy

@@ -11,13 +11,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from fencepost_proxy.net.channel import pair
-from fencepost_proxy.net.exposition import exposition
-from fencepost_proxy.net.listeners import Acceptor, bind
-from fencepost_proxy.net.metrics import AddressNumbers, Metrics, PartitionNumbers, WorkerNumbers
-from fencepost_proxy.net.worker import AWAY, LOAD_BYTES, Worker
+from fencepost_proxy.metrics import AddressNumbers, Metrics, PartitionNumbers, WorkerNumbers
+from fencepost_proxy.observability.exposition import exposition
+from fencepost_proxy.transport.listeners import Acceptor, bind
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.workers.channel import pair
+from fencepost_proxy.workers.worker import AWAY, LOAD_BYTES, Worker
 from tests.kit.waiting import until_async
 
 

@@ -17,7 +17,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.cli.proxy import loop_factory
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.listeners import bind
+from fencepost_proxy.transport.listeners import bind
 from fencepost_proxy.types import Address
 
 DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
@@ -105,7 +105,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
-    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.server import serve  # noqa: PLC0415 - keeps `--help` fast
 
     def print_ready(bootstrap: Address) -> None:
         print(f"ready bootstrap={bootstrap} kafka={cluster.bootstrap}", flush=True)

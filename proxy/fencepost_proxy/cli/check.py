@@ -18,7 +18,7 @@ from fencepost_proxy.cli.tables import printable
 from fencepost_proxy.config import Refused
 from fencepost_proxy.config.reading import Loaded
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.findings import Finding, State, failed, ok
+from fencepost_proxy.preflight.findings import Finding, State, failed, ok
 
 _SECONDS: Final = 60.0
 _WIDTH: Final = 110
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     # The list reports failures; log lines would repeat them.
     logs.setup("error", stream=io.StringIO())
-    from fencepost_proxy.net.checking import check  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.preflight.checking import check  # noqa: PLC0415 - keeps `--help` fast
 
     try:
         with asyncio.Runner(loop_factory=proxy.loop_factory()) as runner:

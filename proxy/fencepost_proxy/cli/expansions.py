@@ -17,8 +17,8 @@ from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address,
 from fencepost_proxy.cli.tables import table
 from fencepost_proxy.config.reading import load
 from fencepost_proxy.config.secrets import secret
-from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
+from fencepost_proxy.transport.certificates import upstream_context
 from fencepost_proxy.types import Address
 
 _QUERY_MS: Final = 5_000

@@ -24,7 +24,7 @@ from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address
 
 if TYPE_CHECKING:
-    from fencepost_proxy.net.worker import Worker
+    from fencepost_proxy.workers.worker import Worker
 
 _log = logs.get("cli")
 
@@ -188,7 +188,7 @@ def _announce(bootstrap: Address) -> None:
 
 
 async def _supervise(running: Running) -> int:
-    from fencepost_proxy.net.supervisor import supervise  # noqa: PLC0415 - only for several workers
+    from fencepost_proxy.workers.supervisor import supervise  # noqa: PLC0415 - only for several workers
 
     def on_ready(bootstrap: Address) -> None:
         _announce(bootstrap)
@@ -208,8 +208,8 @@ def _run_worker(given: str) -> int:
     # The supervisor sends workers the new configuration. SIGHUP to the process group must not end them.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     gc.disable()
-    import fencepost_proxy.net.app  # noqa: F401, PLC0415 - loaded while the worker waits for its start
-    from fencepost_proxy.net.worker import Worker  # noqa: PLC0415
+    import fencepost_proxy.server  # noqa: F401, PLC0415 - loaded while the worker waits for its start
+    from fencepost_proxy.workers.worker import Worker  # noqa: PLC0415
 
     index, packets, listeners, loads = map(int, given.split(":"))
     worker = Worker(index, socket.socket(fileno=packets), socket.socket(fileno=listeners), loads)
@@ -244,7 +244,7 @@ def _tune_garbage_collector() -> None:
 async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Running | None = None) -> int:
     # Imports create 30,000 permanent objects; `gc.freeze` exempts them from every later collection.
     gc.disable()
-    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.server import serve  # noqa: PLC0415 - keeps `--help` fast
 
     gc.freeze()
     gc.enable()

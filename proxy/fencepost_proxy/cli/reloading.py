@@ -61,7 +61,7 @@ class Running:
 
 def _try_certificates(before: ProxyConfig, after: ProxyConfig) -> None:
     """Loads changed certificates before anything is applied. Raises `ConfigError`."""
-    from fencepost_proxy.net.certificates import listener_context, upstream_context  # noqa: PLC0415 - not needed at start
+    from fencepost_proxy.transport.certificates import listener_context, upstream_context  # noqa: PLC0415 - not needed at start
 
     if after.listen_tls is not None and after.listen_tls != before.listen_tls:
         listener_context(after.listen_tls)

@@ -153,7 +153,7 @@ def _of_status(args: argparse.Namespace) -> int:
 async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], config: ProxyConfig) -> int:
     from fencepost_proxy.cluster.broker import Access  # noqa: PLC0415 - keeps `--help` fast
     from fencepost_proxy.cluster.client import KafkaClient  # noqa: PLC0415
-    from fencepost_proxy.net.certificates import Certificates  # noqa: PLC0415
+    from fencepost_proxy.transport.certificates import Certificates  # noqa: PLC0415
 
     certificates = Certificates(None, config.upstream_tls)
     access = Access(lambda: certificates.upstream, config.control_sasl)
@@ -169,7 +169,7 @@ async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], conf
 
 
 async def _probe(args: argparse.Namespace, control: KafkaClient) -> dict[str, Any]:
-    from fencepost_proxy.net.watching import TransactionWatch  # noqa: PLC0415
+    from fencepost_proxy.services.watching import TransactionWatch  # noqa: PLC0415
     from fencepost_proxy.transactions.watching import Pace  # noqa: PLC0415
 
     tasks: set[asyncio.Task[None]] = set()
@@ -207,7 +207,7 @@ def _decided(watching: TransactionMonitor) -> bool:
 
 async def _describe(args: argparse.Namespace, control: KafkaClient) -> int:
     from fencepost_proxy.cluster.broker import UpstreamUnavailable  # noqa: PLC0415
-    from fencepost_proxy.net.watching import Queries  # noqa: PLC0415
+    from fencepost_proxy.services.watching import Queries  # noqa: PLC0415
     from fencepost_proxy.transactions.watched import (  # noqa: PLC0415
         OPEN_STATES,
         DescribeTransactions,
@@ -311,7 +311,7 @@ def _columns(entry: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _report(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str) -> int:
-    from fencepost_proxy.net.watching import abort_command  # noqa: PLC0415
+    from fencepost_proxy.services.watching import abort_command  # noqa: PLC0415
 
     hanging = list(report["hanging"])
     for each in hanging:

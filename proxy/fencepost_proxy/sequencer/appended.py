@@ -1,6 +1,6 @@
 """Compare what lies in the log with an append that may have been appended there.
 
-Reading a batch may take long, so `net/log_reader.py` does it outside the event loop where possible.
+Reading a batch may take long, so `services/log_reader.py` does it outside the event loop where possible.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ Three hazards; without its rule, each led to an append at the wrong offset or to
 1. *Fence unconfirmed.* A broker that does not know the producer id accepts any first sequence. So a fence is relied on
    only while **confirmed**: after a fenced append of this process was acknowledged, in that leader epoch, on
    connections opened before it, for a quarter of `producer.id.expiration.ms`, and at most `KNOWN_SECONDS` after that
-   setting was read (`net/log_reader.py`). While unconfirmed: read the log end and the producer's state, then send one
-   append, alone, soon after the read.
+   setting was read (`services/log_reader.py`). While unconfirmed: read the log end and the producer's state, then send
+   one append, alone, soon after the read.
 2. *In-doubt appends.* An error or an acknowledgement is conclusive only for a batch that was sent once and answered on
    that connection. After a lost connection, 7, 20, or any error with a base offset, only the log decides. It is read at
    the expected offset (`in_doubt.py`).

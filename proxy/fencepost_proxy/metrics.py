@@ -1,6 +1,6 @@
 """Metrics of the process. Label values are fixed words or a limited number of partitions, which bounds the series.
 
-The table in `net/exposition.py` defines names and meanings and produces the Prometheus text on a scrape.
+The table in `observability/exposition.py` defines names and meanings and produces the Prometheus text on a scrape.
 
 Values are plain integers: a `prometheus_client` counter takes a lock each time, and importing that library takes more
 than half of the start time.

@@ -17,8 +17,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fencepost_proxy.cluster.metadata import TopicInfo
-from fencepost_proxy.net.proxied_connection import ProxiedConnection
-from fencepost_proxy.net.status import (
+from fencepost_proxy.observability.status import (
     CheckedTopicStatus,
     ClientStatus,
     ExpansionStatus,
@@ -33,6 +32,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.state import Phase
 from fencepost_proxy.session.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address, TopicPartition
 
 _T = TypeVar("_T")

@@ -10,10 +10,10 @@ import asyncio
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from fencepost_proxy.net.metrics import Traffic
-from fencepost_proxy.net.proxied_socket import Buffers, Paused, ProxiedSocket, Socket
+from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket
 from fencepost_proxy.types import Address, NodeId
 
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from time import monotonic
 
-from fencepost_proxy.net.proxied_socket import Buffers, ProxiedSocket, Socket
+from fencepost_proxy.transport.proxied_socket import Buffers, ProxiedSocket, Socket
 
 
 class _End(ProxiedSocket):

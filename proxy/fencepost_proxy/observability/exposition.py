@@ -1,4 +1,4 @@
-"""Prometheus text format of `net/metrics.py`. The first scrape imports this module.
+"""Prometheus text format of `metrics.py`. The first scrape imports this module.
 
 `TABLE` defines every metric: name, type, help, labels and how to read its value. `tests/pages/metrics.py` generates
 `docs/metrics.md` from it.
@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from fencepost_proxy.net.metrics import Distribution, Metrics, WorkerNumbers, fencepost_version
+from fencepost_proxy.metrics import Distribution, Metrics, WorkerNumbers, fencepost_version
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.wire.apis import APIS
 

@@ -36,13 +36,13 @@ from fencepost_proxy.groups.queries import (
     WhereToBegin,
 )
 from fencepost_proxy.groups.watch import Group, Watch
-from fencepost_proxy.net.expanded_topics import ExpandedTopics
-from fencepost_proxy.net.gating_decisions import GatingDecisions
-from fencepost_proxy.net.group_story import GroupStory
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.offset_lookups import OffsetLookups
-from fencepost_proxy.net.status import GatedStatus
-from fencepost_proxy.net.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability.status import GatedStatus
+from fencepost_proxy.services.expanded_topics import ExpandedTopics
+from fencepost_proxy.services.gating_decisions import GatingDecisions
+from fencepost_proxy.services.group_story import GroupStory
+from fencepost_proxy.services.offset_lookups import OffsetLookups
+from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
 from fencepost_proxy.topics.expansions import Expansion
 from fencepost_proxy.topics.gated import encode_gated, encode_gated_tombstone, encode_released

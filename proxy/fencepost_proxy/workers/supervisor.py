@@ -32,13 +32,14 @@ from typing import Final
 from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.channel import Channel, Packet, pair, receive_packet, send_packet
-from fencepost_proxy.net.http import StatusServer
-from fencepost_proxy.net.listeners import bind
-from fencepost_proxy.net.lists import Found, merged
-from fencepost_proxy.net.metrics import Metrics, WorkerNumbers, fencepost_version
-from fencepost_proxy.net.status import BrokerStatus, Listed, PageRequest, StatusSnapshot
-from fencepost_proxy.net.worker import (
+from fencepost_proxy.metrics import Metrics, WorkerNumbers, fencepost_version
+from fencepost_proxy.observability.http import StatusServer
+from fencepost_proxy.observability.lists import Found, merged
+from fencepost_proxy.observability.status import BrokerStatus, Listed, PageRequest, StatusSnapshot
+from fencepost_proxy.transport.listeners import bind
+from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.workers.channel import Channel, Packet, pair, receive_packet, send_packet
+from fencepost_proxy.workers.worker import (
     AWAY,
     LIST,
     LOAD_BYTES,
@@ -52,7 +53,6 @@ from fencepost_proxy.net.worker import (
     ListenerRequest,
     Report,
 )
-from fencepost_proxy.types import Address, NodeId
 
 _log = logs.get("net.supervisor")
 _limited_log = logs.RateLimitedLog(_log)

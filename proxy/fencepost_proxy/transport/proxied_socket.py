@@ -23,7 +23,7 @@ from collections import deque
 from time import monotonic
 from typing import Final, Protocol
 
-from fencepost_proxy.net.tls import TlsBuffers, TlsSocket
+from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket
 
 #: Shared by all connections of the process: data is handled before the next read.
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024

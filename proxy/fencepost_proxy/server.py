@@ -38,19 +38,11 @@ from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
 from fencepost_proxy.groups.queries import Query
-from fencepost_proxy.net import diagnosis
-from fencepost_proxy.net.certificates import Certificates
-from fencepost_proxy.net.expansions import Expansions
-from fencepost_proxy.net.groups import GroupProgressTracker
-from fencepost_proxy.net.http import StatusServer
-from fencepost_proxy.net.listeners import Acceptor, bind, connect
-from fencepost_proxy.net.lists import Found, Lists, Refusals, Sources
-from fencepost_proxy.net.log_reader import FACTS_SECONDS, LogReader
-from fencepost_proxy.net.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
-from fencepost_proxy.net.proxied_connection import ProxiedConnection
-from fencepost_proxy.net.proxied_socket import Buffers, Socket
-from fencepost_proxy.net.sidecar import SidecarProbe
-from fencepost_proxy.net.status import (
+from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
+from fencepost_proxy.observability import diagnosis
+from fencepost_proxy.observability.http import StatusServer
+from fencepost_proxy.observability.lists import Found, Lists, Refusals, Sources
+from fencepost_proxy.observability.status import (
     ABORT_ONLY_SHOWN,
     AbortOnlyStatus,
     BrokerStatus,
@@ -60,13 +52,16 @@ from fencepost_proxy.net.status import (
     StatusSnapshot,
     ViolationStatus,
 )
-from fencepost_proxy.net.tls import TlsSocket, of_client, secure
-from fencepost_proxy.net.transactions import Commits
-from fencepost_proxy.net.watchdog import Watchdog
-from fencepost_proxy.net.watching import TransactionWatch
+from fencepost_proxy.observability.watchdog import Watchdog
 from fencepost_proxy.sequencer.events import SequencerLimits, Violation
 from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
 from fencepost_proxy.sequencer.state import Phase
+from fencepost_proxy.services.expansions import Expansions
+from fencepost_proxy.services.groups import GroupProgressTracker
+from fencepost_proxy.services.log_reader import FACTS_SECONDS, LogReader
+from fencepost_proxy.services.sidecar import SidecarProbe
+from fencepost_proxy.services.transactions import Commits
+from fencepost_proxy.services.watching import TransactionWatch
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.barriers import READ_SECONDS
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
@@ -86,14 +81,19 @@ from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
+from fencepost_proxy.transport.certificates import Certificates
+from fencepost_proxy.transport.listeners import Acceptor, bind, connect
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
+from fencepost_proxy.transport.proxied_socket import Buffers, Socket
+from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
 from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition, Transactor
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
 if TYPE_CHECKING:
-    from fencepost_proxy.net.bridge import Bridge
-    from fencepost_proxy.net.worker import MigratedSockets, Worker
+    from fencepost_proxy.workers.bridge import Bridge
+    from fencepost_proxy.workers.worker import MigratedSockets, Worker
 
 _T = TypeVar("_T")
 _log = logs.get("net.app")
@@ -1281,7 +1281,7 @@ class Proxy:
     def _bind(self, node_id: NodeId | None, address: Address, what: str) -> socket.socket:
         if self._worker is None:
             return bind(address, what)
-        from fencepost_proxy.net.worker import ListenerRequest  # noqa: PLC0415 - a single process need not load it
+        from fencepost_proxy.workers.worker import ListenerRequest  # noqa: PLC0415 - a single process need not load it
 
         return self._worker.listener(ListenerRequest(node_id, address, what))
 
@@ -1298,7 +1298,7 @@ class Proxy:
         given = proxied.detach()
         if given is None:
             return
-        from fencepost_proxy.net.worker import MigratedSockets  # noqa: PLC0415 - a single process need not load it
+        from fencepost_proxy.workers.worker import MigratedSockets  # noqa: PLC0415 - a single process need not load it
 
         self._metrics.released_total.inc()
         on_its_way = MigratedSockets(migrated, proxied.peer, proxied.node_id, given.to_client, given.to_upstream)
@@ -1313,7 +1313,7 @@ class Proxy:
         if not isinstance(sock, TlsSocket):
             assert isinstance(sock, socket.socket)
             return sock
-        from fencepost_proxy.net.bridge import Bridge  # noqa: PLC0415 - for several workers with TLS only
+        from fencepost_proxy.workers.bridge import Bridge  # noqa: PLC0415 - for several workers with TLS only
 
         def ended(bridge: Bridge) -> None:
             self._bridges.discard(bridge)

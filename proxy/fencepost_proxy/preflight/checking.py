@@ -26,10 +26,12 @@ from fencepost_proxy.cluster.metadata import ClusterMetadata, from_response
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net import advice, certificates, rights
-from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
-from fencepost_proxy.net.listeners import bind
-from fencepost_proxy.net.sidecar import SidecarProbe
+from fencepost_proxy.observability import advice
+from fencepost_proxy.preflight import rights
+from fencepost_proxy.preflight.findings import Finding, failed, ok, unknown, warning
+from fencepost_proxy.services.sidecar import SidecarProbe
+from fencepost_proxy.transport import certificates
+from fencepost_proxy.transport.listeners import bind
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name

@@ -24,10 +24,18 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 from fencepost_proxy import logs
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net import page
-from fencepost_proxy.net.diagnosis import diagnose
-from fencepost_proxy.net.metrics import Metrics, fencepost_version
-from fencepost_proxy.net.status import OFFSET_MAX, ROWS_MAX, ExpansionStatus, Listed, PageRequest, StatusSnapshot, What
+from fencepost_proxy.metrics import Metrics, fencepost_version
+from fencepost_proxy.observability import page
+from fencepost_proxy.observability.diagnosis import diagnose
+from fencepost_proxy.observability.status import (
+    OFFSET_MAX,
+    ROWS_MAX,
+    ExpansionStatus,
+    Listed,
+    PageRequest,
+    StatusSnapshot,
+    What,
+)
 from fencepost_proxy.types import Address
 
 _log = logs.get("net.http")
@@ -273,7 +281,7 @@ class StatusServer:
         try:
             if request.path == "/metrics":
                 # The first import takes about 50 ms; it must not block clients.
-                await asyncio.to_thread(import_module, "fencepost_proxy.net.exposition")
+                await asyncio.to_thread(import_module, "fencepost_proxy.observability.exposition")
             if self._refresh is not None:
                 await self._refresh()
             return await (
@@ -326,7 +334,7 @@ class StatusServer:
 
     async def _page(self, path: str, query: str) -> _Page:
         if path == "/metrics":
-            from fencepost_proxy.net.exposition import exposition  # noqa: PLC0415 - imported on the first scrape
+            from fencepost_proxy.observability.exposition import exposition  # noqa: PLC0415 - imported on the first scrape
 
             return _Page(200, _PROMETHEUS, exposition(self._metrics()))
         if path == "/readyz":

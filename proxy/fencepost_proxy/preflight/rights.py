@@ -22,8 +22,8 @@ from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
-from fencepost_proxy.net.advice import of_not_ready
-from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
+from fencepost_proxy.observability.advice import of_not_ready
+from fencepost_proxy.preflight.findings import Finding, failed, ok, unknown, warning
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, NodeId

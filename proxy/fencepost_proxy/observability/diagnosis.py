@@ -11,8 +11,8 @@ from typing import Final
 from urllib.parse import quote
 
 from fencepost_proxy.config import Limits
-from fencepost_proxy.net import advice
-from fencepost_proxy.net.status import BrokerStatus, ExpansionStatus, GatedStatus, Problem, StatusSnapshot
+from fencepost_proxy.observability import advice
+from fencepost_proxy.observability.status import BrokerStatus, ExpansionStatus, GatedStatus, Problem, StatusSnapshot
 from fencepost_proxy.transactions.watched import TransactionsReport
 
 _DAY_SECONDS: Final = 86_400

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, urlencode
 
-from fencepost_proxy.net.status import (
+from fencepost_proxy.observability.status import (
     CheckedTopicStatus,
     ClientStatus,
     ExpansionStatus,

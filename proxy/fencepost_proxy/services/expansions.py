@@ -23,8 +23,8 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import ExpansionStatus
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability.status import ExpansionStatus
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest

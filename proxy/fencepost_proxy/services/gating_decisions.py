@@ -15,11 +15,11 @@ from fencepost_proxy.cluster.groups import ConsumerGroups
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.groups.gating import Decision, Progress, Why, brought_by, decide
-from fencepost_proxy.net.expanded_topics import ExpandedTopics
-from fencepost_proxy.net.group_story import GroupStory
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.offset_lookups import OffsetLookups
-from fencepost_proxy.net.unread_records import UnreadRecords
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services.expanded_topics import ExpandedTopics
+from fencepost_proxy.services.group_story import GroupStory
+from fencepost_proxy.services.offset_lookups import OffsetLookups
+from fencepost_proxy.services.unread_records import UnreadRecords
 from fencepost_proxy.topics.expansions import Expansion
 from fencepost_proxy.topics.gated import encode_released
 from fencepost_proxy.topics.records import StateRecord

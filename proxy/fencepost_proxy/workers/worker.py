@@ -17,12 +17,12 @@ from typing import Final, Protocol
 
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.net.channel import Channel, Packet, receive_packet, send_packet
-from fencepost_proxy.net.lists import Found
-from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import PageRequest, StatusSnapshot
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability.lists import Found
+from fencepost_proxy.observability.status import PageRequest, StatusSnapshot
 from fencepost_proxy.session.messages import MigratedConnection
 from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.workers.channel import Channel, Packet, receive_packet, send_packet
 
 PRIMARY: Final = 0
 #: A supervisor that is silent this long is dead: it has little other work.

@@ -1,0 +1,1 @@
+"""Drivers with a clock, for the state machines of expansions, groups, transactions and sequencers."""

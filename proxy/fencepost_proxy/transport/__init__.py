@@ -1,0 +1,1 @@
+"""Sockets: listeners, proxied connections, TLS, certificates."""

@@ -1,0 +1,1 @@
+"""Several processes behind the same listeners."""
