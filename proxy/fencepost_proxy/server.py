@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from fencepost_proxy.workers.worker import MigratedSockets, Worker
 
 _T = TypeVar("_T")
-_log = logs.get("net.app")
+_log = logs.get("server")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: How often partition sequencers and sessions check their time limits.

@@ -99,7 +99,7 @@ def _events() -> Iterator[_Event]:
 
 
 def _logger_of(tree: ast.Module) -> str | None:
-    """The argument of `logs.get`, such as `net.app`."""
+    """The argument of `logs.get`, such as `server`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logs"), attr="get"), args=[ast.Constant(value=logger)]):

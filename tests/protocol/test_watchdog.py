@@ -35,7 +35,7 @@ def _fields(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, obje
 
 @pytest.fixture(autouse=True)
 def _no_line_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "_limited_log", logs.RateLimitedLog(logs.get("net.watchdog")))
+    monkeypatch.setattr(product, "_limited_log", logs.RateLimitedLog(logs.get("observability.watchdog")))
 
 
 @in_event_loop

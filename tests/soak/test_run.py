@@ -15,14 +15,14 @@ from tests.soak.run import append_at_last, crashes
 from tests.support.raw import Answer
 
 LOG = """\
-2026-01-01T00:00:00.000Z INFO net.app serving bootstrap=127.0.0.1:19092 brokers=3
-2026-01-01T00:00:01.000Z ERROR net.app read t-0 crashed
+2026-01-01T00:00:00.000Z INFO server serving bootstrap=127.0.0.1:19092 brokers=3
+2026-01-01T00:00:01.000Z ERROR server read t-0 crashed
     Traceback (most recent call last):
       File "app.py", line 1, in read
         go()
         ^^^^
     RuntimeError: the handler is closed
-2026-01-01T00:00:02.000Z ERROR net.app read t-1 crashed
+2026-01-01T00:00:02.000Z ERROR server read t-1 crashed
     Traceback (most recent call last):
       File "app.py", line 1, in read
     RuntimeError: the handler is closed

@@ -153,7 +153,7 @@ def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
     # Given an event of which there are three more than may be, with other values each time
     logs.setup("info", style, stream, worker=1)
     before = logs.lines()
-    log = logs.get("net.groups")
+    log = logs.get("services.groups")
 
     # When they come, with another one, and then the process ends
     for number in range(logs.EVENT_LINES_MAX + 3):
@@ -169,13 +169,13 @@ def test_no_event_can_flood_the_log(stream: io.StringIO, style: str) -> None:
         assert json.loads(reported) | {"time": ""} == {
             "time": "",
             "level": "info",
-            "logger": "net.groups",
+            "logger": "services.groups",
             "event": "a group gets a new partition",
             "suppressed": 3,
             "worker": 1,
         }
     else:
-        assert reported.endswith("INFO net.groups a group gets a new partition suppressed=3 worker=1")
+        assert reported.endswith("INFO services.groups a group gets a new partition suppressed=3 worker=1")
     after = logs.lines()
     assert after["info"] - before["info"] == logs.EVENT_LINES_MAX + 1
     assert after["left_out"] - before["left_out"] == 3

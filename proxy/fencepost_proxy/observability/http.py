@@ -38,7 +38,7 @@ from fencepost_proxy.observability.status import (
 )
 from fencepost_proxy.types import Address
 
-_log = logs.get("net.http")
+_log = logs.get("observability.http")
 
 _HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_SECONDS: Final = 5.0

@@ -24,7 +24,7 @@ from types import FrameType
 import fencepost_proxy
 from fencepost_proxy import logs
 
-_log = logs.get("net.watchdog")
+_log = logs.get("observability.watchdog")
 _limited_log = logs.RateLimitedLog(_log)
 
 REFRESH_SECONDS = 0.25

@@ -31,7 +31,7 @@ from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.types import TopicPartition, Transactor
 
 _T = TypeVar("_T")
-_log = logs.get("net.expansions")
+_log = logs.get("services.expansions")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: Timeout of one query to Kafka; the procedure retries.

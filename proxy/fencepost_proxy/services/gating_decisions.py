@@ -26,7 +26,7 @@ from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
 
-_log = logs.get("net.gating_decisions")
+_log = logs.get("services.gating_decisions")
 
 _QUERY_SECONDS: Final = 5.0
 

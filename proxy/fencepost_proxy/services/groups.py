@@ -50,7 +50,7 @@ from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import TopicPartition
 
-_log = logs.get("net.groups")
+_log = logs.get("services.groups")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: A coordinator's response is delayed this long at most: members time out only after many seconds. Queries to Kafka get

@@ -34,7 +34,7 @@ from fencepost_proxy.types import (
 )
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 
-_log = logs.get("net.reads")
+_log = logs.get("services.log_reader")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: Maximum age of a topic's Kafka configs.

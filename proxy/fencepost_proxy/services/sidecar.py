@@ -23,7 +23,7 @@ from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
-_log = logs.get("net.sidecar")
+_log = logs.get("services.sidecar")
 _limited_log = logs.RateLimitedLog(_log)
 
 _CLIENT_ID: Final = "fencepost-sidecar"

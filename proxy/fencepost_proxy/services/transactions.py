@@ -59,7 +59,7 @@ from fencepost_proxy.types import Monotonic, Offset, ProducerId
 from fencepost_proxy.wire.batch import BatchHeader, Effort, HeaderNames, MalformedBatch, scan_batch, split_batches
 from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 
-_log = logs.get("net.transactions")
+_log = logs.get("services.transactions")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: The client waits for its append's response meanwhile; on timeout it gets a retriable error.

@@ -40,7 +40,7 @@ from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.control import decode_response
 from fencepost_proxy.wire.schema import Message
 
-_log = logs.get("net.watching")
+_log = logs.get("services.watching")
 _limited_log = logs.RateLimitedLog(_log)
 
 _QUERY_SECONDS: Final = 10.0

@@ -20,7 +20,7 @@ from fencepost_proxy.config.client_properties import CertificatesIn
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 
-_log = logs.get("net.certificates")
+_log = logs.get("transport.certificates")
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: TLS 1.2 ciphers with forward secrecy and authenticated encryption. TLS 1.3 has no others.

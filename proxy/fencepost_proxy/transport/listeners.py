@@ -15,7 +15,7 @@ from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address
 
 BACKLOG = 1024
-_log = logs.get("net.listeners")
+_log = logs.get("transport.listeners")
 _limited_log = logs.RateLimitedLog(_log)
 _ACCEPTED_AT_ONCE_MAX = 64
 #: A resource of this process or machine is exhausted.

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from fencepost_proxy import logs
 
-_limited_log = logs.RateLimitedLog(logs.get("net.channel"))
+_limited_log = logs.RateLimitedLog(logs.get("workers.channel"))
 
 _PACKET_BYTES_MAX: Final = 32 * 1024
 _SOCKETS_MAX: Final = 4

@@ -54,7 +54,7 @@ from fencepost_proxy.workers.worker import (
     Report,
 )
 
-_log = logs.get("net.supervisor")
+_log = logs.get("workers.supervisor")
 _limited_log = logs.RateLimitedLog(_log)
 
 _PAUSE_MIN_SECONDS: Final = 0.1
