@@ -16,7 +16,7 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import gating_decisions, groups, unread_records
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
-from fencepost_proxy.topics.gated import encode_gated
+from fencepost_proxy.topics.gated import encode_gated, encode_released
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -396,6 +396,24 @@ async def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
 
 
 # --- what the state topic keeps ---------------------------------------------------------------------------------------
+
+
+@in_event_loop
+async def test_release_recorded_while_others_are_stored_is_stored_next(story: Story) -> None:
+    later = encode_released(OTHERS, 2, "billing", 1)
+    append, stored = story.state.append, []
+
+    async def appending(records: Any) -> Any:
+        stored.extend(records)
+        if len(stored) == 1:
+            story.tracker._decisions.to_store.append(later)
+        return await append(records)
+
+    story.state.append = appending  # type: ignore[method-assign]
+    story.tracker._decisions.to_store.append(encode_released(ORDERS, 2, "billing", 1))
+    await story.tracker._store_what_is_due()
+    await story.tracker._store_what_is_due()
+    assert stored[1:] == [later]
 
 
 def recorded(story: Story) -> set[str]:

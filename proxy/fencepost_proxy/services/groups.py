@@ -405,8 +405,9 @@ class GroupProgressTracker:
         if self._state is None:
             return
         try:
-            await self._state.append(self._decisions.to_store)
-            self._decisions.to_store = []
+            due = list(self._decisions.to_store)
+            await self._state.append(due)
+            del self._decisions.to_store[: len(due)]  # others may have been added meanwhile
         except FencepostError as error:  # retried; storing twice is harmless
             _limited_log.warning("store", "failed to store the end of gating", reason=error)
 
