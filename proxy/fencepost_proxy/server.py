@@ -32,7 +32,6 @@ from fencepost_proxy.cluster.groups import ConsumerGroups
 from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
-from fencepost_proxy.cluster.tls_failures import of_broker
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
@@ -56,9 +55,11 @@ from fencepost_proxy.observability.watchdog import Watchdog
 from fencepost_proxy.sequencer.events import SequencerLimits, Violation
 from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
 from fencepost_proxy.sequencer.state import Phase
+from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import FACTS_SECONDS, LogReader
+from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.services.sidecar import SidecarProbe
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.services.watching import TransactionWatch
@@ -78,14 +79,15 @@ from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings, is_safe
+from fencepost_proxy.topics.virtual_configs import TopicPolicy, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
 from fencepost_proxy.transport.certificates import Certificates
-from fencepost_proxy.transport.listeners import Acceptor, bind, connect
+from fencepost_proxy.transport.listeners import Acceptor, bind
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
+from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition, Transactor
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
 from fencepost_proxy.wire.batch import HeaderNames
@@ -117,16 +119,12 @@ _STORE_SECONDS = 15.0
 _CERTIFICATES_SECONDS = 5.0
 _START_AGAIN_SECONDS = 2.0
 _DRAIN_POLL_SECONDS = 0.02
-#: How long the status page shows a failed connection to a broker. Clients retry all the time.
-_UNREACHABLE_SECONDS = 30.0
 #: How long a client may take to notice that its connection was closed. Until then its data is discarded: a reset could
 #: cost it a response that it has not read.
 _LINGER_SECONDS = 1.0
 _WELCOME = "connect "
 #: Maximum requests whose batches are read in threads at one time.
 _READ_AT_ONCE_MAX = 2
-#: Maximum topic names in one log line; it gives the number of the others.
-_NAMED_MAX = 5
 #: Maximum topics for which the log explains why their batches lose their producer ids.
 _REPORTED_MAX = 10_000
 _WHY_DOWNGRADED = {
@@ -266,7 +264,7 @@ class Proxy:
         self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
         self._unverified_ids: set[str] = set()  # topics whose known ids may be those of deleted topics
-        self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
+        self._upstreams = Upstreams(lambda: self.config, self._book, self._certificates, self._buffers, self._metrics)
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -295,12 +293,8 @@ class Proxy:
         self._violations = 0
         self._last_violation: ViolationStatus | None = None
         self._refusals = Refusals()
-        #: Brokers to which the last client connection failed: when, and why.
-        self._unreachable: dict[NodeId, tuple[float, str]] = {}
-        self._warned: set[str] = set()  # checked topics whose durability was reported
-        #: Topics that inherited checks at the last probe, and those that did at the probe before it, too.
-        self._inheriting: dict[str, UUID] = {}
-        self._replaced: dict[str, UUID] = {}
+        self._durability = DurabilityWarnings(self._control, self.policy, self._spawn)
+        self._replaced = ReplacedTopics(self.topic_id, self._metrics, primary=self._primary)
         self._takeover_until = float("-inf")
         self.traffic = self._metrics.traffic
         self._lists = Lists(
@@ -759,7 +753,8 @@ class Proxy:
         if all(is_abort_only(record) for record in records):
             return  # hundreds in a second, where transactions race
         self._verify_ids(records)
-        self._set_replaced(self._replaced)
+        assert self._state is not None
+        self._replaced.state_changed(self._state.view)
         self._policies.clear()
         self._groups.refresh()
         self._record_safe()
@@ -853,8 +848,8 @@ class Proxy:
                 for change in changes:
                     if change.topic is not None and not change.deleted:
                         _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
-                        self._warned.discard(change.topic)
-                        self._warn_about([change.topic])
+                        self._durability.changed(change.topic)
+                        self._durability.check([change.topic])
         except (FencepostError, TimeoutError, ValueError) as failure:
             error = str(failure) or "timed out"
             _log.error("virtual configs could not be stored", reason=error)
@@ -890,37 +885,6 @@ class Proxy:
             each if each.deleted or each.topic is None else replace(each, topic_id=found[each.topic])
             for each in changes
         ]
-
-    def _warn_about(self, topics: Iterable[str]) -> None:
-        """Warns once per topic about settings with which Kafka itself may lose appends."""
-        if new := sorted(set(topics) - self._warned):
-            self._warned.update(new)
-            self._spawn(self._warn_of_loss(new), "durability check")
-
-    async def _warn_of_loss(self, topics: Sequence[str]) -> None:
-        """Logs one line for all topics: a pattern may match thousands."""
-        checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.is_checked]
-        try:
-            facts = await Configs(self._control).facts_of_topics(checked)
-        except UpstreamUnavailable:
-            self._warned.difference_update(topics)  # the next round retries
-            return
-        found: dict[tuple[str, str], list[str]] = {}
-        for topic in facts:
-            if (info := self._control.topic(topic)) is None:
-                continue
-            for warning in durability_warnings(
-                replication_factor=info.replication_factor,
-                min_insync_replicas=facts[topic].min_insync_replicas,
-                unclean_leader_election=facts[topic].unclean_leader_election,
-            ):
-                found.setdefault(warning, []).append(topic)
-        if found:
-            _log.warning(
-                "Kafka itself may lose appends of checked topics",
-                topics=len({name for names in found.values() for name in names}),
-                reason="; ".join(f"{state} ({todo}): {_some(names)}" for (state, todo), names in found.items()),
-            )
 
     # ---- proxied connections
 
@@ -988,59 +952,14 @@ class Proxy:
         return False
 
     async def _connect(self, proxied: ProxiedConnection, node_id: NodeId | None) -> None:
-        """Opens the upstream connection: to the listener's broker, or to any configured bootstrap server."""
-        tries = [self._book.upstream_of(node_id)] if node_id is not None else None
-        if self._is_sidecar:
-            tries = [self.config.broker]
-        reason: object = "the broker is not known"
-        kind = "unknown_broker"
-        first = next(self._bootstrap_cycle) if node_id is None else 0
-        for address in tries or [*self.config.upstream[first:], *self.config.upstream[:first]]:
-            if address is None:
-                continue
-            try:
-                async with asyncio.timeout(self.config.limits.connect_timeout_seconds):
-                    far = await self._far(address)
-            except UpstreamUnavailable as error:
-                reason, kind = error, "tls"
-            except TimeoutError as error:
-                reason, kind = f"{address}: {error or 'no response in time'}", "timeout"
-            except OSError as error:
-                reason, kind = f"{address}: {error}", "unreachable"
-            else:
-                if node_id is not None:
-                    self._unreachable.pop(node_id, None)
-                proxied.connected(far)
-                return
-            self._metrics.upstream_failed("clients", kind)
-        if kind == "unknown_broker":
-            self._metrics.upstream_failed("clients", kind)
-        if node_id is not None:
-            self._unreachable[node_id] = time.monotonic(), str(reason)
-        _limited_log.warning("upstream", "no upstream connection for a client", peer=proxied.peer, reason=reason)
-        proxied.close_reason = "no upstream connection"
-        proxied.client.close(time.monotonic())
-
-    async def _far(self, address: Address) -> Socket:
-        sock = await connect(address)
-        context = self._certificates.upstream
-        if context is None or (self._is_sidecar and not self.config.broker_tls):
-            return sock
         try:
-            secured = TlsSocket(sock, context, self._buffers.tls, server_hostname=address.host)
-            await secure(secured)
-        except ValueError as error:  # a host that no certificate can be for
-            sock.close()
-            raise UpstreamUnavailable(f"{address}: {error}") from error
-        except OSError as error:
-            sock.close()
-            kind, words = of_broker(error)
-            self._metrics.upstream_tls_failed(kind)
-            raise UpstreamUnavailable(f"{address}: {words}") from error
-        except BaseException:
-            sock.close()
-            raise
-        return secured
+            far = await self._upstreams.connect(node_id)
+        except UpstreamUnavailable as error:
+            _limited_log.warning("upstream", "no upstream connection for a client", peer=proxied.peer, reason=error)
+            proxied.close_reason = "no upstream connection"
+            proxied.client.close(time.monotonic())
+        else:
+            proxied.connected(far)
 
     def proxied_opened(self, proxied: ProxiedConnection) -> Session:
         return self.dispatcher.open(proxied.connection, proxied.local_host, time.monotonic())
@@ -1400,7 +1319,7 @@ class Proxy:
             if self._expansions is not None:
                 self._expansions.maintain(self._count_checked_topics())
             seconds = FACTS_SECONDS
-            if self._inheriting.keys() - self._replaced.keys():
+            if self._replaced.unsettled:
                 seconds = min(seconds, self.config.config_lease_seconds)
             if time.monotonic() - probed_at >= seconds:
                 probed_at = time.monotonic()
@@ -1523,62 +1442,29 @@ class Proxy:
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}
-        self._warned.intersection_update(topics)
+        self._durability.keep(topics)
         try:
             await self._control.refresh_metadata(topics)
-            self._warn_about(topic for topic in topics if self.topic_id(topic) is not None)
+            self._durability.check(topic for topic in topics if self.topic_id(topic) is not None)
             for topic in topics:
                 if self.topic_id(topic) != before[topic]:
                     self._topic_replaced(topic)
-            self._detect_replaced()
+            self._replaced.probe(self._state.view)
             there = sorted(topic for topic in sequenced_topics if self.topic_id(topic) is not None)
             known = {topic for topic in there if self._reads.known_facts(topic) is not None}
             for topic in await self._reads.changed_facts(there):
                 if topic in known:
                     _log.info("Kafka's configs of a checked topic have changed", topic=topic)
-                    self._warned.discard(topic)
+                    self._durability.changed(topic)
                 now = time.monotonic()
                 self._perform(self.dispatcher.forget_topic(topic, now, same_log=True), now)
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "checked topics could not be looked up", reason=error)
 
-    def _detect_replaced(self) -> None:
-        """Finds topics that were deleted and created again at Kafka, and inherit checks.
-
-        Reported when found twice: the configs of a topic created through another proxy may arrive late.
-        """
-        assert self._state is not None
-        view = self._state.view
-        found = {
-            topic: topic_id
-            for topic in view.topic_configs
-            if (topic_id := self.topic_id(topic)) is not None and view.inherits(topic, topic_id)
-        }
-        lasting = {topic: topic_id for topic, topic_id in found.items() if self._inheriting.get(topic) == topic_id}
-        if self._primary:
-            for topic in sorted(topic for topic, topic_id in lasting.items() if self._replaced.get(topic) != topic_id):
-                _log.error(
-                    "a checked topic was deleted and created again at Kafka: it keeps the checks of its predecessor "
-                    "until its configs are set through the proxy, or it is deleted through the proxy",
-                    topic=topic,
-                    topic_id=lasting[topic],
-                    configs=dict(view.configs_set_on(topic, lasting[topic])),
-                )
-        self._inheriting = found
-        self._set_replaced(lasting)
-
-    def _set_replaced(self, topics: Mapping[str, UUID]) -> None:
-        """Stores those that still inherit checks."""
-        assert self._state is not None
-        self._replaced = {topic: each for topic, each in topics.items() if self._state.view.inherits(topic, each)}
-        self._metrics.topics_replaced.value = len(self._replaced) if self._primary else 0
-
     def _warnings(self) -> Iterable[str]:
         if self._expansions is not None:
             yield from self._expansions.warnings()
-        if self._replaced:
-            names = _some(sorted(self._replaced))
-            yield f"Topics that were deleted and created again at Kafka keep the checks of their predecessors: {names}"
+        yield from self._replaced.warnings()
 
     async def _refresh_stale(self) -> None:
         """Batches requests and pauses between them, because clients can make topics stale at will."""
@@ -1729,8 +1615,7 @@ class Proxy:
         return self._book.advertised(node_id, host) if node_id in self._listening else None
 
     def _problem_with(self, node_id: NodeId) -> str | None:
-        at, reason = self._unreachable.get(node_id, (float("-inf"), ""))
-        if time.monotonic() - at < _UNREACHABLE_SECONDS:
+        if (reason := self._upstreams.failure(node_id)) is not None:
             return reason
         if self._control.brokers and node_id not in self._control.brokers:
             return "no longer in the cluster's metadata: the broker is down, or was removed"
@@ -1792,10 +1677,6 @@ class Proxy:
         why = None if self._state is None else self._state.waits_because
         stale = "the state topic was not read recently enough: appends are blocked"
         return [stale if why is None else f"{stale} ({why})"]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
 
 
 def _kind(close: sessions.CloseClient) -> object:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
 
@@ -14,7 +15,10 @@ import pytest
 from fencepost_policies.append import Check
 from fencepost_proxy.cluster.configs import Configs, TopicFacts
 from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.server import Proxy
+from fencepost_proxy.services.durability import DurabilityWarnings
+from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.session.messages import Store, Stored
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -38,31 +42,24 @@ def test_a_change_that_crashes_here_is_answered(
     assert "storing virtual configs crashed" in caplog.text
 
 
-def test_inherited_checks_are_reported_at_the_second_probe(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def probe() -> None:
-        old, new, view = UUID(int=1), UUID(int=2), StateView("cluster")
-        proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
-        proxy._state = SimpleNamespace(view=view)  # type: ignore[assignment]
-        monkeypatch.setattr(proxy, "topic_id", lambda topic: new)
-        view.apply(Offset(0), *encode_topic_config("orders", old, {"fencepost.check.expected.offsets": "true"}))
-        view.apply(Offset(1), *encode_topic_config("payments", new, {"fencepost.check.expected.offsets": "true"}))
-        reported = []
-        for _ in range(3):
-            proxy._detect_replaced()
-            reported.append((proxy._metrics.topics_replaced.value, list(proxy._warnings())))
-        assert reported[0] == (0, [])
-        assert reported[1] == reported[2] == (1, [ANY])
-        assert "orders" in reported[1][1][0]
-        view.apply(Offset(2), *encode_topic_config("orders", new, {"fencepost.check.expected.offsets": "true"}))
-        proxy._set_replaced(proxy._replaced)
-        assert (proxy._metrics.topics_replaced.value, list(proxy._warnings())) == (0, [])
-
+def test_inherited_checks_are_reported_at_the_second_probe(caplog: pytest.LogCaptureFixture) -> None:
+    old, new, view, metrics = UUID(int=1), UUID(int=2), StateView("cluster"), Metrics()
+    replaced = ReplacedTopics(lambda topic: new, metrics, primary=True)
+    view.apply(Offset(0), *encode_topic_config("orders", old, {"fencepost.check.expected.offsets": "true"}))
+    view.apply(Offset(1), *encode_topic_config("payments", new, {"fencepost.check.expected.offsets": "true"}))
+    reported = []
     with caplog.at_level(logging.ERROR):
-        asyncio.run(probe())
-
+        for _ in range(3):
+            replaced.probe(view)
+            reported.append((metrics.topics_replaced.value, list(replaced.warnings())))
+    assert reported[0] == (0, [])
+    assert reported[1] == reported[2] == (1, [ANY])
+    assert "orders" in reported[1][1][0]
     assert len(caplog.records) == 1
+
+    view.apply(Offset(2), *encode_topic_config("orders", new, {"fencepost.check.expected.offsets": "true"}))
+    replaced.state_changed(view)
+    assert (metrics.topics_replaced.value, list(replaced.warnings())) == (0, [])
 
 
 def test_one_warning_names_all_weakly_replicated_topics(
@@ -71,17 +68,19 @@ def test_one_warning_names_all_weakly_replicated_topics(
     async def facts(_: Configs, topics: Sequence[str]) -> Mapping[str, TopicFacts]:
         return {topic: TopicFacts(min_insync_replicas=1) for topic in topics}
 
-    async def warn() -> None:
-        proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
-        monkeypatch.setattr(proxy, "policy", lambda topic: TopicPolicy(check=Check.ON))
-        monkeypatch.setattr(Configs, "facts_of_topics", facts)
-        monkeypatch.setattr(proxy._control, "topic", lambda topic: SimpleNamespace(replication_factor=1))
-        for _ in range(2):
-            proxy._warn_about([f"topic-{number}" for number in range(9)])
-        await asyncio.gather(*proxy._tasks)
-
+    monkeypatch.setattr(Configs, "facts_of_topics", facts)
+    kafka = SimpleNamespace(topic=lambda topic: SimpleNamespace(replication_factor=1))
+    spawned: list[Coroutine[Any, Any, None]] = []
+    warnings = DurabilityWarnings(
+        kafka,  # type: ignore[arg-type]
+        lambda topic: TopicPolicy(check=Check.ON),
+        lambda work, name: spawned.append(work),
+    )
+    for _ in range(2):
+        warnings.check([f"topic-{number}" for number in range(9)])
     with caplog.at_level(logging.WARNING, "fencepost"):
-        asyncio.run(warn())
+        for work in spawned:
+            asyncio.run(work)
 
     (line,) = caplog.records
     stated = vars(line)["fencepost_fields"]

@@ -1,0 +1,75 @@
+"""Warnings about settings with which Kafka itself may lose appends of checked topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
+
+_log = logs.get("services.durability")
+
+#: Maximum topic names in one text; it gives the number of the others.
+_NAMED_MAX = 5
+
+
+class DurabilityWarnings:
+    """Warns once per topic."""
+
+    def __init__(
+        self,
+        kafka: KafkaClient,
+        policy: Callable[[str], TopicPolicy | None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
+        self._kafka = kafka
+        self._policy = policy
+        self._spawn = spawn
+        self._warned: set[str] = set()
+
+    def check(self, topics: Iterable[str]) -> None:
+        if new := sorted(set(topics) - self._warned):
+            self._warned.update(new)
+            self._spawn(self._warn(new), "durability check")
+
+    def changed(self, topic: str) -> None:
+        """Warn again."""
+        self._warned.discard(topic)
+
+    def keep(self, topics: Iterable[str]) -> None:
+        """Forget all others."""
+        self._warned.intersection_update(topics)
+
+    async def _warn(self, topics: Sequence[str]) -> None:
+        """Logs one line for all topics: a pattern may match thousands."""
+        checked = [topic for topic in topics if (policy := self._policy(topic)) is not None and policy.is_checked]
+        try:
+            facts = await Configs(self._kafka).facts_of_topics(checked)
+        except UpstreamUnavailable:
+            self._warned.difference_update(topics)  # the next round retries
+            return
+        found: dict[tuple[str, str], list[str]] = {}
+        for topic in facts:
+            if (info := self._kafka.topic(topic)) is None:
+                continue
+            for warning in durability_warnings(
+                replication_factor=info.replication_factor,
+                min_insync_replicas=facts[topic].min_insync_replicas,
+                unclean_leader_election=facts[topic].unclean_leader_election,
+            ):
+                found.setdefault(warning, []).append(topic)
+        if found:
+            _log.warning(
+                "Kafka itself may lose appends of checked topics",
+                topics=len({name for names in found.values() for name in names}),
+                reason="; ".join(f"{state} ({todo}): {some(names)}" for (state, todo), names in found.items()),
+            )
+
+
+def some(names: Sequence[str]) -> str:
+    """At most five of them, and the number of the others."""
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
