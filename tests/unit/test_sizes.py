@@ -1,0 +1,90 @@
+"""No module over 700 lines, no class over 400 lines or 25 methods, no function over 60 lines.
+
+`LARGER` has what is larger, with its present size: it may shrink, not grow, and goes once it is within the limits.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("policies/fencepost_policies", "proxy/fencepost_proxy", "proxy/fencepost_dev", "client/fencepost")
+MODULE_LINES_MAX, CLASS_LINES_MAX, METHODS_MAX, FUNCTION_LINES_MAX = 700, 400, 25, 60
+
+#: By path and name: lines; for a class also its methods.
+LARGER: dict[str, tuple[int, ...]] = {
+    "proxy/fencepost_proxy/cli/proxy.py:_serve()": (64,),
+    "proxy/fencepost_proxy/cli/transactions.py:_describe()": (80,),
+    "proxy/fencepost_proxy/cluster/state_topic.py:StateTopic": (403, 25),
+    "proxy/fencepost_proxy/metrics.py:Metrics": (155, 27),
+    "proxy/fencepost_proxy/observability/diagnosis.py:of_process()": (68,),
+    "proxy/fencepost_proxy/sequencer/in_doubt.py:InDoubtResolver": (467, 30),
+    "proxy/fencepost_proxy/sequencer/sequencer.py": (915,),
+    "proxy/fencepost_proxy/sequencer/sequencer.py:PartitionSequencer": (799, 57),
+    "proxy/fencepost_proxy/sequencer/state.py:SequencerState": (321, 30),
+    "proxy/fencepost_proxy/server.py": (1695,),
+    "proxy/fencepost_proxy/server.py:Proxy": (1515, 127),
+    "proxy/fencepost_proxy/server.py:Proxy.__init__()": (152,),
+    "proxy/fencepost_proxy/server.py:Proxy._for_connection()": (61,),
+    "proxy/fencepost_proxy/services/expansions.py:Expansions": (474, 27),
+    "proxy/fencepost_proxy/services/groups.py:GroupProgressTracker": (412, 25),
+    "proxy/fencepost_proxy/session/checked_produce.py": (1253,),
+    "proxy/fencepost_proxy/session/checked_produce.py:CheckedProduce": (1134, 62),
+    "proxy/fencepost_proxy/session/checked_produce.py:CheckedProduce._produce()": (91,),
+    "proxy/fencepost_proxy/session/dispatcher.py:Dispatcher": (298, 38),
+    "proxy/fencepost_proxy/session/fast_path.py:FastPath.take_up()": (63,),
+    "proxy/fencepost_proxy/session/services.py:Services": (102, 28),
+    "proxy/fencepost_proxy/session/session.py:Session": (561, 37),
+    "proxy/fencepost_proxy/topics/expanding.py:Procedure.handle()": (70,),
+    "proxy/fencepost_proxy/topics/state.py:StateView": (238, 27),
+    "proxy/fencepost_proxy/transactions/watching.py:TransactionMonitor": (486, 31),
+    "proxy/fencepost_proxy/transport/proxied_socket.py:ProxiedSocket": (393, 34),
+    "proxy/fencepost_proxy/wire/batch.py": (844,),
+    "proxy/fencepost_proxy/wire/batch.py:scan_batch()": (73,),
+    "proxy/fencepost_proxy/wire/batch.py:_search_headers()": (86,),
+    "proxy/fencepost_proxy/wire/schema.py:_struct()": (76,),
+    "proxy/fencepost_proxy/workers/supervisor.py:Supervisor": (389, 26),
+    "proxy/fencepost_dev/cluster.py:KafkaCluster": (401, 40),
+}
+
+
+def _sizes(path: Path) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Name, size and limit of a module and of what is in it."""
+    source = path.read_text()
+    name = str(path.relative_to(ROOT))
+    yield name, (source.count("\n"),), (MODULE_LINES_MAX,)
+    yield from _inside(ast.parse(source), f"{name}:")
+
+
+def _inside(parent: ast.AST, prefix: str) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            yield f"{prefix}{node.name}", (_lines(node), methods), (CLASS_LINES_MAX, METHODS_MAX)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}{node.name}()", (_lines(node),), (FUNCTION_LINES_MAX,)
+        yield from _inside(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
+
+
+def _lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def _exceeds(size: tuple[int, ...], limit: tuple[int, ...]) -> bool:
+    return any(one > most for one, most in zip(size, limit, strict=True))
+
+
+def test_nothing_is_larger_than_the_limits_or_than_it_was() -> None:
+    found = {
+        name: size
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for name, size, limit in _sizes(path)
+        if _exceeds(size, limit)
+    }
+    grown = {name: size for name, size in found.items() if _exceeds(size, LARGER.get(name, (0,) * len(size)))}
+    assert not grown, "split it, or find what it can do without"
+    assert not LARGER.keys() - found.keys(), "within the limits now: remove the entry"
