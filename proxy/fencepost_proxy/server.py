@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -61,6 +60,7 @@ from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import FACTS_SECONDS, LogReader
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.services.sidecar import SidecarProbe
+from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.services.watching import TransactionWatch
 from fencepost_proxy.session import messages as sessions
@@ -78,7 +78,6 @@ from fencepost_proxy.topics.expansions import ExpansionHistory
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.records import StateRecord
-from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
@@ -86,6 +85,7 @@ from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.listeners import Acceptor, bind
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
+from fencepost_proxy.transport.stalled import StalledConnections
 from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
 from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition, Transactor
@@ -114,7 +114,6 @@ _REFRESH_PAUSE_SECONDS = 0.05
 _LOOKED_UP_MAX = 10_000
 #: Brokers learn of a new topic one by one: a missing topic counts as absent only after this time.
 _NEW_TOPIC_SECONDS = 0.3
-_STORE_SECONDS = 15.0
 #: How often certificate files are checked for changes.
 _CERTIFICATES_SECONDS = 5.0
 _START_AGAIN_SECONDS = 2.0
@@ -250,6 +249,7 @@ class Proxy:
         self._primary = worker is None or worker.primary
         self.dispatcher = Dispatcher(self, rewriters, sequencer_limits, self.header_names, primary=self._primary)
         self.proxied_connections: dict[int, ProxiedConnection] = {}
+        self._stalled = StalledConnections(lambda: self.config.limits, self.dispatcher, self._metrics)
         self._connections_from: Counter[str] = Counter()  # by address
         self._bridges: set[Bridge] = set()
         self._numbers = itertools.count(1)
@@ -294,6 +294,14 @@ class Proxy:
         self._last_violation: ViolationStatus | None = None
         self._refusals = Refusals()
         self._durability = DurabilityWarnings(self._control, self.policy, self._spawn)
+        self._topic_configs = TopicConfigs(
+            self._control,
+            lambda: self._state,
+            self.topic_id,
+            self._topic_replaced,
+            self._durability,
+            lease_seconds=config.config_lease_seconds,
+        )
         self._replaced = ReplacedTopics(self.topic_id, self._metrics, primary=self._primary)
         self._takeover_until = float("-inf")
         self.traffic = self._metrics.traffic
@@ -832,59 +840,8 @@ class Proxy:
         self.session_event(connection, sessions.Expanded(expand.token, tuple(outcomes)))
 
     async def _store(self, connection: int, store: sessions.Store) -> None:
-        """Reports success only once every process knows the new configs or has stopped serving (its lease expired)."""
-        error = None
-        try:
-            async with asyncio.timeout(_STORE_SECONDS):
-                assert self._state is not None
-                changes = await self._with_topic_ids(store.changes)
-                await self._forget_deleted(changes)
-                records = self._state.view.records_of(changes)
-                if records:
-                    await self._state.append(records)
-                if not all(change.deleted for change in changes):
-                    # Even if nothing was stored: another client may have stored the same a moment ago.
-                    await asyncio.sleep(self.config.config_lease_seconds)
-                for change in changes:
-                    if change.topic is not None and not change.deleted:
-                        _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
-                        self._durability.changed(change.topic)
-                        self._durability.check([change.topic])
-        except (FencepostError, TimeoutError, ValueError) as failure:
-            error = str(failure) or "timed out"
-            _log.error("virtual configs could not be stored", reason=error)
-        except Exception as failure:
-            error = "internal error, see the proxy's log"
-            _log.crash("storing virtual configs crashed", failure)
+        error = await self._topic_configs.store(store.changes)
         self.session_event(connection, sessions.Stored(store.token, error))
-
-    async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
-        """Before the client gets its response: a partition sequencer's state must not outlive the topic."""
-        deleted = [change.topic for change in changes if change.deleted and change.topic is not None]
-        if deleted:
-            await self._control.refresh_metadata(deleted)
-        for topic in deleted:
-            self._topic_replaced(topic)
-
-    async def _with_topic_ids(self, changes: Sequence[TopicConfigChange]) -> list[TopicConfigChange]:
-        """Looks up ids that no response contained, in one metadata request: an admin may change many topics at once.
-        Retries, because brokers learn of a new topic one by one.
-        """
-        found: dict[str, UUID] = {}
-        left = {each.topic: each.topic_id for each in changes if not each.deleted and each.topic is not None}
-        while left:
-            await self._control.refresh_metadata(list(left))
-            for topic, reported in list(left.items()):
-                known = self.topic_id(topic)
-                if known is not None and (reported is None or known == reported):
-                    found[topic] = known
-                    del left[topic]
-            if left:
-                await asyncio.sleep(0.05)
-        return [
-            each if each.deleted or each.topic is None else replace(each, topic_id=found[each.topic])
-            for each in changes
-        ]
 
     # ---- proxied connections
 
@@ -1310,7 +1267,10 @@ class Proxy:
         probed_at = time.monotonic()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            self._close_stalled()
+            now, limits = time.monotonic(), self.config.limits
+            for bridge in list(self._bridges):
+                bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)
+            self._stalled.close(list(self.proxied_connections.values()), now)
             self._commits.probe(time.monotonic())
             self._update_relayed_versions()
             logs.report_suppressed()
@@ -1363,73 +1323,6 @@ class Proxy:
             await self._state.heartbeats.enter()
         except FencepostError as error:
             _limited_log.warning("instance id", "instance id could not be renewed", reason=error)
-
-    def _close_stalled(self) -> None:
-        now = time.monotonic()
-        past_barriers = self.dispatcher.find_past_barriers(now)
-        for bridge in list(self._bridges):
-            limits = self.config.limits
-            bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)
-        for proxied in list(self.proxied_connections.values()):
-            self._abort_unread(proxied, now)
-            proxied.client.take_trickle(now)
-            if proxied.upstream is not None:
-                proxied.upstream.take_trickle(now)
-            reason = self._stalled(proxied, now) or (
-                self._streams_past_a_barrier(proxied, now) if past_barriers else None
-            )
-            if reason is not None:
-                _limited_log.info(reason, "connection closed", peer=proxied.peer, reason=reason)
-                self._metrics.closed("stalled")
-                proxied.client.close(now)
-
-    def _abort_unread(self, proxied: ProxiedConnection, now: float) -> None:
-        """Closes connections whose peer stopped reading, which would stay half-closed indefinitely.
-
-        The peer is a client that does not read its responses, or the broker of a disconnected client: it blocks on a
-        response that is no longer read, and so reads nothing either.
-        """
-        for sock in (proxied.client, proxied.upstream):
-            since = None if sock is None else sock.closing_since
-            if sock is not None and since is not None and now - since > self.config.limits.drain_seconds:
-                sock.abort()
-
-    def _stalled(self, proxied: ProxiedConnection, now: float) -> str | None:
-        if proxied.client.closing_since is not None:
-            return None
-        limits = self.config.limits
-        session = self.dispatcher.sessions.get(proxied.connection)
-        if session is None:
-            return None  # its upstream connection is being opened, which has a separate limit
-        silent = now - max(proxied.client.received_at, proxied.opened_at)
-        if not proxied.client.received_at and silent > limits.handshake_seconds:
-            return f"the client sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
-        if session.mid_header and not proxied.client.paused and silent > limits.header_seconds:
-            return f"the client stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
-        since = session.collecting_since
-        if since is not None and not proxied.client.paused:
-            # The frame occupies shared memory: it must not stop, nor trickle.
-            if silent > limits.header_seconds:
-                return f"the client stopped within a frame for {limits.header_seconds:g} s (limits.header_seconds)"
-            if now - since > limits.request_timeout_seconds:
-                allowed = f"{limits.request_timeout_seconds:g} s (limits.request_timeout_seconds)"
-                return f"a frame was not complete within {allowed}"
-        last_observed = 0.0 if proxied.upstream is None else proxied.upstream.received_at
-        if min(silent, now - last_observed) > limits.client_idle_seconds:
-            # The client is silent, or does not read its responses.
-            return f"no data in either direction for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
-        return None
-
-    def _streams_past_a_barrier(self, proxied: ProxiedConnection, now: float) -> str | None:
-        """Relayed frames have no time limit, except those that an expansion waits for."""
-        session, seconds = self.dispatcher.sessions.get(proxied.connection), self.config.limits.request_timeout_seconds
-        topic = None if session is None else self.dispatcher.streams_past_barriers(session, now - seconds)
-        if topic is None or proxied.client.closing_since is not None:
-            return None
-        return (
-            f"a frame was not complete within {seconds:g} s (limits.request_timeout_seconds) "
-            f"after partition-count checks of {topic} were enabled"
-        )
 
     async def _maintain_topics(self) -> None:
         """Refreshes checked topics' ids (a name may refer to a new topic) and the configs that sequencers depend on."""

@@ -1,0 +1,100 @@
+"""Stores changes of virtual topic configs in the state topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from fencepost_proxy import logs
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.services.durability import DurabilityWarnings
+from fencepost_proxy.topics.state import TopicConfigChange
+
+_log = logs.get("services.topic_configs")
+
+_STORE_SECONDS = 15.0
+
+
+class TopicConfigs:
+    """`lease_seconds`: after this time every process knows what is stored, or has stopped serving. `replaced`: is told
+    the topics that were deleted."""
+
+    def __init__(
+        self,
+        kafka: KafkaClient,
+        state: Callable[[], StateTopic | None],
+        topic_id: Callable[[str], UUID | None],
+        replaced: Callable[[str], None],
+        durability: DurabilityWarnings,
+        *,
+        lease_seconds: float,
+    ) -> None:
+        self._kafka = kafka
+        self._state = state
+        self._topic_id = topic_id
+        self._replaced = replaced
+        self._durability = durability
+        self._lease_seconds = lease_seconds
+
+    async def store(self, changes: Sequence[TopicConfigChange]) -> str | None:
+        """What went wrong; None once every process knows the new configs or has stopped serving."""
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                await self._store(changes)
+        except (FencepostError, TimeoutError, ValueError) as failure:
+            error = str(failure) or "timed out"
+            _log.error("virtual configs could not be stored", reason=error)
+            return error
+        except Exception as failure:
+            _log.crash("storing virtual configs crashed", failure)
+            return "internal error, see the proxy's log"
+        return None
+
+    async def _store(self, changes: Sequence[TopicConfigChange]) -> None:
+        state = self._state()
+        assert state is not None
+        changes = await self._with_topic_ids(changes)
+        await self._forget_deleted(changes)
+        records = state.view.records_of(changes)
+        if records:
+            await state.append(records)
+        if not all(change.deleted for change in changes):
+            # Even if nothing was stored: another client may have stored the same a moment ago.
+            await asyncio.sleep(self._lease_seconds)
+        for change in changes:
+            if change.topic is not None and not change.deleted:
+                _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
+                self._durability.changed(change.topic)
+                self._durability.check([change.topic])
+
+    async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
+        """Before the client gets its response: a partition sequencer's state must not outlive the topic."""
+        deleted = [change.topic for change in changes if change.deleted and change.topic is not None]
+        if deleted:
+            await self._kafka.refresh_metadata(deleted)
+        for topic in deleted:
+            self._replaced(topic)
+
+    async def _with_topic_ids(self, changes: Sequence[TopicConfigChange]) -> list[TopicConfigChange]:
+        """Looks up ids that no response contained, in one metadata request: an admin may change many topics at once.
+        Retries, because brokers learn of a new topic one by one.
+        """
+        found: dict[str, UUID] = {}
+        left = {each.topic: each.topic_id for each in changes if not each.deleted and each.topic is not None}
+        while left:
+            await self._kafka.refresh_metadata(list(left))
+            for topic, reported in list(left.items()):
+                known = self._topic_id(topic)
+                if known is not None and (reported is None or known == reported):
+                    found[topic] = known
+                    del left[topic]
+            if left:
+                await asyncio.sleep(0.05)
+        return [
+            each if each.deleted or each.topic is None else replace(each, topic_id=found[each.topic])
+            for each in changes
+        ]
