@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import copy
 import itertools
 import os
@@ -61,6 +60,7 @@ from fencepost_proxy.services.log_reader import FACTS_SECONDS, LogReader
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.services.sidecar import SidecarProbe
 from fencepost_proxy.services.topic_configs import TopicConfigs
+from fencepost_proxy.services.topic_lookups import TopicLookups
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.services.watching import TransactionWatch
 from fencepost_proxy.session import messages as sessions
@@ -105,15 +105,7 @@ _limited_log = logs.RateLimitedLog(_log)
 _TICK_SECONDS = 0.02
 #: Minimum pause between two quota renewals (`session/connection.py`): about the work that one quota allows.
 _QUOTA_SECONDS = 0.003
-#: A topic whose id differs from the state topic's is looked up this often, until no broker's metadata can be stale.
-_LOOK_UP_SECONDS = 0.1
-_VERIFY_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 1.0
-#: Pause between two metadata requests that clients cause, and topics whose last such request is remembered.
-_REFRESH_PAUSE_SECONDS = 0.05
-_LOOKED_UP_MAX = 10_000
-#: Brokers learn of a new topic one by one: a missing topic counts as absent only after this time.
-_NEW_TOPIC_SECONDS = 0.3
 #: How often certificate files are checked for changes.
 _CERTIFICATES_SECONDS = 5.0
 _START_AGAIN_SECONDS = 2.0
@@ -263,14 +255,10 @@ class Proxy:
         self._forwarded: list[float] = []
         self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
-        self._unverified_ids: set[str] = set()  # topics whose known ids may be those of deleted topics
         self._upstreams = Upstreams(lambda: self.config, self._book, self._certificates, self._buffers, self._metrics)
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._refreshing = False
-        self._stale: dict[str, None] = {}  # topics whose metadata to refresh
-        self._looked_up: dict[str, float] = {}  # when the last answered metadata request for each was sent
         self._ticker: asyncio.TimerHandle | None = None
         self._renewing = False
         self._waits_because: str | None = None  # during start-up
@@ -293,6 +281,15 @@ class Proxy:
         self._violations = 0
         self._last_violation: ViolationStatus | None = None
         self._refusals = Refusals()
+        self._lookups = TopicLookups(
+            self._control,
+            self._counts,
+            spawn=self._spawn,
+            replaced=self._topic_replaced,
+            verified=self._verified,
+            refreshed=self._refreshed,
+            timeout_seconds=lambda: self.config.limits.connect_timeout_seconds,
+        )
         self._durability = DurabilityWarnings(self._control, self.policy, self._spawn)
         self._topic_configs = TopicConfigs(
             self._control,
@@ -629,16 +626,10 @@ class Proxy:
         return self.dispatcher
 
     def topic_id(self, topic: str) -> UUID | None:
-        info = self._control.topic(topic)
-        return None if info is None or topic in self._unverified_ids else info.topic_id
+        return self._lookups.topic_id(topic)
 
     def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
-        topic = self._control.topic(partition.topic)
-        if topic is not None and partition.partition in topic.partitions:
-            return True
-        if topic is None:
-            queried_since += _NEW_TOPIC_SECONDS
-        return False if self._looked_up.get(partition.topic, float("-inf")) >= queried_since else None
+        return self._lookups.partition_exists(partition, queried_since)
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         leader = self._control.leader(partition)
@@ -760,8 +751,8 @@ class Proxy:
         self._commits.apply_records(records)
         if all(is_abort_only(record) for record in records):
             return  # hundreds in a second, where transactions race
-        self._verify_ids(records)
         assert self._state is not None
+        self._lookups.verify(filter(None, map(_topic_of, records)), self._state.view.topic_configs)
         self._replaced.state_changed(self._state.view)
         self._policies.clear()
         self._groups.refresh()
@@ -775,34 +766,6 @@ class Proxy:
             if topic is not None:
                 self._record_count_checked(topic, now)
                 self._perform(self.dispatcher.forget_topic(topic, now), now)
-
-    def _verify_ids(self, records: Sequence[StateRecord]) -> None:
-        """A record may name a newer topic id than this process has from metadata: the topic was deleted and created
-        again through another instance. Until metadata is refreshed, the record applies.
-        """
-        assert self._state is not None
-        for topic in filter(None, map(_topic_of, records)):
-            reported, known = self._state.view.topic_configs.get(topic), self.topic_id(topic)
-            if reported is not None and known is not None and known != reported.topic_id:
-                self._unverified_ids.add(topic)
-                self._spawn(self._look_up_again(topic), f"look up {topic}")
-
-    async def _look_up_again(self, topic: str) -> None:
-        """A broker's metadata may be stale, too. If it persists, the topic was replaced directly at Kafka."""
-        assert self._state is not None
-        believed_from = time.monotonic() + _VERIFY_SECONDS
-        while True:
-            with contextlib.suppress(UpstreamUnavailable):
-                await self._control.refresh_metadata([topic])
-                info, reported = self._control.topic(topic), self._state.view.topic_configs.get(topic)
-                as_reported = info is None or reported is None or info.topic_id == reported.topic_id
-                if as_reported or time.monotonic() >= believed_from:
-                    break
-            await asyncio.sleep(_LOOK_UP_SECONDS)
-        self._unverified_ids.discard(topic)
-        self._topic_replaced(topic)
-        self._commits.refresh()
-        self._update_relayed_versions()
 
     def _record_safe(self) -> None:
         """Whether a topic has fencepost.idempotence.level=safe: it accepts clients that may not write idempotently."""
@@ -1003,10 +966,7 @@ class Proxy:
                 self._spawn(self._read_batches(connection, command), "read batches")
                 return
             case sessions.TopicStale(topic):
-                self._stale[topic] = None
-                if not self._refreshing:
-                    self._refreshing = True
-                    self._spawn(self._refresh_stale(), "refresh metadata")
+                self._lookups.refresh(topic)
                 return
             case sessions.ToClient(chunks):
                 self.traffic.bytes_to_clients += sum(map(len, chunks))
@@ -1359,30 +1319,11 @@ class Proxy:
             yield from self._expansions.warnings()
         yield from self._replaced.warnings()
 
-    async def _refresh_stale(self) -> None:
-        """Batches requests and pauses between them, because clients can make topics stale at will."""
-        try:
-            while self._stale:
-                topics, self._stale = self._stale, {}
-                await self._refresh(list(topics))
-                await asyncio.sleep(_REFRESH_PAUSE_SECONDS)
-        finally:
-            self._refreshing = False
+    def _verified(self) -> None:
+        self._commits.refresh()
+        self._update_relayed_versions()
 
-    async def _refresh(self, topics: Sequence[str]) -> None:
-        before, queried_at = {topic: self.topic_id(topic) for topic in topics}, time.monotonic()
-        try:
-            await self._control.refresh_metadata(topics, timeout_seconds=self.config.limits.connect_timeout_seconds)
-        except UpstreamUnavailable:
-            return  # housekeeping retries
-        now = time.monotonic()
-        if len(self._looked_up) > _LOOKED_UP_MAX:
-            self._looked_up.clear()
-        for topic in topics:
-            if self.topic_id(topic) != before[topic]:
-                self._topic_replaced(topic)
-            self._counts.confirm(topic, queried_at, now)
-            self._looked_up[topic] = queried_at
+    def _refreshed(self, now: float) -> None:
         self._perform(self.dispatcher.topic_news(now), now)
 
     def _topic_replaced(self, topic: str) -> None:

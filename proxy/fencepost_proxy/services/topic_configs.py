@@ -20,8 +20,8 @@ _STORE_SECONDS = 15.0
 
 
 class TopicConfigs:
-    """`lease_seconds`: after this time every process knows what is stored, or has stopped serving. `replaced`: is told
-    the topics that were deleted."""
+    """`lease_seconds`: after this time every process knows what is stored, or has stopped serving. `replaced`: called
+    for each topic that was deleted."""
 
     def __init__(
         self,
