@@ -16,6 +16,8 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
 
 from fencepost_dev.cluster import KafkaCluster
+from fencepost_proxy import logs
+from fencepost_proxy.cluster import client as client_module
 from fencepost_proxy.cluster.appends import Appends
 from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
@@ -450,7 +452,10 @@ def test_restarted_broker_is_found_again(kafka3: KafkaCluster) -> None:
     with_client(kafka3, story)
 
 
-def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another test of this process may have caused the same line a moment ago.
+    monkeypatch.setattr(client_module, "_limited_log", logs.RateLimitedLog(logs.get("cluster.client")))
+
     async def run() -> None:
         client = KafkaClient([Address("127.0.0.1", 1)], replace(LIMITS, reconnect_backoff_max_seconds=0.1))
         with pytest.raises(UpstreamUnavailable, match="cannot connect"):
