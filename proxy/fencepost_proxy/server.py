@@ -7,7 +7,6 @@ topic to its end, and only then accepts connections. Earlier clients wait in the
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import copy
 import itertools
 import os
@@ -34,7 +33,6 @@ from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
-from fencepost_proxy.groups.queries import Query
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
 from fencepost_proxy.observability import diagnosis
 from fencepost_proxy.observability.http import StatusServer
@@ -58,6 +56,7 @@ from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import FACTS_SECONDS, LogReader
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
+from fencepost_proxy.services.session_requests import SessionRequests
 from fencepost_proxy.services.sidecar import SidecarProbe
 from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.services.topic_lookups import TopicLookups
@@ -114,8 +113,6 @@ _DRAIN_POLL_SECONDS = 0.02
 #: cost it a response that it has not read.
 _LINGER_SECONDS = 1.0
 _WELCOME = "connect "
-#: Maximum requests whose batches are read in threads at one time.
-_READ_AT_ONCE_MAX = 2
 #: Maximum topics for which the log explains why their batches lose their producer ids.
 _REPORTED_MAX = 10_000
 _WHY_DOWNGRADED = {
@@ -220,6 +217,25 @@ class Proxy:
             names=self.header_names,
             metrics=self._metrics,
         )
+        self._durability = DurabilityWarnings(self._control, self.policy, self._spawn)
+        self._topic_configs = TopicConfigs(
+            self._control,
+            lambda: self._state,
+            self.topic_id,
+            self._topic_replaced,
+            self._durability,
+            lease_seconds=config.config_lease_seconds,
+        )
+        self._requests = SessionRequests(
+            groups=self._groups,
+            commits=self._commits,
+            expansions=lambda: self._expansions,
+            store=self._topic_configs.store,
+            host=self._host,
+            report=self.session_event,
+            queried=self._update_relayed_versions,
+            spawn=self._spawn,
+        )
         self.relayed_versions: RelayedVersions = but_for(self._groups.relayed_versions, END_TXN)
         rewriters = RequestRewriters(
             self._book,
@@ -229,7 +245,7 @@ class Proxy:
             self._groups.assignment_filter,
             own_addresses=not self._is_sidecar,
             some_are_safe=lambda: self._safe,
-            in_loop=self._in_loop,
+            in_loop=self._requests.in_loop,
         )
         sequencer_limits = SequencerLimits(
             queue_max=limits.sequencer_queue_max,
@@ -246,8 +262,6 @@ class Proxy:
         self._bridges: set[Bridge] = set()
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
-        self._reading = asyncio.Semaphore(_READ_AT_ONCE_MAX)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._marked_topic_id: UUID | None = None
         self._state_topic_marks: tuple[bytes, ...] = (config.state_topic.encode(),)
         self._free_bytes = limits.buffered_bytes_max
@@ -289,15 +303,6 @@ class Proxy:
             verified=self._verified,
             refreshed=self._refreshed,
             timeout_seconds=lambda: self.config.limits.connect_timeout_seconds,
-        )
-        self._durability = DurabilityWarnings(self._control, self.policy, self._spawn)
-        self._topic_configs = TopicConfigs(
-            self._control,
-            lambda: self._state,
-            self.topic_id,
-            self._topic_replaced,
-            self._durability,
-            lease_seconds=config.config_lease_seconds,
         )
         self._replaced = ReplacedTopics(self.topic_id, self._metrics, primary=self._primary)
         self._takeover_until = float("-inf")
@@ -795,17 +800,6 @@ class Proxy:
     def barrier_empty(self, topic: str) -> bool:
         return self.dispatcher.barrier_empty(topic, time.monotonic())
 
-    async def _expand(self, connection: int, expand: sessions.Expand) -> None:
-        assert self._expansions is not None
-        outcomes = await asyncio.gather(
-            *(self._expansions.expand(request, expand.timeout_ms) for request in expand.requests)
-        )
-        self.session_event(connection, sessions.Expanded(expand.token, tuple(outcomes)))
-
-    async def _store(self, connection: int, store: sessions.Store) -> None:
-        error = await self._topic_configs.store(store.changes)
-        self.session_event(connection, sessions.Stored(store.token, error))
-
     # ---- proxied connections
 
     def _accept_on(self, node_id: NodeId | None) -> None:
@@ -932,6 +926,10 @@ class Proxy:
     def _for_connection(self, connection: int, command: sessions.Command) -> None:
         proxied = self.proxied_connections.get(connection)
         match command:
+            case sessions.ToClient(chunks):
+                self.traffic.bytes_to_clients += sum(map(len, chunks))
+            case sessions.ToUpstream(chunks):
+                self.traffic.bytes_to_kafka += sum(map(len, chunks))
             case sessions.Count(what, label):
                 if what == "refusal":
                     self._metrics.refused(label)
@@ -944,34 +942,12 @@ class Proxy:
                 if proxied is not None:
                     self._migrate(proxied, migrated)
                 return
-            case sessions.Expand():
-                self._spawn(self._expand(connection, command), "expand topics")
-                return
-            case sessions.Store():
-                self._spawn(self._store(connection, command), "store configs")
-                return
-            case sessions.GroupQuery(token, query_message):
-                self._spawn(self._query(connection, token, query_message), f"query group {query_message.group}")
-                return
             case sessions.Noticed(notice):
                 self._groups.notice(notice, "" if proxied is None else proxied.peer.host)
-                return
-            case sessions.ValidateCommit():
-                self._spawn(self._validate(connection, command), "validate a commit")
-                return
-            case sessions.RecordAbortOnly() | sessions.ClearAbortOnly():
-                self._spawn(self._record_or_clear(connection, command), "record an abort-only transaction")
-                return
-            case sessions.ReadBatches():
-                self._spawn(self._read_batches(connection, command), "read batches")
                 return
             case sessions.TopicStale(topic):
                 self._lookups.refresh(topic)
                 return
-            case sessions.ToClient(chunks):
-                self.traffic.bytes_to_clients += sum(map(len, chunks))
-            case sessions.ToUpstream(chunks):
-                self.traffic.bytes_to_kafka += sum(map(len, chunks))
             case sessions.LoginFailed(mechanism, principal, reason) if proxied is not None:
                 self._metrics.client_logins_failed.inc()
                 _limited_log.warning(
@@ -985,8 +961,14 @@ class Proxy:
                 return
             case sessions.CloseClient() if proxied is not None:
                 self._closing(proxied, command)
+            case _ if self._requests.start(connection, command):
+                return
         if proxied is not None:
             proxied.perform(command)
+
+    def _host(self, connection: int) -> str | None:
+        proxied = self.proxied_connections.get(connection)
+        return None if proxied is None else proxied.peer.host
 
     def _closing(self, proxied: ProxiedConnection, command: sessions.CloseClient) -> None:
         if command.fault is None:
@@ -1011,56 +993,6 @@ class Proxy:
         self._ticker = None
         now = time.monotonic()
         self._perform(self.dispatcher.tick(now), now)
-
-    async def _query(self, connection: int, token: int, query_message: Query) -> None:
-        proxied = self.proxied_connections.get(connection)
-        reply = await self._groups.answer(query_message, "" if proxied is None else proxied.peer.host)
-        self._update_relayed_versions()
-        self.session_event(connection, sessions.Replied(token, reply))
-
-    async def _validate(self, connection: int, requested: sessions.ValidateCommit) -> None:
-        self.session_event(connection, sessions.CommitDecided(requested.token, await self._commits.validate(requested)))
-
-    async def _record_or_clear(
-        self, connection: int, requested: sessions.RecordAbortOnly | sessions.ClearAbortOnly
-    ) -> None:
-        if isinstance(requested, sessions.RecordAbortOnly):
-            stored = await self._commits.record_abort_only(requested.abort_only, requested.instead_of)
-        else:
-            stored = await self._commits.clear_abort_only(requested.producer_id, requested.producer_epoch)
-        self.session_event(connection, sessions.AbortOnlyRecorded(requested.token, stored))
-
-    async def _read_batches(self, connection: int, requested: sessions.ReadBatches) -> None:
-        """Limits concurrency: each read may need as much memory as the largest decompressed batch."""
-        async with self._reading:
-            if connection not in self.proxied_connections:
-                return
-            self._loop = asyncio.get_running_loop()
-            try:
-                await asyncio.to_thread(requested.read)
-            except Exception as error:
-                _log.crash("reading batches crashed", error)
-        self.session_event(connection, sessions.BatchesRead(requested.token))
-
-    def _in_loop(self, call: Callable[[], _T]) -> _T:
-        """Called from the event loop: runs at once. Called from a thread of `_read_batches`: waits for the loop."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            return call()
-        assert self._loop is not None
-        result: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                result.set_result(call())
-            except Exception as error:
-                result.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return result.result()
 
     async def _read(self, requested: ForControl) -> None:
         assert self._reads is not None

@@ -337,12 +337,12 @@ def test_what_thread_changes_is_changed_in_event_loop() -> None:
         raise LookupError("as in the loop")
 
     async def main() -> None:
-        proxy._loop = asyncio.get_running_loop()
+        proxy._requests._loop = asyncio.get_running_loop()
         here = threading.get_ident()
-        assert proxy._in_loop(threading.get_ident) == here
-        assert await asyncio.to_thread(proxy._in_loop, threading.get_ident) == here
+        assert proxy._requests.in_loop(threading.get_ident) == here
+        assert await asyncio.to_thread(proxy._requests.in_loop, threading.get_ident) == here
         with pytest.raises(LookupError, match="as in the loop"):
-            await asyncio.to_thread(proxy._in_loop, fails)
+            await asyncio.to_thread(proxy._requests.in_loop, fails)
 
     asyncio.run(main())
 
