@@ -45,11 +45,9 @@ from fencepost_proxy.observability.status import (
     Listed,
     PageRequest,
     StatusSnapshot,
-    ViolationStatus,
 )
 from fencepost_proxy.observability.watchdog import Watchdog
-from fencepost_proxy.sequencer.events import SequencerLimits, Violation
-from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
+from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.sequencer.state import Phase
 from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.expansions import Expansions
@@ -61,10 +59,11 @@ from fencepost_proxy.services.sidecar import SidecarProbe
 from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.services.topic_lookups import TopicLookups
 from fencepost_proxy.services.transactions import Commits
+from fencepost_proxy.services.violations import Violations
 from fencepost_proxy.services.watching import TransactionWatch
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.barriers import READ_SECONDS
-from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
+from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
 from fencepost_proxy.session.reading import HERE_BYTES_MAX
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -81,6 +80,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
 from fencepost_proxy.transport.certificates import Certificates
+from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Acceptor, bind
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
@@ -93,7 +93,6 @@ from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
 if TYPE_CHECKING:
-    from fencepost_proxy.workers.bridge import Bridge
     from fencepost_proxy.workers.worker import MigratedSockets, Worker
 
 _T = TypeVar("_T")
@@ -217,6 +216,10 @@ class Proxy:
             names=self.header_names,
             metrics=self._metrics,
         )
+        self._connections = ClientConnections(
+            lambda: self.config.limits, self._metrics, (lambda count: None) if worker is None else worker.has
+        )
+        self.proxied_connections = self._connections.by_number
         self._durability = DurabilityWarnings(self._control, self.policy, self._spawn)
         self._topic_configs = TopicConfigs(
             self._control,
@@ -231,7 +234,7 @@ class Proxy:
             commits=self._commits,
             expansions=lambda: self._expansions,
             store=self._topic_configs.store,
-            host=self._host,
+            host=self._connections.host,
             report=self.session_event,
             queried=self._update_relayed_versions,
             spawn=self._spawn,
@@ -256,10 +259,7 @@ class Proxy:
         )
         self._primary = worker is None or worker.primary
         self.dispatcher = Dispatcher(self, rewriters, sequencer_limits, self.header_names, primary=self._primary)
-        self.proxied_connections: dict[int, ProxiedConnection] = {}
         self._stalled = StalledConnections(lambda: self.config.limits, self.dispatcher, self._metrics)
-        self._connections_from: Counter[str] = Counter()  # by address
-        self._bridges: set[Bridge] = set()
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
         self._marked_topic_id: UUID | None = None
@@ -292,8 +292,7 @@ class Proxy:
         self._accepting = False
         self._started_at = time.monotonic()
         self._bootstrap: Address | None = None
-        self._violations = 0
-        self._last_violation: ViolationStatus | None = None
+        self._violations = Violations(lambda: self._reads, self._metrics, self._spawn)
         self._refusals = Refusals()
         self._lookups = TopicLookups(
             self._control,
@@ -365,7 +364,7 @@ class Proxy:
         self._update_relayed_versions()
         self._expansions.start()
         self._accepting = True
-        self._count_connections()
+        self._connections.report()
         for node_id in list(self._listening):
             self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
@@ -513,7 +512,7 @@ class Proxy:
             if task.get_name().startswith(_WELCOME):
                 task.cancel()
         await asyncio.sleep(0)
-        while self.proxied_connections or self._bridges:
+        while len(self._connections):
             now = time.monotonic()
             if force.is_set():
                 until = min(until, now)
@@ -549,12 +548,7 @@ class Proxy:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for proxied in list(self.proxied_connections.values()):
-            proxied.client.abort()
-            if proxied.upstream is not None:
-                proxied.upstream.abort()
-        for bridge in list(self._bridges):
-            bridge.abort()
+        self._connections.abort()
         await self._status.close()
         if self._state is not None:
             await self._state.close()
@@ -815,16 +809,11 @@ class Proxy:
         self._acceptors.clear()
 
     def _accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
-        limits = self.config.limits
-        if len(self.proxied_connections) + len(self._bridges) >= limits.connections_max or self._draining:
-            self._metrics.closed("connections_max")
-            _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
+        if self._draining:
+            self._connections.refused(peer)
             sock.close()
             return
-        if self._connections_from[peer.host] >= limits.address_connections_max:
-            self._metrics.closed("address_connections_max")
-            kind = "connections from one", peer.host
-            _limited_log.warning(kind, "connection refused: address_connections_max is reached", peer=peer)
+        if not self._connections.admits(peer):
             sock.close()
             return
         local_host = sock.getsockname()[0]
@@ -833,11 +822,8 @@ class Proxy:
         proxied = ProxiedConnection(
             next(self._numbers), near, self, self._buffers, peer=peer, local_host=local_host, node_id=node_id
         )
-        self.proxied_connections[proxied.connection] = proxied
-        self._connections_from[peer.host] += 1
-        self._metrics.connections.inc()
         self._metrics.connections_accepted.inc()
-        self._count_connections()
+        self._connections.add(proxied)
         self._spawn(self._welcome(proxied, near, node_id), f"{_WELCOME}{proxied.connection}")
 
     async def _welcome(self, proxied: ProxiedConnection, near: Socket, node_id: NodeId | None) -> None:
@@ -879,17 +865,7 @@ class Proxy:
         return self.dispatcher.open(proxied.connection, proxied.local_host, time.monotonic())
 
     def proxied_closed(self, proxied: ProxiedConnection) -> None:
-        if self.proxied_connections.pop(proxied.connection, None) is not None:
-            host = proxied.peer.host
-            self._connections_from[host] -= 1
-            if not self._connections_from[host]:
-                del self._connections_from[host]
-            self._metrics.connections.dec()
-            self._count_connections()
-
-    def _count_connections(self) -> None:
-        if self._worker is not None:
-            self._worker.has(len(self.proxied_connections) + len(self._bridges))
+        self._connections.remove(proxied)
 
     def keep_time(self, session: Session) -> None:
         """The session waits for something with a time limit."""
@@ -909,7 +885,7 @@ class Proxy:
             elif isinstance(action, ForControl):
                 self._spawn(self._read(action), f"read {action.partition}")
             else:
-                self._report(action)
+                self._violations.report(action.violation)
         if self._forwarded or self._answered:
             took = time.monotonic() - began
             for waited in self._forwarded:
@@ -966,10 +942,6 @@ class Proxy:
         if proxied is not None:
             proxied.perform(command)
 
-    def _host(self, connection: int) -> str | None:
-        proxied = self.proxied_connections.get(connection)
-        return None if proxied is None else proxied.peer.host
-
     def _closing(self, proxied: ProxiedConnection, command: sessions.CloseClient) -> None:
         if command.fault is None:
             self._metrics.closed("stale_partition_count" if command.hang_up else "upstream_closed")
@@ -999,28 +971,6 @@ class Proxy:
         event = await self._reads.carry_out(requested)
         now = time.monotonic()
         self._perform(self.dispatcher.sequencer_event(requested.partition, event, now), now)
-
-    def _report(self, report: Report) -> None:
-        self._violations += 1
-        violation = report.violation
-        self._last_violation = ViolationStatus(*violation.partition, violation.offset, round(time.time() * 1000))
-        self._metrics.violations.inc()
-        self._spawn(self._log_violation(report.violation), "violation")
-
-    async def _log_violation(self, violation: Violation) -> None:
-        assert self._reads is not None
-        producer_id = violation.producer_id
-        if producer_id is None:
-            producer_id = await self._reads.producer_at(violation.partition, violation.offset)
-        _log.error(
-            "OFFSET_VIOLATION",
-            reason=FORGOTTEN if violation.forgotten else "a producer bypasses the proxy",
-            partition=violation.partition,
-            offset=violation.offset,
-            producer_id="unknown" if producer_id is None else producer_id,
-            appended_at=violation.appended_at,
-            log_end=violation.log_end_offset,
-        )
 
     # ---- brokers and their listeners
 
@@ -1083,13 +1033,8 @@ class Proxy:
             return sock
         from fencepost_proxy.workers.bridge import Bridge  # noqa: PLC0415 - for several workers with TLS only
 
-        def ended(bridge: Bridge) -> None:
-            self._bridges.discard(bridge)
-            self._count_connections()
-
-        bridge = Bridge(sock, self._buffers, ended)
-        self._bridges.add(bridge)
-        self._count_connections()
+        bridge = Bridge(sock, self._buffers, self._connections.remove_moved)
+        self._connections.add_moved(bridge)
         return bridge.far
 
     def take_over(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> None:
@@ -1104,10 +1049,7 @@ class Proxy:
         proxied = ProxiedConnection(
             number, client, self, self._buffers, peer=migrated.peer, local_host=local_host, node_id=migrated.node_id
         )
-        self.proxied_connections[number] = proxied
-        self._connections_from[migrated.peer.host] += 1
-        self._metrics.connections.inc()
-        self._count_connections()
+        self._connections.add(proxied)
         proxied.take_over(
             upstream,
             self.dispatcher.take_over(number, migrated.session),
@@ -1159,9 +1101,8 @@ class Proxy:
         probed_at = time.monotonic()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            now, limits = time.monotonic(), self.config.limits
-            for bridge in list(self._bridges):
-                bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)
+            now = time.monotonic()
+            self._connections.close_stuck(now)
             self._stalled.close(list(self.proxied_connections.values()), now)
             self._commits.probe(time.monotonic())
             self._update_relayed_versions()
@@ -1298,7 +1239,7 @@ class Proxy:
         """Updates the metrics that are read at scrape time."""
         limits, moment = self.config.limits, Moment()
         moment.connections_max = limits.connections_max
-        moment.address = AddressNumbers(max(self._connections_from.values(), default=0), limits.address_connections_max)
+        moment.address = AddressNumbers((self._connections.most_from or ("", 0))[1], limits.address_connections_max)
         moment.buffered_bytes_max = limits.buffered_bytes_max
         moment.buffered_bytes = limits.buffered_bytes_max - self._free_bytes
         sequencers = dict.fromkeys(Phase, 0)
@@ -1334,7 +1275,7 @@ class Proxy:
             buffered_bytes=self.config.limits.buffered_bytes_max - self._free_bytes,
             bytes_to_kafka=traffic.bytes_to_kafka,
             bytes_to_clients=traffic.bytes_to_clients,
-            violations=self._violations,
+            violations=self._violations.count,
             added_seconds=self._metrics.added_seconds(),
             state_lease_seconds=None if state is None else state.fresh_until - now,
             refusals=dict(self._metrics.refusals),
@@ -1342,8 +1283,8 @@ class Proxy:
             problems=tuple(
                 diagnosis.of_process(
                     self.config.limits,
-                    connections=len(self.proxied_connections) + len(self._bridges),
-                    most_from=next(iter(self._connections_from.most_common(1)), None),
+                    connections=len(self._connections),
+                    most_from=self._connections.most_from,
                     buffered_bytes=self.config.limits.buffered_bytes_max - self._free_bytes,
                     brokers=brokers,
                     certificate_ends=self._metrics.certificate_ends,
@@ -1351,7 +1292,7 @@ class Proxy:
                     sidecar=self._sidecar is not None,
                 )
             ),
-            last_violation=self._last_violation,
+            last_violation=self._violations.last,
             abort_only_transactions=tuple(self._abort_only_status()),
             warnings=tuple(self._warnings()),
             transactions=None if self._metrics.transactions is None else self._metrics.transactions(),
