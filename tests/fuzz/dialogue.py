@@ -1,6 +1,6 @@
 """The dispatcher with sessions and sequencers, between clients and brokers that follow a program.
 
-Connections are modelled as in `net/`: one receive buffer, overwritten after each call; a paused or closed socket
+Connections are modelled as in `transport/`: one receive buffer, overwritten after each call; a paused or closed socket
 delivers nothing; a closed socket reports its end later. The broker appends to a small log (`log.py`). By the program it
 responds correctly, with an error, to another request, late or never.
 

@@ -1,7 +1,7 @@
 """One simulated deployment: brokers, proxy processes, the network between them, and faults.
 
 A proxy process is the real `Dispatcher` with real sessions and sequencers. The sockets, tasks and control client of
-`net/` are modelled, with delays and failures.
+`server.py` and `services/` are modelled, with delays and failures.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
-#: Shorter than in net/, like all times here, but longer than a restart takes.
+#: Shorter than in the product, like all times here, but longer than a restart takes.
 _DEAD_SECONDS = 2.0
 
 

@@ -1,7 +1,7 @@
 """The partition sequencer: orders the appends to one checked partition and decides the answer to each.
 
 Sans-IO: calls in, effects out, no clock (every call has `now`). One object per partition and process. `session/`
-submits appends, `net/` does the reads.
+submits appends, `services/` does the reads.
 
 Principle
 ---------
