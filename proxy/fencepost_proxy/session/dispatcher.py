@@ -1,8 +1,8 @@
 """Connects all sessions and partition sequencers of one process: the proxy core, without sockets.
 
-`server.py` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection enter by
-`session_event`, results of reads by `sequencer_event`. Each returns `Action`s, in order: a session's commands for its
-connection, and reads for a sequencer.
+`server.py` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection enter
+by `session_event`, results of reads by `sequencer_event`. Each returns `Action`s, in order: a session's commands for
+its connection, and reads for a sequencer.
 """
 
 from __future__ import annotations
