@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+#: Starts a task of that name; a failure is logged.
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class Tasks:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.configs import Configs
+from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 
 _log = logs.get("services.durability")
@@ -24,7 +24,7 @@ class DurabilityWarnings:
         self,
         kafka: KafkaClient,
         policy: Callable[[str], TopicPolicy | None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        spawn: Spawn,
     ) -> None:
         self._kafka = kafka
         self._policy = policy

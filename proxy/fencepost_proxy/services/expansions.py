@@ -20,6 +20,7 @@ from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.cluster.metadata_cache import MetadataCache
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
@@ -531,10 +532,6 @@ class Expansions:
             for each in self.status()
             if each.state == "unordered"
         )
-
-
-class Spawn(Protocol):
-    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
 
 
 async def _all(queries: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

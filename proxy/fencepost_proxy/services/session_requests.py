@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.transactions import Commits
@@ -37,7 +38,7 @@ class SessionRequests:
         host: Callable[[int], str | None],
         report: Callable[[int, sessions.Event], None],
         queried: Callable[[], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        spawn: Spawn,
     ) -> None:
         self._groups = groups
         self._commits = commits

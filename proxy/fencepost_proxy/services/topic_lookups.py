@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 from uuid import UUID
 
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.topics.counts import Counts
 from fencepost_proxy.topics.state import SetConfigs
 from fencepost_proxy.types import TopicPartition
@@ -34,7 +34,7 @@ class TopicLookups:
         kafka: KafkaClient,
         counts: Counts,
         *,
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        spawn: Spawn,
         replaced: Callable[[str], None],
         verified: Callable[[], None],
         refreshed: Callable[[float], None],

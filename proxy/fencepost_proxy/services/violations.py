@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.status import ViolationStatus
 from fencepost_proxy.sequencer.events import Violation
@@ -21,7 +21,7 @@ class Violations:
         self,
         reads: Callable[[], LogReader | None],
         metrics: Metrics,
-        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        spawn: Spawn,
     ) -> None:
         self._reads = reads
         self._metrics = metrics

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import BrokerConnection, Call, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.transactions.watched import (
     WHY,
     Answer,
@@ -52,8 +53,6 @@ _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 _ANY_EPOCH: Final = -1
 #: Larger responses are decoded in a thread, so that the event loop serves others meanwhile.
 _DECODED_HERE_BYTES: Final = 65_536
-
-Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class TransactionWatch:
