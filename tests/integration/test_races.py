@@ -524,7 +524,7 @@ def test_a_queued_append_whose_connection_died(
     misplaced = tally.check(stage.log, topic)
     queued = sum(value.startswith(b"a/") for value in offsets(stage.log, topic))
     say(
-        f"{'fenced' if fenced else 'not fenced'}: {runs} runs, {queued} queued appends landed, "
+        f"{'fenced' if fenced else 'not fenced'}: {runs} runs, {queued} queued appends are in the log, "
         f"{len(misplaced)} at a wrong offset; second writers got {dict(answers)}"
     )
     if fenced:
