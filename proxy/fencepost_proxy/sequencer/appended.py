@@ -5,10 +5,8 @@ Reading a batch may take long, so `services/log_reader.py` does it outside the e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fencepost_policies.values import value
 from fencepost_proxy.errors import ProtocolError
+from fencepost_proxy.sequencer.events import AppendedBatch, PendingAppend
 from fencepost_proxy.wire.batch import (
     BatchHeader,
     BatchScan,
@@ -19,24 +17,6 @@ from fencepost_proxy.wire.batch import (
     same_bytes,
     scan_batch,
 )
-
-if TYPE_CHECKING:
-    from fencepost_proxy.sequencer.events import PendingAppend
-
-
-@value
-class AppendedBatch:
-    """A batch that was acknowledged, or found in the log."""
-
-    base_offset: int
-    record_count: int
-    digest: bytes
-    write_id: bytes | None
-    log_append_time_ms: int
-
-    @property
-    def end(self) -> int:
-        return self.base_offset + self.record_count
 
 
 def read_appended_batch(

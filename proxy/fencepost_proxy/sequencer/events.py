@@ -12,7 +12,6 @@ from uuid import UUID
 
 from fencepost_policies.append import Append, Check
 from fencepost_policies.values import value
-from fencepost_proxy.sequencer.appended import AppendedBatch
 from fencepost_proxy.types import PRODUCER_EPOCHS, TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -221,6 +220,21 @@ class LogEndUnknown:
 
     reason: str
     error_code: int | None = None
+
+
+@value
+class AppendedBatch:
+    """A batch that was acknowledged, or found in the log."""
+
+    base_offset: int
+    record_count: int
+    digest: bytes
+    write_id: bytes | None
+    log_append_time_ms: int
+
+    @property
+    def end(self) -> int:
+        return self.base_offset + self.record_count
 
 
 @value

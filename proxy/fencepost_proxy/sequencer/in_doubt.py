@@ -17,8 +17,9 @@ from __future__ import annotations
 from fencepost_policies.append import Check, Refusal
 from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error, ProtocolError
-from fencepost_proxy.sequencer.appended import AppendedBatch, read_appended_batch
+from fencepost_proxy.sequencer.appended import read_appended_batch
 from fencepost_proxy.sequencer.events import (
+    AppendedBatch,
     AppendMode,
     BatchReadResult,
     Found,

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from fencepost_policies.append import Refusal
-from fencepost_proxy.sequencer.appended import AppendedBatch
-from fencepost_proxy.sequencer.events import AppendMode, Fence, PendingAppend, SequencerLimits
+from fencepost_proxy.sequencer.events import AppendedBatch, AppendMode, Fence, PendingAppend, SequencerLimits
 
 #: As many batches of a producer as Kafka recognises.
 _PER_PRODUCER = 5

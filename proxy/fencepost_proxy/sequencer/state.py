@@ -19,8 +19,14 @@ from typing import NamedTuple
 from fencepost_policies.append import Check, Facts, Refusal
 from fencepost_policies.conditional_publish import ConditionalPublish
 from fencepost_proxy.errors import Error
-from fencepost_proxy.sequencer.appended import AppendedBatch
-from fencepost_proxy.sequencer.events import Answer, Effect, LogEndSnapshot, PendingAppend, SequencerLimits
+from fencepost_proxy.sequencer.events import (
+    Answer,
+    AppendedBatch,
+    Effect,
+    LogEndSnapshot,
+    PendingAppend,
+    SequencerLimits,
+)
 from fencepost_proxy.sequencer.memory import Memory
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
