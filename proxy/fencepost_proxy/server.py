@@ -48,7 +48,7 @@ from fencepost_proxy.observability.status import (
 )
 from fencepost_proxy.observability.watchdog import Watchdog
 from fencepost_proxy.sequencer.events import SequencerLimits
-from fencepost_proxy.sequencer.state import Phase
+from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.expansions import Expansions
 from fencepost_proxy.services.groups import GroupProgressTracker

@@ -427,7 +427,7 @@ class Dialogue:
         "proxy/fencepost_proxy/session/cutter.py",
         "proxy/fencepost_proxy/session/rewriters.py",
         "proxy/fencepost_proxy/sequencer/sequencer.py",
-        "proxy/fencepost_proxy/sequencer/state.py",
+        "proxy/fencepost_proxy/sequencer/fence.py",
         "proxy/fencepost_proxy/sequencer/publishing.py",
         "proxy/fencepost_proxy/sequencer/in_doubt.py",
     )

@@ -35,7 +35,7 @@ class Sequencers:
     name = "sequencer"
     modules = (
         "proxy/fencepost_proxy/sequencer/sequencer.py",
-        "proxy/fencepost_proxy/sequencer/state.py",
+        "proxy/fencepost_proxy/sequencer/fence.py",
         "proxy/fencepost_proxy/sequencer/publishing.py",
         "proxy/fencepost_proxy/sequencer/in_doubt.py",
     )

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fencepost_proxy.sequencer import memory as memory_module
-from fencepost_proxy.sequencer import publishing as publishing_module
+from fencepost_proxy.sequencer import fence as fence_module
+from fencepost_proxy.sequencer import fence_bases as fence_bases_module
+from fencepost_proxy.sequencer import retry_cache as retry_cache_module
 from fencepost_proxy.sequencer import sequencer as sequencer_module
-from fencepost_proxy.sequencer import state as state_module
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.sequencer.memory import Memory
+from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce as produce_module
 from fencepost_proxy.session import fast_path as fast_path_module
@@ -77,7 +77,7 @@ MUTANTS = (
         "no-wrap",
         "sequences do not wrap",
         ("race",),
-        *(put(module, "SEQUENCE_MODULUS", 1 << 40) for module in (sequencer_module, publishing_module)),
+        *(put(module, "SEQUENCE_MODULUS", 1 << 40) for module in (sequencer_module, fence_bases_module)),
         rule="sequence = (expected − sequence offset) mod 2³¹",
     ),
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS = (
         "fence-errors-relayed",
         "45 and 47 are relayed to the client",
         ("race", "one-broker", "true-many"),
-        *(put(module, "FENCE_ERRORS", frozenset()) for module in (sequencer_module, state_module)),
+        *(put(module, "FENCE_ERRORS", frozenset()) for module in (sequencer_module, fence_module)),
         rule="no bare 45 for a fenced append",
     ),
     # ---- in-doubt appends
@@ -284,7 +284,7 @@ MUTANTS = (
         "retry-not-recognized",
         "a producer's retry is not recognized",
         ("retries",),
-        body(Memory, "retry_of", "return None"),
+        body(RetryCache, "retry_of", "return None"),
         body(PartitionSequencer, "_known_retry", "return False"),
         rule="recognize retries before comparing offsets",
     ),
@@ -292,7 +292,7 @@ MUTANTS = (
         "retry-without-digest",
         "a retry is recognized by its sequence only",
         ("liars", "liars-true"),
-        edit(Memory, "retry_of", ("appended_batch.digest == pending.digest", "True")),
+        edit(RetryCache, "retry_of", ("appended_batch.digest == pending.digest", "True")),
         rule="the same sequence with other records is another batch",
     ),
     Mutant(
@@ -641,7 +641,7 @@ MUTANTS = (
         "remembers-everything",
         "a sequencer remembers every batch",
         ("crowd",),
-        body(memory_module, "_bound", "pass"),
+        body(retry_cache_module, "_bound", "pass"),
         rule="bounded memory",
     ),
     Mutant(
@@ -1081,7 +1081,7 @@ MUTANTS = (
         "inconclusive-error-is-final",
         "an inconclusive error is a refusal",
         ("server-errors", "server-errors-required"),
-        put(sequencer_module, "IN_DOUBT", sequencer_module.IN_DOUBT - state_module.MAY_BE_FINAL),
+        put(sequencer_module, "IN_DOUBT", sequencer_module.IN_DOUBT - fence_module.MAY_BE_FINAL),
         rule="only the log decides after it",
     ),
     Mutant(

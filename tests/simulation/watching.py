@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.fence import SequencerView
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.sequencer.state import SequencerView
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services

@@ -17,7 +17,6 @@ from __future__ import annotations
 from fencepost_policies.append import Check, Refusal
 from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error, ProtocolError
-from fencepost_proxy.sequencer.appended import read_appended_batch
 from fencepost_proxy.sequencer.events import (
     AppendedBatch,
     AppendMode,
@@ -33,8 +32,9 @@ from fencepost_proxy.sequencer.events import (
     Unreadable,
     Violation,
 )
-from fencepost_proxy.sequencer.publishing import Publishing
-from fencepost_proxy.sequencer.state import IN_DOUBT, MAY_BE_FINAL, Phase, pipeline_key_of
+from fencepost_proxy.sequencer.fence import IN_DOUBT, MAY_BE_FINAL, Phase, pipeline_key_of
+from fencepost_proxy.sequencer.fence_bases import Publishing
+from fencepost_proxy.sequencer.log_view import read_appended_batch
 from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult

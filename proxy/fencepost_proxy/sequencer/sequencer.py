@@ -98,9 +98,7 @@ from fencepost_proxy.sequencer.events import (
     Tick,
     Violation,
 )
-from fencepost_proxy.sequencer.in_doubt import InDoubtResolver
-from fencepost_proxy.sequencer.memory import same_write
-from fencepost_proxy.sequencer.state import (
+from fencepost_proxy.sequencer.fence import (
     FENCE_ERRORS,
     IN_DOUBT,
     MAY_BE_FINAL,
@@ -110,6 +108,8 @@ from fencepost_proxy.sequencer.state import (
     pipeline_key_of,
     sent_after,
 )
+from fencepost_proxy.sequencer.in_doubt import InDoubtResolver
+from fencepost_proxy.sequencer.retry_cache import same_write
 from fencepost_proxy.types import MARKER, SEQUENCE_MODULUS
 from fencepost_proxy.wire.produce import PartitionResult
 

@@ -29,7 +29,7 @@ from uuid import UUID
 from fencepost_policies.append import Append, Facts, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.sequencer.state import sent_after
+from fencepost_proxy.sequencer.fence import sent_after
 from fencepost_proxy.session.barriers import AtBarriers
 from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.cutter import CutterState

@@ -21,7 +21,7 @@ _Value = TypeVar("_Value")
 _Producer = tuple[int, int]
 
 
-class Memory:
+class RetryCache:
     """See the module. Keyed by append; a producer is (id, epoch)."""
 
     def __init__(self, limits: SequencerLimits) -> None:

@@ -12,7 +12,7 @@ old id: older epochs by their epoch, the last epoch by its sequence.
 from __future__ import annotations
 
 from fencepost_proxy.sequencer.events import LogEndSnapshot, PublishBase, Violation
-from fencepost_proxy.sequencer.state import Phase, SequencerState
+from fencepost_proxy.sequencer.fence import Phase, SequencerState
 from fencepost_proxy.types import SEQUENCE_MODULUS
 
 

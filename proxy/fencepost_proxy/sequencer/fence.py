@@ -27,7 +27,7 @@ from fencepost_proxy.sequencer.events import (
     PendingAppend,
     SequencerLimits,
 )
-from fencepost_proxy.sequencer.memory import Memory
+from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult
@@ -111,7 +111,7 @@ class SequencerState:
         self._confirmed_since = float("-inf")
         self._confirmed_epoch = -1
         # Remembered whatever the phase.
-        self.memory = Memory(limits)
+        self.memory = RetryCache(limits)
         self._transactions: dict[
             str, float
         ] = {}  # transactions that joined: time from which the coordinator's answer counts
