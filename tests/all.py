@@ -44,7 +44,11 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/expansion/test_example",
         f"{_I}docs",
     ),
-    ("proxy/fencepost_proxy/groups", "proxy/fencepost_proxy/services/groups", "proxy/fencepost_proxy/topics/expan"): (
+    (
+        "proxy/fencepost_proxy/expansion",
+        "proxy/fencepost_proxy/services/groups",
+        "proxy/fencepost_proxy/services/expan",
+    ): (
         "tests/order_proof",
         "tests/expansion",
         f"{_I}groups",

@@ -33,6 +33,9 @@ from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError, error_name
+from fencepost_proxy.expansion.barrier import AppendBarrier
+from fencepost_proxy.expansion.counts import Client, Counts
+from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
 from fencepost_proxy.observability import diagnosis
 from fencepost_proxy.observability.http import StatusServer
@@ -70,12 +73,8 @@ from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import RelayedVersions, and_addresses, but_for
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.abort_only import is_abort_only
-from fencepost_proxy.topics.barrier import AppendBarrier
-from fencepost_proxy.topics.counts import Client, Counts
-from fencepost_proxy.topics.expansions import ExpansionHistory
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.planning import Known
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
@@ -91,6 +90,7 @@ from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition, Tr
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
+from fencepost_proxy.wire.state_records import StateRecord
 
 if TYPE_CHECKING:
     from fencepost_proxy.workers.worker import MigratedSockets, Worker

@@ -9,7 +9,7 @@ import pytest
 
 from fencepost_policies.append import Check
 from fencepost_policies.partitioners import Partitioner
-from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from tests.fuzz import dialogue
 from tests.fuzz.dialogue import PARTITIONS, Dialogue, FuzzServices, _Run

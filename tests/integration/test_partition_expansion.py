@@ -25,7 +25,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import run_tool
-from fencepost_proxy.topics.expanding import Step
+from fencepost_proxy.expansion.procedure import Step
 from tests.kit.waiting import until
 from tests.support.expanding import (
     INVALID_ASSIGNMENT,

@@ -38,7 +38,6 @@ from fencepost_proxy.cluster.state_topic_settings import TOPIC_CONFIGS
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     StateError,
     encode_heartbeat,
@@ -49,6 +48,7 @@ from fencepost_proxy.topics.state import (
 )
 from fencepost_proxy.types import ProducerId, TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
+from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 from tests.kit.waiting import until_async
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.types import TopicPartition
 
 if TYPE_CHECKING:

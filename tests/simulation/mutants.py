@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import fence as fence_module
 from fencepost_proxy.sequencer import fence_bases as fence_bases_module
 from fencepost_proxy.sequencer import retry_cache as retry_cache_module
@@ -25,7 +26,6 @@ from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.transactions import commit_validator as validator_module
 from fencepost_proxy.transactions.commit_validator import CommitValidator

@@ -17,6 +17,7 @@ import crc32c
 
 from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
@@ -25,7 +26,6 @@ from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.services import relayed_versions_without
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared
-from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.state import (
     StateRecord,

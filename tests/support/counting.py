@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
 

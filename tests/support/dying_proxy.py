@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fencepost_proxy.cli.main import main
+from fencepost_proxy.expansion import procedure as ex
+from fencepost_proxy.expansion.history import EXPANSION_CLOSED, Expansion
 from fencepost_proxy.services.expansions import Expansions
-from fencepost_proxy.topics import expanding as ex
-from fencepost_proxy.topics.expansions import EXPANSION_CLOSED, Expansion
 from tests.support.mutants import Mutant, wrap
 
 STEP, WHEN, HOW = os.environ["STOP_AT"].split(":", 2)

@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 
-from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion
-from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.expansion.history import Expansion, encode_done, encode_expansion
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
+from fencepost_proxy.wire.state_records import StateRecord
 from tests.kit.waiting import until
 
 STATE_TOPIC = "__fencepost_state"

@@ -37,7 +37,7 @@ def test_quick_list_names_existing_tests(path: str) -> None:
 
 
 def test_files_for_a_change_come_first() -> None:
-    changed = ["proxy/fencepost_proxy/groups/gating.py", "tests/soak/test_soak.py", "README.md"]
+    changed = ["proxy/fencepost_proxy/expansion/gating.py", "tests/soak/test_soak.py", "README.md"]
     ordered = all_tests.in_order(LATER, changed, "seed")
     assert sorted(ordered) == LATER
     assert ordered.index("tests/integration/test_groups.py") < ordered.index("tests/integration/test_spark.py")

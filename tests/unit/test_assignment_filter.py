@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_proxy.groups.assignment import decode_assignment
-from fencepost_proxy.groups.assignment_filter import AssignmentFilter, GroupPlan
-from fencepost_proxy.groups.queries import (
+from fencepost_proxy.expansion.assignment import decode_assignment
+from fencepost_proxy.expansion.assignment_filter import AssignmentFilter, GroupPlan
+from fencepost_proxy.expansion.queries import (
     Beginnings,
     GatedPartitions,
     HasTasks,
@@ -21,7 +21,7 @@ from fencepost_proxy.groups.queries import (
     WhatIsAssigned,
     WhereToBegin,
 )
-from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.expansion.watch import Watch
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.control import (

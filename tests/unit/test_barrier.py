@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fencepost_proxy.topics.barrier import AppendBarrier
+from fencepost_proxy.expansion.barrier import AppendBarrier
 
 NOW = 1000.0
 

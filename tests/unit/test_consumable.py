@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fencepost_proxy.groups.consumable import Aborted, consumable_below
+from fencepost_proxy.expansion.consumable import Aborted, consumable_below
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")

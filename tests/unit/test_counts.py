@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from fencepost_proxy.topics.counts import Client, Counts
-from fencepost_proxy.topics.expansions import NO_EXPANSIONS, Expansion, ExpansionHistory
+from fencepost_proxy.expansion.counts import Client, Counts
+from fencepost_proxy.expansion.history import NO_EXPANSIONS, Expansion, ExpansionHistory
 
 ORDERS, ANEW, PROPOSAL = UUID(int=1), UUID(int=2), UUID(int=3)
 NOW, NOW_MS = 1000.0, 1_700_000_000_000

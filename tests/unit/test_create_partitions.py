@@ -9,22 +9,22 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.errors import Error
-from fencepost_proxy.topics.expanding import not_a_multiple
-from fencepost_proxy.topics.expansions import (
+from fencepost_proxy.expansion.history import (
     Expansion,
     encode_done,
     encode_expansion,
     encode_failed,
     encode_partition_count,
 )
+from fencepost_proxy.expansion.procedure import not_a_multiple
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Known, Plan
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, NodeId, Offset
 from fencepost_proxy.wire.apis import CREATE_PARTITIONS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from fencepost_proxy.wire.control import decode_request, encode_request
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.state_records import StateRecord
 
 EXPANDS, SEQUENCED = UUID(int=1), UUID(int=2)
 IDS = {"expands": EXPANDS, "also-expands": UUID(int=3), "unchecked": SEQUENCED}

@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.errors import Error
-from fencepost_proxy.topics import expanding as ex
-from fencepost_proxy.topics.barrier import AppendBarrier
-from fencepost_proxy.topics.expansions import Expansion, encode_expansion
-from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.expansion import procedure as ex
+from fencepost_proxy.expansion.barrier import AppendBarrier
+from fencepost_proxy.expansion.history import Expansion, encode_expansion
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerEpoch, ProducerId
+from fencepost_proxy.wire.state_records import StateRecord
 
 TOPIC_ID = UUID(int=0x70)
 WAIT_SECONDS = 60.0

@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.config import Limits
+from fencepost_proxy.expansion.history import Expansion, encode_done, encode_expansion, encode_failed
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.expansions import Expansions
-from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_failed
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
+from fencepost_proxy.wire.state_records import StateRecord
 
 OLD, NEW = UUID(int=7), UUID(int=8)
 PROCESS = UUID(int=2)

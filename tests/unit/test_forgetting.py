@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.config import Limits
+from fencepost_proxy.expansion.gated import encode_released
+from fencepost_proxy.expansion.history import Expansion, encode_expansion, encode_failed, encode_partition_count
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import expansions
 from fencepost_proxy.services.expansions import Expansions
-from fencepost_proxy.topics.expansions import Expansion, encode_expansion, encode_failed, encode_partition_count
-from fencepost_proxy.topics.gated import encode_released
 from tests.kit.event_loop import in_event_loop
 from tests.unit import test_group_progress as group_progress
 from tests.unit.test_group_progress import Clock

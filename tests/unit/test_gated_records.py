@@ -6,15 +6,15 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_proxy.topics.gated import (
+from fencepost_proxy.expansion.gated import (
     GatedPartitions,
     encode_gated,
     encode_gated_tombstone,
     encode_released,
 )
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import Offset, TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord
 
 ID = UUID(int=7)
 LACKED = frozenset({TopicPartition("orders", 2), TopicPartition("orders", 3)})

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_proxy.groups.gating import RELEASED, Progress, RemainingRecords, Search, Why, brought_by, decide
-from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory
+from fencepost_proxy.expansion.gating import RELEASED, Progress, RemainingRecords, Search, Why, brought_by, decide
+from fencepost_proxy.expansion.history import Expansion, ExpansionHistory
 from fencepost_proxy.types import LogEndOffset
 
 _ID = UUID(int=1)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from fencepost_proxy.groups.assignment import MalformedAssignment, decode_assignment
+from fencepost_proxy.expansion.assignment import MalformedAssignment, decode_assignment
 
 _TOPIC = b"\x00\x06orders"
 

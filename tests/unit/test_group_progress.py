@@ -11,16 +11,16 @@ import pytest
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
-from fencepost_proxy.groups.queries import GatedPartitions, LookedUp, MayHave
+from fencepost_proxy.expansion.gated import encode_gated, encode_released
+from fencepost_proxy.expansion.history import Expansion, encode_done, encode_expansion, encode_partition_count
+from fencepost_proxy.expansion.queries import GatedPartitions, LookedUp, MayHave
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import gating_decisions, groups, unread_records
 from fencepost_proxy.services.groups import GroupProgressTracker
-from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
-from fencepost_proxy.topics.gated import encode_gated, encode_released
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 from tests.kit.event_loop import in_event_loop
 

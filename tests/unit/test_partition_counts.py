@@ -10,6 +10,7 @@ import pytest
 
 from fencepost_policies.append import Check
 from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
@@ -17,7 +18,6 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.groups.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
-from fencepost_proxy.groups.queries import Beginnings, GatedPartitions, HasTasks, MayHave
-from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.expansion.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
+from fencepost_proxy.expansion.queries import Beginnings, GatedPartitions, HasTasks, MayHave
+from fencepost_proxy.expansion.watch import Watch
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import RELAYED_VERSIONS, relayed_versions_without

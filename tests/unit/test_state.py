@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost_policies.append import Check
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     FenceBase,
     StateError,
@@ -26,6 +25,7 @@ from fencepost_proxy.topics.state import (
 )
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
+from fencepost_proxy.wire.state_records import StateRecord
 
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
 ORDERS, ORDERS_ANEW = UUID(int=100), UUID(int=101)

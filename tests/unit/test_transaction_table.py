@@ -16,10 +16,10 @@ from fencepost_proxy.topics.abort_only import (
     encode_abort_only,
     encode_abort_only_tombstones,
 )
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.transactions.table import Open, Table, Transaction
 from fencepost_proxy.types import Offset, TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord
 
 TXN = "transfer"
 A = TopicPartition("t", 0)

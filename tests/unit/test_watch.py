@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fencepost_proxy.groups.watch import Watch, without
+from fencepost_proxy.expansion.watch import Watch, without
 from fencepost_proxy.types import TopicPartition
 
 P0, P2, P3 = (TopicPartition("orders", each) for each in (0, 2, 3))

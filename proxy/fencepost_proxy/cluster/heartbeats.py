@@ -18,7 +18,6 @@ from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.config import Limits
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     INSTANCE_ID_AGE_MAX,
     StateError,
@@ -29,6 +28,7 @@ from fencepost_proxy.topics.state import (
     heartbeat,
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
+from fencepost_proxy.wire.state_records import StateRecord
 
 _log = logs.get("cluster.heartbeats")
 _limited_log = logs.RateLimitedLog(_log)

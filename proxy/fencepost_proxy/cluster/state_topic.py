@@ -40,7 +40,6 @@ from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     StateError,
     StateView,
@@ -48,6 +47,7 @@ from fencepost_proxy.topics.state import (
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, fence_batch, split_batches
+from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 
 _log = logs.get("cluster.state_topic")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from fencepost_proxy.groups.gating import brought_by
-from fencepost_proxy.topics.expansions import ExpansionHistory
+from fencepost_proxy.expansion.gating import brought_by
+from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition

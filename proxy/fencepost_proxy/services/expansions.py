@@ -1,4 +1,4 @@
-"""Partition expansions: runs the procedure of `topics/expanding.py` against Kafka, the state topic and a clock.
+"""Partition expansions: runs the procedure of `expansion/procedure.py` against Kafka, the state topic and a clock.
 
 Every process follows the pending expansions in its view of the state topic. It closes its append barrier as soon as it
 reads an expansion, and opens it when it reads the end. One process runs the procedure; if it dies, another claims it.
@@ -24,10 +24,10 @@ from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
+from fencepost_proxy.expansion import procedure as ex
+from fencepost_proxy.expansion.history import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.status import ExpansionStatus
-from fencepost_proxy.topics import expanding as ex
-from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.types import TopicPartition, Transactor
 

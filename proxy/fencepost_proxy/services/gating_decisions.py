@@ -14,17 +14,17 @@ from fencepost_proxy import logs
 from fencepost_proxy.cluster.groups import ConsumerGroups
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError
-from fencepost_proxy.groups.gating import Decision, Progress, Why, brought_by, decide
+from fencepost_proxy.expansion.gated import encode_released
+from fencepost_proxy.expansion.gating import Decision, Progress, Why, brought_by, decide
+from fencepost_proxy.expansion.group_story import GroupStory
+from fencepost_proxy.expansion.history import Expansion
+from fencepost_proxy.expansion.offset_lookups import OffsetLookups
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.expanded_topics import ExpandedTopics
-from fencepost_proxy.services.group_story import GroupStory
-from fencepost_proxy.services.offset_lookups import OffsetLookups
 from fencepost_proxy.services.unread_records import UnreadRecords
-from fencepost_proxy.topics.expansions import Expansion
-from fencepost_proxy.topics.gated import encode_released
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord
 
 _log = logs.get("services.gating_decisions")
 

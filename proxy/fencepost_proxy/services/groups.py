@@ -1,6 +1,6 @@
 """Group progress tracker: what consumer groups of topics with ordered expansion committed and still have to read.
 
-It answers the queries of `groups/assignment_filter.py`, and checks once a second whether gated partitions may be
+It answers the queries of `expansion/assignment_filter.py`, and checks once a second whether gated partitions may be
 assigned. The Kafka client needs DESCRIBE on these groups and topics, and READ on the topics.
 """
 
@@ -20,9 +20,13 @@ from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
-from fencepost_proxy.groups.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
-from fencepost_proxy.groups.gating import Decision, Wait, Why, brought_by
-from fencepost_proxy.groups.queries import (
+from fencepost_proxy.expansion.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
+from fencepost_proxy.expansion.gated import encode_gated, encode_gated_tombstone, encode_released
+from fencepost_proxy.expansion.gating import Decision, Wait, Why, brought_by
+from fencepost_proxy.expansion.group_story import GroupStory
+from fencepost_proxy.expansion.history import Expansion
+from fencepost_proxy.expansion.offset_lookups import OffsetLookups
+from fencepost_proxy.expansion.queries import (
     Beginnings,
     GatedPartitions,
     HasTasks,
@@ -35,17 +39,13 @@ from fencepost_proxy.groups.queries import (
     WhatIsAssigned,
     WhereToBegin,
 )
-from fencepost_proxy.groups.watch import Group, Watch
+from fencepost_proxy.expansion.watch import Group, Watch
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.status import GatedStatus
 from fencepost_proxy.services.expanded_topics import ExpandedTopics
 from fencepost_proxy.services.gating_decisions import GatingDecisions
-from fencepost_proxy.services.group_story import GroupStory
-from fencepost_proxy.services.offset_lookups import OffsetLookups
 from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
-from fencepost_proxy.topics.expansions import Expansion
-from fencepost_proxy.topics.gated import encode_gated, encode_gated_tombstone, encode_released
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import TopicPartition

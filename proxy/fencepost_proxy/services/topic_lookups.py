@@ -11,7 +11,7 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.tasks import Spawn
-from fencepost_proxy.topics.counts import Counts
+from fencepost_proxy.expansion.counts import Counts
 from fencepost_proxy.topics.state import SetConfigs
 from fencepost_proxy.types import TopicPartition
 

@@ -30,7 +30,6 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared, encode_abort_only_record, encode_abort_only_tombstones
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.commit_validator import (
     ONGOING,
@@ -57,6 +56,7 @@ from fencepost_proxy.transactions.commit_validator import (
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
 from fencepost_proxy.wire.batch import BatchHeader, Effort, HeaderNames, MalformedBatch, scan_batch, split_batches
+from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 
 _log = logs.get("services.transactions")

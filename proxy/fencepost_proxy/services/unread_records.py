@@ -16,9 +16,9 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.fetches import Fetches
 from fencepost_proxy.cluster.log_ends import LogEnds
-from fencepost_proxy.groups.consumable import Aborted, consumable_below
-from fencepost_proxy.groups.gating import RemainingRecords, Search
-from fencepost_proxy.topics.expansions import Expansion
+from fencepost_proxy.expansion.consumable import Aborted, consumable_below
+from fencepost_proxy.expansion.gating import RemainingRecords, Search
+from fencepost_proxy.expansion.history import Expansion
 from fencepost_proxy.types import Offset, TopicPartition
 
 _QUERY_SECONDS: Final = 5.0

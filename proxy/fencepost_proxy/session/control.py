@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fencepost_proxy.groups.queries import Query, Reply
+from fencepost_proxy.expansion.queries import Query, Reply
 from fencepost_proxy.session.connection import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, ReadBatches, Store
 from fencepost_proxy.session.migration import PRIMARY_APIS, Migration

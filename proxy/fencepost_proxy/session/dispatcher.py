@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from fencepost_policies.values import value
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.events import PendingAppend, SequencerLimits
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
@@ -20,7 +21,6 @@ from fencepost_proxy.session.pending_responses import Begun
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from fencepost_policies.values import value
-from fencepost_proxy.groups.queries import Notice, Query, Reply
+from fencepost_proxy.expansion.queries import Notice, Query, Reply
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange

@@ -12,8 +12,8 @@ from typing import Any
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
-from fencepost_proxy.groups.assignment_filter import FOLLOWING, AssignmentFilter
-from fencepost_proxy.groups.queries import Notice, Query, Reply
+from fencepost_proxy.expansion.assignment_filter import FOLLOWING, AssignmentFilter
+from fencepost_proxy.expansion.queries import Notice, Query, Reply
 from fencepost_proxy.session.cutter import LENGTH_BYTES
 from fencepost_proxy.session.partition_counts import partition_counts
 from fencepost_proxy.topics.closed import (

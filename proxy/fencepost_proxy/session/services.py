@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Final, Protocol
 from uuid import UUID
 
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import partition_counts
-from fencepost_proxy.topics.barrier import AppendBarrier
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table

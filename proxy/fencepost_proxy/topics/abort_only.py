@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
 
 ABORT_ONLY: Final = "abort-only"
 KINDS: Final = frozenset({ABORT_ONLY})

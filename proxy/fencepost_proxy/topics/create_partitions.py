@@ -1,6 +1,6 @@
 """CreatePartitions for topics with partition-count checks: Kafka validates the request, and the proxy executes it.
 
-Such a topic is expanded by the procedure (`expanding.py`), under the proxy's own principal. So the client's request is
+Such a topic is expanded by `expansion/procedure.py`, under the proxy's own principal. So the client's request is
 forwarded as *validate-only*, on the client's own connection: Kafka checks permission and validity. Only then does the
 procedure begin, and its result is the client's answer.
 
@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from fencepost_proxy.errors import Error
+from fencepost_proxy.expansion.procedure import IN_PROGRESS
 from fencepost_proxy.topics.closed import DENIED, denied_message
-from fencepost_proxy.topics.expanding import IN_PROGRESS
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Expansions, Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NodeId

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from fencepost_policies.append import Check
-from fencepost_proxy.topics.expansions import Assignments, ExpansionHistory
+from fencepost_proxy.expansion.history import Assignments, ExpansionHistory
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import FileConfigs, TopicPolicy
 from fencepost_proxy.types import TopicPartition

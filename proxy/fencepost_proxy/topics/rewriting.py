@@ -23,9 +23,9 @@ from uuid import UUID
 
 from fencepost_policies.append_policy import InvalidConfigValue, Milliseconds
 from fencepost_proxy.errors import Error
+from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
 from fencepost_proxy.topics.create_partitions import plan_create_partitions
-from fencepost_proxy.topics.expansions import ExpansionHistory
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.transactions import plan_add_partitions, plan_write_markers

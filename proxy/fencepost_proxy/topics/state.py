@@ -9,8 +9,8 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `process/<uuid>` | `{"started_ms", "identity"}` | all count: the n-th process has instance id n mod 255 + 1 |
 | `heartbeat/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
-| `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansions.py` |
-| `gated/<group>`, `released/…` | gated assignments of consumer groups | see `gated.py` |
+| `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansion/history.py` |
+| `gated/<group>`, `released/…` | gated assignments of consumer groups | see `expansion/gated.py` |
 | `abort-only/<producer id>/…` | abort-only transactions | see `abort_only.py` |
 
 "The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and
@@ -39,13 +39,12 @@ from uuid import UUID
 
 from fencepost_policies.append_policy import InvalidConfigValue
 from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.expansion.gated import KINDS as GROUP_KINDS
+from fencepost_proxy.expansion.gated import GatedView
+from fencepost_proxy.expansion.history import KINDS as EXPANSION_KINDS
+from fencepost_proxy.expansion.history import Expansion, ExpansionHistories, ExpansionHistory
 from fencepost_proxy.topics.abort_only import KINDS as ABORT_ONLY_KINDS
 from fencepost_proxy.topics.abort_only import AbortOnlyView
-from fencepost_proxy.topics.expansions import KINDS as EXPANSION_KINDS
-from fencepost_proxy.topics.expansions import Expansion, ExpansionHistories, ExpansionHistory
-from fencepost_proxy.topics.gated import KINDS as GROUP_KINDS
-from fencepost_proxy.topics.gated import GatedView
-from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
     UNCHECKED,
@@ -57,6 +56,7 @@ from fencepost_proxy.topics.virtual_configs import (
     switches_off,
 )
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
 
 _PRODUCER_ID: Final = "producer-id"
 _FENCE_BASE: Final = "fence-base"

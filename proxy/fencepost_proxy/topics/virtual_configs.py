@@ -119,7 +119,7 @@ class TopicPolicy:
 
     @property
     def checks_count(self) -> bool:
-        """Its appends pass an append barrier (`topics/barrier.py`)."""
+        """Its appends pass an append barrier (`expansion/barrier.py`)."""
         return self.ordered or self.count_check is not Check.OFF
 
     @property

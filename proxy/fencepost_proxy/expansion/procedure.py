@@ -44,7 +44,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import Error
-from fencepost_proxy.topics.expansions import (
+from fencepost_proxy.expansion.history import (
     NO_EXPANSIONS,
     Assignments,
     Expansion,
@@ -56,8 +56,8 @@ from fencepost_proxy.topics.expansions import (
     encode_failed,
     encode_unordered_end,
 )
-from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, Transactor
+from fencepost_proxy.wire.state_records import StateRecord
 
 #: Pause before a retry: first, and at most.
 _PAUSE_SECONDS: Final = 0.05

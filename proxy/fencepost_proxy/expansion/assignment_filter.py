@@ -18,8 +18,8 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from fencepost_policies.values import value
-from fencepost_proxy.groups.assignment import MalformedAssignment, decode_assignment
-from fencepost_proxy.groups.queries import (
+from fencepost_proxy.expansion.assignment import MalformedAssignment, decode_assignment
+from fencepost_proxy.expansion.queries import (
     Beginnings,
     GatedPartitions,
     HasTasks,
@@ -32,7 +32,7 @@ from fencepost_proxy.groups.queries import (
     WhatIsAssigned,
     WhereToBegin,
 )
-from fencepost_proxy.groups.watch import Assigned, Watch, without
+from fencepost_proxy.expansion.watch import Assigned, Watch, without
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import (
     CONSUMER_GROUP_HEARTBEAT,

@@ -1,4 +1,4 @@
-"""Gated assignments of consumer groups in the state topic (`groups/` has the reasons).
+"""Gated assignments of consumer groups in the state topic (`gating.py` has the reasons).
 
 | key | value | if there are several |
 |---|---|---|
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
 
 GATED: Final = "gated"
 RELEASED: Final = "released"

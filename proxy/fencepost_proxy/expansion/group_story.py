@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from fencepost_proxy.groups.gating import Decision, Wait
-from fencepost_proxy.services.offset_lookups import Client
+from fencepost_proxy.expansion.gating import Decision, Wait
+from fencepost_proxy.expansion.offset_lookups import Client
 from fencepost_proxy.types import TopicPartition
 
 #: A new partition of one incarnation of a topic.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from fencepost_proxy.topics.expansions import Expansion, ExpansionHistory
+from fencepost_proxy.expansion.history import Expansion, ExpansionHistory
 from fencepost_proxy.types import TopicPartition
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fencepost_policies.values import value
-from fencepost_proxy.groups.watch import Assigned
+from fencepost_proxy.expansion.watch import Assigned
 from fencepost_proxy.types import TopicPartition
 
 

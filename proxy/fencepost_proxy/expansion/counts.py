@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fencepost_proxy.topics.expansions import ExpansionHistory
+from fencepost_proxy.expansion.history import ExpansionHistory
 
 #: How long a guess counts against a client: it may have refreshed its metadata at another instance.
 _BELIEVED_SECONDS: Final = 5.0

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
-from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, NodeId
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
 
 EXPANSION: Final = "expansion"
 EXPANSION_CLOSED: Final = "expansion-closed"

@@ -1,4 +1,4 @@
-"""Format of state-topic records. Their meaning is in `state.py` and `expansions.py`."""
+"""Format of state-topic records. Their meaning is in `topics/state.py`."""
 
 from __future__ import annotations
 
