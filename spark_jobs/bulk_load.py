@@ -25,8 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fencepost.spark import arrange, register, stated
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.files import KINDS, ORDER, rows_of
-from fencepost.spark.jobs import Progress, add_client_arguments, client_settings
+from fencepost.spark.jobs import KINDS, ORDER, Progress, add_client_arguments, client_settings, rows_of
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options
 

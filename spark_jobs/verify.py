@@ -28,8 +28,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.files import KINDS, ORDER, rows_of
-from fencepost.spark.jobs import add_client_arguments, client_settings
+from fencepost.spark.jobs import KINDS, ORDER, add_client_arguments, client_settings, rows_of
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options
 

@@ -10,12 +10,10 @@ from typing import Any
 from fencepost.spark import comparing, driver_probe
 from fencepost.spark.appender import Appender
 from fencepost.spark.errors import Unknown
-from fencepost.spark.planner import Planner
 from fencepost.spark.refusals import Refusals
-from fencepost.spark.resumer import Resumer
+from fencepost.spark.resumer import Resumer, UnmatchedRows
 from fencepost.spark.rows import digest_of, joined
-from fencepost.spark.task import Task
-from fencepost.spark.unmatched import UnmatchedRows
+from fencepost.spark.task import Planner, Task
 from fencepost.spark.write import Write
 from tests.support.mutants import Change, Mutant, body, edit, wrap
 

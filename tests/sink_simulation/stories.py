@@ -13,8 +13,8 @@ import pyarrow as pa
 from fencepost._partitioning import murmur2
 from fencepost.spark import comparing, driver_probe
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.outcome import Outcome, Plan
 from fencepost.spark.task import Task
+from fencepost.spark.write import Outcome, Plan
 
 from .model import Actor, Faults, ModelClock, ModelFraming, ModelLog, Partition, World, body
 

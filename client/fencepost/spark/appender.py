@@ -13,11 +13,10 @@ from fencepost.records import CHECK_CONFIG
 from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag, own_commit_tag
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
 from fencepost.spark.interfaces import Answer, TopicPartition
-from fencepost.spark.patience import Patience
 from fencepost.spark.refusals import name_of, refuse_final
 from fencepost.spark.resumer import Resumer
 from fencepost.spark.rows import Rows, by_partition, fitting, joined
-from fencepost.spark.write import Flight, PartitionWrite, Write
+from fencepost.spark.write import Flight, PartitionWrite, Patience, Write
 
 
 class Appender:

@@ -27,9 +27,9 @@ from fencepost._partitioning import INVALID_PARTITIONS
 from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.errors import SinkError, Unknown
 from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
-from fencepost.spark.outcome import KEEP, Met, Outcome, Plan
 from fencepost.spark.refusals import name_of, refuse_final
 from fencepost.spark.rows import DIGEST_BYTES, digest_of
+from fencepost.spark.write import KEEP, Met, Outcome, Plan
 
 #: The number under which the driver appends.
 DRIVER = -1

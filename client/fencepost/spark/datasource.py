@@ -39,9 +39,9 @@ from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, batch_bytes, settings
-from fencepost.spark.outcome import Outcome, Plan, Written
 from fencepost.spark.resumer import ScanRange
 from fencepost.spark.task import Task
+from fencepost.spark.write import Outcome, Plan, Written
 
 _logger = logging.getLogger("fencepost.spark")
 

@@ -1,17 +1,44 @@
-"""The state of one attempt of one task, shared by its parts."""
+"""One attempt of one task: its options, its state, how long it waits, and its report to the driver."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fencepost.spark.driver_probe import DriverProbe
+from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
-from fencepost.spark.outcome import Plan
-from fencepost.spark.pool import Pool
-from fencepost.spark.rows import Rows
+from fencepost.spark.rows import Pool, Rows
+
+T = TypeVar("T")
+
+_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS_MAX = 3.0
+_CONTENTION_SECONDS = 0.02
+_CONTENTION_SECONDS_MAX = 1.0
+_CONTENDED = 10
+
+AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """User options. `arranged`: all rows of a partition are in one task, and the partition identifies the write.
+    `unmatched`: what to do if the log has rows under the task's number that the task lacks, AUTO to KEEP."""
+
+    sink: str
+    arranged: bool = False
+    same_split: bool = False
+    unmatched: str = "auto"
+    first_run: bool = False
+    patience_seconds: float = 120.0
+    append_bytes_max: int = 900_000
+    append_rows_max: int = 65_536
+    buffer_bytes: int = 32_000_000
+    hold_bytes: int = 64_000_000
 
 
 @dataclass(slots=True)
@@ -107,3 +134,122 @@ class Write:
     def default_partition(self, topic: str) -> int:
         """The partition of this task's rows without key and partition."""
         return (self.task + self.batch) % self.over[topic]
+
+
+class Patience:
+    """Pauses of one task, and the limit for the time without progress."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._clock = write.clock
+        self._patience_seconds = write.plan.patience_seconds
+        self._progress_at = self._appended_at = write.clock.now()
+        self._last_error = ""
+
+    def progressed(self) -> None:
+        """Appends of other writers were read."""
+        self._progress_at = self._clock.now()
+
+    def appended(self) -> None:
+        """Rows of this task were appended, or computed, which may take long."""
+        self._progress_at = self._appended_at = self._clock.now()
+
+    def later(self, partition: PartitionWrite, problem: str, *, contended: bool = False) -> None:
+        partition.tries += 1
+        self._last_error = problem
+        pause, most = (
+            (_CONTENTION_SECONDS, _CONTENTION_SECONDS_MAX) if contended else (_PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
+        )
+        if contended and partition.tries == 1:
+            return  # the first refusal reports the log end; a second one shows a competing writer
+        pause = min(most, pause * 2 ** min(partition.tries, 10))
+        partition.not_before = self._clock.now() + pause * (0.5 + self._clock.random())
+
+    def patiently(self, probe: Callable[[], T]) -> T:
+        tries = 0
+        while True:
+            try:
+                return probe()
+            except CannotReach as error:
+                self._last_error = str(error)
+                tries += 1
+                self._give_up_if_late()
+                self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
+
+    def wait(self) -> None:
+        """Wait until a response or a retry is due."""
+        self._give_up_if_late()
+        now = self._clock.now()
+        flights = [p.flight.answer for p in self._write.partitions.values() if p.flight]
+        due = [
+            p.not_before - now
+            for p in self._write.partitions.values()
+            if p.queue and not p.flight and p.not_before > now
+        ]
+        pause = min(due, default=1.0 if flights else _PAUSE_SECONDS)
+        self._clock.wait(flights, max(0.001, min(pause, 1.0)))
+
+    def _give_up_if_late(self) -> None:
+        # Appends by other writers count as progress, but not indefinitely.
+        now, patience = self._clock.now(), self._patience_seconds
+        if now - self._progress_at > patience or now - self._appended_at > _CONTENDED * patience:
+            raise SinkError(
+                f"nothing could be appended for {self._patience_seconds:g} s (option patience.seconds): "
+                f"{self._last_error} (fix the cause and start the write again: it continues where it "
+                "stopped)"
+            )
+
+
+class ObservedPartition(NamedTuple):
+    """Appends by other runs of the batch in one partition. They start at `begin` and are below `limit` (-1: no limit);
+    the task knows all below `end`. `numbers`: their task numbers. Digests of rows: `foreign`: the task's rows found
+    under another number; `unmatched`: rows under its number that the task lacks."""
+
+    begin: int
+    limit: int
+    end: int
+    numbers: frozenset[int]
+    foreign: bytes
+    unmatched: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A task's findings about other runs of its batch. `complete`: the batch was complete; `loose`: topics whose rows
+    may be in another partition than they would get now; `over`: {topic: partition count used for its rows};
+    `count_checked`: topics with partition-count checks."""
+
+    query: str
+    run: str
+    batch: int
+    complete: bool
+    loose: frozenset[str]
+    over: dict[str, int]
+    count_checked: frozenset[str]
+    partitions: dict[TopicPartition, ObservedPartition]
+
+
+class Written(NamedTuple):
+    """A task's result in one partition. `first`: offset of the first row that it appended, -1 if none; `end`: the last
+    log end offset that it knew."""
+
+    found: int
+    appended: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of a successful task. `rows` = `appended` + `found`; `refused`: appends that lost to another writer;
+    `begun`: with `arranged`, the partitions that already had rows of this batch."""
+
+    task: int
+    rows: int
+    appended: int
+    found: int
+    appends: int
+    refused: int
+    partitions: dict[TopicPartition, Written]
+    met: Met | None = None
+    begun: frozenset[TopicPartition] = frozenset()

@@ -15,8 +15,8 @@ from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Remembered, probe
 from fencepost.spark.errors import SinkError, Unknown
-from fencepost.spark.outcome import Outcome, Plan
 from fencepost.spark.task import Task
+from fencepost.spark.write import Outcome, Plan
 from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
 
 TOPIC = "t"

@@ -14,7 +14,7 @@ from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWrit
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import SinkError
 from fencepost.spark.options import settings
-from fencepost.spark.outcome import Outcome, Written
+from fencepost.spark.write import Outcome, Written
 
 REQUIRED = {"kafka.bootstrap.servers": "proxy:1", "topic": "t", "sink.id": "s"}
 
