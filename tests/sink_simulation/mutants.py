@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from fencepost.spark import comparing, driver_probe
+from fencepost.spark import task as task_module
 from fencepost.spark.appender import Appender
 from fencepost.spark.errors import Unknown
 from fencepost.spark.refusals import Refusals
 from fencepost.spark.resumer import Resumer, UnmatchedRows
 from fencepost.spark.rows import digest_of, joined
-from fencepost.spark.task import Planner, Task
+from fencepost.spark.task import Task
 from fencepost.spark.write import Write
 from tests.support.mutants import Change, Mutant, body, edit, wrap
 
@@ -57,7 +58,7 @@ def _append_anyway(append_at: Wrapped, self: Any, topic_partition: Any, _: int, 
     """At the current log end."""
     done = 0
     while not done:
-        [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
+        [(_, end)] = self.log.offsets(topic_partition[0], [topic_partition[1]]).values()
         done = int(append_at(self, topic_partition, end, *append))
     return done
 
@@ -73,16 +74,16 @@ def _without_earlier_commits(read: Wrapped, self: Any, topic_partition: Any) -> 
     return found
 
 
-def _wrong_began(choose_counts: Wrapped, self: Any, last: Any) -> None:
-    choose_counts(self, last)
+def _wrong_began(choose_counts: Wrapped, write: Any, refusals: Any, last: Any) -> None:
+    choose_counts(write, refusals, last)
     for topic_partition, commit_tag in list(last.items()):
-        if commit_tag.batch == self._write.batch:
-            last[topic_partition] = replace(commit_tag, began=self._write.probed.observations[topic_partition].end)
+        if commit_tag.batch == write.batch:
+            last[topic_partition] = replace(commit_tag, began=write.probed.observations[topic_partition].end)
     observations = {
         topic_partition: replace(observation, last=last.get(topic_partition))
-        for topic_partition, observation in self._write.probed.observations.items()
+        for topic_partition, observation in write.probed.observations.items()
     }
-    self._write.probed = replace(self._write.probed, observations=observations)
+    write.probed = replace(write.probed, observations=observations)
 
 
 def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
@@ -240,7 +241,7 @@ MUTANTS = (
         "began",
         "a half-written batch is read from the end only",
         ("driver restarts", "zombies"),
-        wrap(Planner, "_choose_counts", _wrong_began),
+        wrap(task_module, "_choose_counts", _wrong_began),
     ),
     Mutant(
         "nothing new",

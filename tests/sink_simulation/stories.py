@@ -14,7 +14,7 @@ from fencepost._partitioning import murmur2
 from fencepost.spark import comparing, driver_probe
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.task import Task
-from fencepost.spark.write import Outcome, Plan
+from fencepost.spark.write import Outcome, Plan, Write
 
 from .model import Actor, Faults, ModelClock, ModelFraming, ModelLog, Partition, World, body
 
@@ -419,18 +419,19 @@ class _Driver:
             world.random.shuffle(order)
 
         def work() -> None:
-            one = Task(
+            write = Write(
                 plan, probe, query=self.query.query, batch=batch, task=number, attempt=f"{world.random.random()}",
                 log=ModelLog(world), framing=ModelFraming(), clock=ModelClock(world),
             )  # fmt: skip
+            one = Task(write)
             try:
                 one.begin()
                 step = world.random.randrange(1, 12)
                 for first in range(0, len(order), step):
                     some = order[first : first + step]
-                    over = one.over(TOPIC)
+                    over = write.over[TOPIC]
                     partitions = [
-                        one.default_partition(TOPIC)
+                        write.default_partition(TOPIC)
                         if r.key is None and r.partition is None
                         else _partition_of(r, over)
                         for r in some

@@ -113,78 +113,70 @@ class _LoggedRows:
     digests: list[bytes]
 
 
+@dataclass
 class _Comparison:
-    def __init__(  # noqa: PLR0917 - called once
-        self,
-        plan: Plan,
-        met: dict[int, Met],
-        some: Met,
-        loose: frozenset[str],
-        partitions: list[TopicPartition],
-        log: Log,
-        framing: Framing,
-        clock: Clock,
-    ) -> None:
-        self._plan = plan
-        self._met = met
-        self._some = some
-        self._loose = loose
-        self._partitions = partitions
-        self._log = log
-        self._framing = framing
-        self._clock = clock
+    """`met`: by task; `some`: any of them."""
+
+    plan: Plan
+    met: dict[int, Met]
+    some: Met
+    loose: frozenset[str]
+    partitions: list[TopicPartition]
+    log: Log
+    framing: Framing
+    clock: Clock
 
     def run(self) -> Compared:
         appended, tries = 0, 0
-        began = self._clock.now()
+        began = self.clock.now()
         while True:
-            logged_rows = {topic_partition: self._read(topic_partition) for topic_partition in self._partitions}
+            logged_rows = {topic_partition: self._read(topic_partition) for topic_partition in self.partitions}
             missing, unknown = self._difference(logged_rows)
-            if unknown and self._plan.unmatched != KEEP:
+            if unknown and self.plan.unmatched != KEEP:
                 raise self._other_rows(unknown)
             if missing:
                 now = self._append(missing, logged_rows)
                 appended += now
                 if now:
-                    began, tries = self._clock.now(), 0
+                    began, tries = self.clock.now(), 0
                     continue
-                if self._clock.now() - began > self._plan.patience_seconds:
+                if self.clock.now() - began > self.plan.patience_seconds:
                     raise SinkError(
-                        f"batch {self._some.batch}: {_total(missing)} rows could not be appended for "
-                        f"{self._plan.patience_seconds:g} s (option patience.seconds); the next try continues with them"
+                        f"batch {self.some.batch}: {_total(missing)} rows could not be appended for "
+                        f"{self.plan.patience_seconds:g} s (option patience.seconds); the next try continues with them"
                     )
                 tries += 1
-                self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * self._clock.random())
+                self.clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * self.clock.random())
                 continue
-            found = sum(len(at.foreign) for each in self._met.values() for at in each.partitions.values())
+            found = sum(len(at.foreign) for each in self.met.values() for at in each.partitions.values())
             return Compared(found // DIGEST_BYTES, unknown, appended)
 
     def _read(self, topic_partition: TopicPartition) -> _LoggedRows:
-        known = [each.partitions[topic_partition] for each in self._met.values() if topic_partition in each.partitions]
+        known = [each.partitions[topic_partition] for each in self.met.values() if topic_partition in each.partitions]
         begin, end = min(at.begin for at in known), max(at.limit for at in known)
         if end < 0:
-            [(_, end)] = self._log.offsets(topic_partition[0], [topic_partition[1]]).values()
+            [(_, end)] = self.log.offsets(topic_partition[0], [topic_partition[1]]).values()
             end = max(end, *(at.end for at in known))
         logged_rows = _LoggedRows(begin, end, None, [])
         for commit_tag, logged in self._appends(topic_partition, begin, end):
-            if commit_tag.batch > self._some.batch and not self._some.complete:
+            if commit_tag.batch > self.some.batch and not self.some.complete:
                 raise self._another_driver(topic_partition, commit_tag)
-            if commit_tag.batch == self._some.batch:
+            if commit_tag.batch == self.some.batch:
                 logged_rows.commit_tag, logged_rows.end = commit_tag, max(logged_rows.end, logged.next_offset)
                 if not self._is_answered_for(topic_partition, commit_tag, logged):
                     logged_rows.digests += map(digest_of, logged.bodies)
         return logged_rows
 
     def _appends(self, topic_partition: TopicPartition, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
-        for logged in self._log.read(*topic_partition, begin, end):
-            commit_tag = own_commit_tag(logged, self._plan.sink)
+        for logged in self.log.read(*topic_partition, begin, end):
+            commit_tag = own_commit_tag(logged, self.plan.sink)
             if commit_tag is not None and begin < logged.next_offset:
                 yield commit_tag, logged
 
     def _is_answered_for(self, topic_partition: TopicPartition, commit_tag: CommitTag, logged: Any) -> bool:
-        if commit_tag.run == self._some.run:
+        if commit_tag.run == self.some.run:
             return commit_tag.task != DRIVER  # its task, and no other, found or appended all of it
-        its = self._met.get(commit_tag.task)
+        its = self.met.get(commit_tag.task)
         # Its task found all of it, except the rows that it reports.
         return (
             its is not None
@@ -202,7 +194,7 @@ class _Comparison:
                 actual_digests.setdefault(self._scope_of(topic_partition), []),
             )
             actual += at.digests
-            for each in self._met.values():
+            for each in self.met.values():
                 if topic_partition in each.partitions:
                     expected.append(each.partitions[topic_partition].foreign)
                     actual.append(each.partitions[topic_partition].unmatched)
@@ -215,18 +207,18 @@ class _Comparison:
         return missing, unknown
 
     def _scope_of(self, topic_partition: TopicPartition) -> _Scope:
-        return (topic_partition[0], -1) if topic_partition[0] in self._loose else topic_partition
+        return (topic_partition[0], -1) if topic_partition[0] in self.loose else topic_partition
 
     def _append(self, missing: _Missing, logged_rows: dict[TopicPartition, _LoggedRows]) -> int:
         """Append the missing copies next to existing ones. Returns how many were appended."""
-        if self._loose & {topic for topic, _ in missing}:
+        if self.loose & {topic for topic, _ in missing}:
             raise self._cannot_append(_total(missing))
         total = 0
         for topic_partition, rows in missing.items():
             at, requested = logged_rows[topic_partition], dict(rows)
             bodies: list[bytes] = []
             for commit_tag, logged in self._appends(topic_partition, at.begin, at.end):
-                if commit_tag.batch == self._some.batch:
+                if commit_tag.batch == self.some.batch:
                     for body in logged.bodies:
                         bodies += [body] * requested.pop(digest_of(body), 0)
             if requested or at.commit_tag is None:
@@ -238,22 +230,22 @@ class _Comparison:
         """Append at `end`. If another writer was first, the comparison is repeated. An expanded topic refuses: tasks of
         another run may know the new count and expect these rows in other partitions."""
         attempt, done = secrets.token_hex(8), 0
-        over = self._some.over[topic_partition[0]]
+        over = self.some.over[topic_partition[0]]
         for number, some in enumerate(self._cut(bodies)):
             commit_tag = replace(
-                like, run=self._some.run, task=DRIVER, attempt=attempt, append=number, over=over, arranged=False,
+                like, run=self.some.run, task=DRIVER, attempt=attempt, append=number, over=over, arranged=False,
                 task_appends=None, has_unmatched=False,
             )  # fmt: skip
-            batch = self._framing.build(
+            batch = self.framing.build(
                 pa.array(some, pa.large_binary()),
                 commit_tag=commit_tag.encode(),
                 expected=end,
-                now_ms=self._clock.time_ms(),
-                partition_count=over if topic_partition[0] in self._some.count_checked else None,
+                now_ms=self.clock.time_ms(),
+                partition_count=over if topic_partition[0] in self.some.count_checked else None,
             )
-            sent = self._log.append(*topic_partition, batch)
+            sent = self.log.append(*topic_partition, batch)
             while not sent.done():
-                self._clock.wait((sent,), 1.0)
+                self.clock.wait((sent,), 1.0)
             try:
                 answer = sent.result()
             except Unknown:
@@ -275,7 +267,7 @@ class _Comparison:
         some: list[bytes] = []
         size = 0
         for body in bodies:
-            if some and (size + len(body) > self._plan.append_bytes_max or len(some) >= self._plan.append_rows_max):
+            if some and (size + len(body) > self.plan.append_bytes_max or len(some) >= self.plan.append_rows_max):
                 yield some
                 some, size = [], 0
             some.append(body)
@@ -286,27 +278,27 @@ class _Comparison:
     # --- refusals -------------------------------------------------------------------------------------------------
 
     def _other_rows(self, count: int) -> SinkError:
-        what = f"batch {self._some.batch}" if self._some.query else "this write"
+        what = f"batch {self.some.batch}" if self.some.query else "this write"
         way = (
             "the checkpoint was restored from before later batches: restore the newest one"
-            if self._some.complete
+            if self.some.complete
             else "all current rows are in the topic too"
         )
         return SinkError(
-            f"the topic has {count} rows of {what} of sink {self._plan.sink!r} that the data "
+            f"the topic has {count} rows of {what} of sink {self.plan.sink!r} that the data "
             f"as a whole does not have now: the source or the query changed since ({way}; to "
             "leave the rows there, set unmatched.rows=keep for one run)"
         )
 
     def _another_driver(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> SinkError:
         return SinkError(
-            f"{name_of(topic_partition)}: batch {commit_tag.batch} of sink {self._plan.sink!r} began "
-            f"before batch {self._some.batch} was compared: another driver is ahead on the same checkpoint "
+            f"{name_of(topic_partition)}: batch {commit_tag.batch} of sink {self.plan.sink!r} began "
+            f"before batch {self.some.batch} was compared: another driver is ahead on the same checkpoint "
             "(stop all but one)"
         )
 
     def _cannot_append(self, count: int) -> SinkError:
-        if self._some.complete:
+        if self.some.complete:
             why = "the topic has later batches: the checkpoint was restored from before later batches"
         else:
             why = (
@@ -314,7 +306,7 @@ class _Comparison:
                 "a new sink.id with the same checkpoint appends this batch again)"
             )
         return SinkError(
-            f"batch {self._some.batch} began with its rows in other tasks, and {count} of several "
+            f"batch {self.some.batch} began with its rows in other tasks, and {count} of several "
             f"equal rows are missing: {why}"
         )
 

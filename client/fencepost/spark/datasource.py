@@ -41,7 +41,7 @@ from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, batch_bytes, settings
 from fencepost.spark.resumer import ScanRange
 from fencepost.spark.task import Task
-from fencepost.spark.write import Outcome, Plan, Written
+from fencepost.spark.write import Outcome, Plan, Write, Written
 
 _logger = logging.getLogger("fencepost.spark")
 
@@ -242,25 +242,25 @@ class _Writer:
         query, batch = self._identity(context)
         for run in [run for run in _scan_ranges if run != self._probe.run]:
             del _scan_ranges[run]
-        task = Task(
+        current = Write(
             self._plan(),
             self._probe,
-            query=query,
-            batch=batch,
-            task=context.partitionId(),
-            attempt=secrets.token_hex(8),
-            log=_log(chosen),
-            framing=_Framing(chosen.compression, chosen.level),
-            clock=_Clock(),
-            scan_ranges=_scan_ranges.setdefault(self._probe.run, {}),
+            query,
+            batch,
+            context.partitionId(),
+            secrets.token_hex(8),
+            _log(chosen),
+            _Framing(chosen.compression, chosen.level),
+            _Clock(),
         )
+        task = Task(current, _scan_ranges.setdefault(self._probe.run, {}))
         task.begin()
         encoder: encoding.Encoder | None = None
         for rows in iterator:
             if encoder is None:
                 encoder = encoding.Encoder(rows.schema, record_bytes_max=chosen.record_bytes_max)
             for topic, some in _by_topic(rows, chosen):
-                _feed(task, encoder, topic, some, arranged=chosen.arranged)
+                _feed(task, current, encoder, topic, some)
         return TaskDone(task.finish())
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
@@ -420,13 +420,13 @@ def _by_topic(rows: pa.RecordBatch, chosen: Settings) -> Iterator[tuple[str, pa.
         yield topic, rows.filter(pc.equal(column, topic))
 
 
-def _feed(task: Task, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatch, *, arranged: bool) -> None:
-    over = task.over(topic)
+def _feed(task: Task, write: Write, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatch) -> None:
+    over = write.over[topic]
     explicit = None
     if "partition" in rows.schema.names:
         valid = rows.column("partition").is_valid()
         explicit = valid.to_numpy(zero_copy_only=False)
-        if arranged and not explicit.all():
+        if write.plan.arranged and not explicit.all():
             raise SinkError("arranged=true needs a partition in each row (use fencepost.spark.arrange)")
     if COUNT_COLUMN in rows.schema.names:
         counts = pc.unique(rows.column(COUNT_COLUMN)).to_pylist()
@@ -435,7 +435,7 @@ def _feed(task: Task, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatc
                 f"rows were arranged over {', '.join(map(str, counts))} partitions, but topic {topic} "
                 f"has {over} (start the query again, which arranges them again)"
             )
-    task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, task.default_partition(topic)), explicit)
+    task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, write.default_partition(topic)), explicit)
 
 
 def _sum(one: Written | None, other: Written) -> Written:

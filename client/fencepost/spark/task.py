@@ -39,60 +39,37 @@ import pyarrow as pa
 from fencepost.records import COUNT_CHECK_CONFIG
 from fencepost.spark.appender import Appender
 from fencepost.spark.commit_tags import CommitTag
-from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import SinkError
-from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
+from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals
 from fencepost.spark.resumer import Resumer, ScanRange, UnmatchedRows
 from fencepost.spark.rows import SAME_NUMBER, Rows, by_partition
-from fencepost.spark.write import Met, ObservedPartition, Outcome, PartitionWrite, Patience, Plan, Write, Written
+from fencepost.spark.write import Met, ObservedPartition, Outcome, PartitionWrite, Patience, Write, Written
 
 
 class Task:
     """Call `begin`, `feed` for all rows, then `finish`. Unusable after a SinkError."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        probe: DriverProbe,
-        *,
-        query: str,
-        batch: int,
-        task: int,
-        attempt: str,
-        log: Log,
-        framing: Framing,
-        clock: Clock,
-        scan_ranges: dict[tuple[str, int, int, int], ScanRange] | None = None,
-    ) -> None:
-        write = self._write = Write(plan, probe, query, batch, task, attempt, log, framing, clock)
+    def __init__(self, write: Write, scan_ranges: dict[tuple[str, int, int, int], ScanRange] | None = None) -> None:
+        self._write = write
         self._patience = Patience(write)
-        refusals = Refusals(write)
-        self._planner = Planner(write, refusals)
-        self._resumer = Resumer(write, refusals, self._patience, {} if scan_ranges is None else scan_ranges)
-        self._unmatched = UnmatchedRows(write, self._resumer, refusals, self._patience)
+        self._refusals = Refusals(write)
+        self._resumer = Resumer(write, self._refusals, self._patience, {} if scan_ranges is None else scan_ranges)
+        self._unmatched = UnmatchedRows(write, self._resumer, self._refusals, self._patience)
         self._appender = Appender(write, self._resumer, self._patience)
 
     def begin(self) -> None:
         """Check the driver's snapshot, and read the rows of this batch in the log."""
-        if not self._planner.plan():
+        if not _may_have_rows(self._write, self._refusals):
             return
         for topic_partition in self._write.partitions:
             if not self._write.plan.arranged or self._write.complete or topic_partition[0] in self._write.mixed:
                 self._resumer.read_scan_range(topic_partition)
 
-    def over(self, topic: str) -> int:
-        """The partition count for partitioning rows."""
-        return self._write.over[topic]
-
-    def default_partition(self, topic: str) -> int:
-        """The partition of this task's rows without key and partition."""
-        return self._write.default_partition(topic)
-
     def feed(
         self, topic: str, bodies: pa.Array, partitions: npt.ArrayLike, explicit: npt.ArrayLike | None = None
     ) -> None:
-        """Take rows, in order, with the partition of each out of `over(topic)`."""
+        """Take rows, in order, with the partition of each out of `Write.over[topic]`."""
         self._write.rows += len(bodies)
         self._patience.appended()  # computing the rows may take long
         for partition, rows in by_partition(bodies, np.asarray(partitions), explicit):
@@ -163,23 +140,19 @@ class Task:
             self._write.partitions[topic_partition].put(self._resumer.missing(topic_partition, rows))
 
     def _begun(self) -> frozenset[TopicPartition]:
+        observations = self._write.probed.observations.items()
+        last = {at: observation.last.batch for at, observation in observations if observation.last is not None}
         return frozenset(
             topic_partition
             for topic_partition, partition in self._write.partitions.items()
-            if partition.begun or self._last_batch_number(topic_partition) == self._write.batch
+            if partition.begun or last.get(topic_partition) == self._write.batch
         )
 
-    def _last_batch_number(self, topic_partition: TopicPartition) -> int:
-        observation = self._write.probed.observations.get(topic_partition)
-        return -1 if observation is None or observation.last is None else observation.last.batch
-
     def _met(self) -> Met | None:
-        partitions = {}
-        for topic_partition, partition in self._write.partitions.items():
+        write, groups, partitions = self._write, self._resumer.groups, {}
+        for topic_partition, partition in write.partitions.items():
             if partition.numbers:
-                left = [
-                    d * n for d, group, n in partition.there.left() if self._resumer.groups[group].origin == SAME_NUMBER
-                ]
+                left = [d * n for d, group, n in partition.there.left() if groups[group].origin == SAME_NUMBER]
                 partitions[topic_partition] = ObservedPartition(
                     partition.began,
                     partition.limit,
@@ -190,83 +163,67 @@ class Task:
                 )
         if not partitions:
             return None
-        loose = frozenset(self._write.over) if self._write.complete else frozenset(self._write.mixed)
-        count_checked = frozenset(self._write.count_checked)
-        over = dict(self._write.over)
         return Met(
-            self._write.query,
-            self._write.probed.run,
-            self._write.batch,
-            self._write.complete,
-            loose,
-            over,
-            count_checked,
+            write.query,
+            write.probed.run,
+            write.batch,
+            write.complete,
+            frozenset(write.over if write.complete else write.mixed),
+            dict(write.over),
+            frozenset(write.count_checked),
             partitions,
         )
 
 
-class Planner:
-    """What the driver's snapshot says about a task's batch: fresh, partly written or complete, and its counts."""
-
-    def __init__(self, write: Write, refusals: Refusals) -> None:
-        self._write = write
-        self._refusals = refusals
-
-    def plan(self) -> bool:
-        """Check the driver's snapshot. Returns whether the log may have rows of this batch."""
-        last = {
-            topic_partition: observation.last
-            for topic_partition, observation in self._write.probed.observations.items()
-            if observation.last is not None
-        }
-        for topic_partition, known in last.items():
-            self._refusals.refuse_other_query(topic_partition, known)
-        latest = max((commit_tag.batch for commit_tag in last.values()), default=-1)
-        if not self._write.plan.first_run:
-            for topic_partition, observation in self._write.probed.observations.items():
-                if observation.unread or (not last and self._write.batch > 0 and observation.start > 0):
-                    raise self._refusals.deleted(
-                        topic_partition, observation.start, f"nothing of sink {self._write.plan.sink!r} is left there"
-                    )
-        self._write.complete = latest > self._write.batch
-        if latest == self._write.batch:
-            self._choose_counts(last)
-        for topic_partition, observation in self._write.probed.observations.items():
-            commit_tag, end = observation.last, observation.end
-            if commit_tag is None or commit_tag.batch < self._write.batch or self._write.complete:
-                partition = PartitionWrite(end, end, -1 if commit_tag is None else commit_tag.began)
-            else:
-                partition = PartitionWrite(end, commit_tag.began, commit_tag.before)
-            partition.read = latest < self._write.batch
-            self._write.partitions[topic_partition] = partition
-        return latest >= self._write.batch
-
-    def _choose_counts(self, last: dict[TopicPartition, CommitTag]) -> None:
-        """Choose the partition counts of a batch that began earlier, perhaps before an expansion."""
-        for topic, count in self._write.probed.counts.items():
-            commit_tags = [m for (t, _), m in last.items() if t == topic and m.batch == self._write.batch]
-            overs = {
-                over for commit_tag in commit_tags for over in (commit_tag.over, commit_tag.created_partitions)
-            } - {count}
-            self._write.created_counts[topic] = min([count, *overs])
-            if overs and topic in self._write.count_checked:
-                self._write.mixed.add(topic)
-            elif overs and not self._write.plan.arranged:
-                # Tasks with the old count may still append unchecked, so the batch keeps the old count.
-                self._write.over[topic] = self._refusals.only_count(topic, overs)
-            elif overs:
-                raise SinkError(
-                    f"topic {topic} was expanded from {min(overs)} to {count} partitions after batch "
-                    f"{self._write.batch} began (finish the batch with arrange(…, partitions={min(overs)}); "
-                    f"set {COUNT_CHECK_CONFIG}=true before the next expansion to avoid this)"
+def _may_have_rows(write: Write, refusals: Refusals) -> bool:
+    """Decide from the driver's snapshot: fresh, partly written or complete. Returns whether the log may have rows of
+    this batch."""
+    observations = write.probed.observations
+    last = {at: observation.last for at, observation in observations.items() if observation.last is not None}
+    for topic_partition, known in last.items():
+        refusals.refuse_other_query(topic_partition, known)
+    latest = max((commit_tag.batch for commit_tag in last.values()), default=-1)
+    if not write.plan.first_run:
+        for topic_partition, observation in observations.items():
+            if observation.unread or (not last and write.batch > 0 and observation.start > 0):
+                raise refusals.deleted(
+                    topic_partition, observation.start, f"nothing of sink {write.plan.sink!r} is left there"
                 )
-        limit = min((m.at for m in last.values() if m.batch == self._write.batch), default=0)
-        for (topic, partition), observation in self._write.probed.observations.items():
-            kept = self._write.probed.retention_ms.get(topic, -1)
-            deleted = (
-                observation.last is None and observation.start > 0 and 0 < kept < 2 * (self._write.probed.at - limit)
+    write.complete = latest > write.batch
+    if latest == write.batch:
+        _choose_counts(write, refusals, last)
+    for topic_partition, observation in observations.items():
+        commit_tag, end = observation.last, observation.end
+        if commit_tag is None or commit_tag.batch < write.batch or write.complete:
+            partition = PartitionWrite(end, end, -1 if commit_tag is None else commit_tag.began)
+        else:
+            partition = PartitionWrite(end, commit_tag.began, commit_tag.before)
+        partition.read = latest < write.batch
+        write.partitions[topic_partition] = partition
+    return latest >= write.batch
+
+
+def _choose_counts(write: Write, refusals: Refusals, last: dict[TopicPartition, CommitTag]) -> None:
+    """Choose the partition counts of a batch that began earlier, perhaps before an expansion."""
+    for topic, count in write.probed.counts.items():
+        commit_tags = [m for (t, _), m in last.items() if t == topic and m.batch == write.batch]
+        overs = {over for commit_tag in commit_tags for over in (commit_tag.over, commit_tag.created_partitions)}
+        overs -= {count}
+        write.created_counts[topic] = min([count, *overs])
+        if overs and topic in write.count_checked:
+            write.mixed.add(topic)
+        elif overs and not write.plan.arranged:
+            # Tasks with the old count may still append unchecked, so the batch keeps the old count.
+            write.over[topic] = refusals.only_count(topic, overs)
+        elif overs:
+            raise SinkError(
+                f"topic {topic} was expanded from {min(overs)} to {count} partitions after batch "
+                f"{write.batch} began (finish the batch with arrange(…, partitions={min(overs)}); "
+                f"set {COUNT_CHECK_CONFIG}=true before the next expansion to avoid this)"
             )
-            if deleted and not self._write.plan.first_run:
-                raise self._refusals.deleted(
-                    (topic, partition), observation.start, f"batch {self._write.batch} began long before"
-                )
+    limit = min((m.at for m in last.values() if m.batch == write.batch), default=0)
+    for (topic, partition), observation in write.probed.observations.items():
+        kept = write.probed.retention_ms.get(topic, -1)
+        deleted = observation.last is None and observation.start > 0 and 0 < kept < 2 * (write.probed.at - limit)
+        if deleted and not write.plan.first_run:
+            raise refusals.deleted((topic, partition), observation.start, f"batch {write.batch} began long before")

@@ -16,7 +16,7 @@ from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Remembered, probe
 from fencepost.spark.errors import SinkError, Unknown
 from fencepost.spark.task import Task
-from fencepost.spark.write import Outcome, Plan
+from fencepost.spark.write import Outcome, Plan, Write
 from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
 
 TOPIC = "t"
@@ -99,7 +99,7 @@ def write(
 ) -> Outcome:
     """`partition` None: the task has no rows."""
     identity = {"query": "q", "batch": 0, "task": 0, "attempt": "a", **who}
-    one = Task(plan, observed, log=log, framing=ModelFraming(), clock=Clock(), **identity)
+    one = Task(Write(plan, observed, log=log, framing=ModelFraming(), clock=Clock(), **identity))
     one.begin()
     if partition is not None:
         one.feed(TOPIC, pa.array(rows, pa.large_binary()), [partition] * len(rows))
