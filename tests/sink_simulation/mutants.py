@@ -7,8 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from fencepost.spark import comparing, driver_probe
-from fencepost.spark import task as task_module
+from fencepost.spark import comparing, driver_probe, task
 from fencepost.spark.appender import Appender
 from fencepost.spark.errors import Unknown
 from fencepost.spark.refusals import Refusals
@@ -74,16 +73,12 @@ def _without_earlier_commits(read: Wrapped, self: Any, topic_partition: Any) -> 
     return found
 
 
-def _wrong_began(choose_counts: Wrapped, write: Any, refusals: Any, last: Any) -> None:
-    choose_counts(write, refusals, last)
-    for topic_partition, commit_tag in list(last.items()):
-        if commit_tag.batch == write.batch:
-            last[topic_partition] = replace(commit_tag, began=write.probed.observations[topic_partition].end)
-    observations = {
-        topic_partition: replace(observation, last=last.get(topic_partition))
-        for topic_partition, observation in write.probed.observations.items()
-    }
-    write.probed = replace(write.probed, observations=observations)
+def _wrong_began(may_have_rows: Wrapped, write: Any, refusals: Any) -> Any:
+    found = may_have_rows(write, refusals)
+    for topic_partition, observation in write.probed.observations.items():
+        if observation.last is not None and observation.last.batch == write.batch:
+            write.partitions[topic_partition].began = observation.end
+    return found
 
 
 def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
@@ -241,7 +236,7 @@ MUTANTS = (
         "began",
         "a half-written batch is read from the end only",
         ("driver restarts", "zombies"),
-        wrap(task_module, "_choose_counts", _wrong_began),
+        wrap(task, "_may_have_rows", _wrong_began),
     ),
     Mutant(
         "nothing new",
@@ -350,7 +345,7 @@ MUTANTS = (
         "a stale commit tag",
         "deleted unread records are not noticed",
         ("deleted rows",),
-        body(driver_probe, "_cut_off", "return replace(known, below=start)"),
+        edit(driver_probe, "probe", ("Known(start, None, 0, unread=True)", "replace(before, below=start)")),
     ),
     Mutant(
         "not buffered",

@@ -145,7 +145,7 @@ class _Query:
     #: Batches that a driver has begun.
     begun: set[int] = field(default_factory=set)
     #: By the driver that began the last one.
-    remembered: driver_probe.Remembered = field(default_factory=driver_probe.Remembered)
+    remembered: dict[Any, driver_probe.Known] = field(default_factory=dict)
 
     def play(self) -> None:
         story, world = self.run.story, self.run.world
@@ -254,10 +254,10 @@ class _Query:
         run.surplus = sum(p.end for p in world.topics[TOPIC]) - before
         assert run.surplus <= len(truth), "each try was written"
 
-    def _try_again(self, *, fewer: bool = False, remembered: driver_probe.Remembered | None = None) -> None:
+    def _try_again(self, *, fewer: bool = False, remembered: dict[Any, driver_probe.Known] | None = None) -> None:
         world = self.run.world
         driver = _Driver(self, 0, arranged=self.run.story.arranged, fewer=fewer)
-        driver.remembered = remembered or driver.remembered
+        driver.remembered = driver.remembered if remembered is None else remembered
         actor = world.start("again", driver.main)
         world.run(lambda: actor.ended)
         if actor.error is not None:
@@ -275,7 +275,7 @@ class _Driver:
     attempts: list[Attempt] = field(default_factory=list)
     refused: str = ""
     fewer: bool = False
-    remembered: driver_probe.Remembered = field(default_factory=driver_probe.Remembered)
+    remembered: dict[Any, driver_probe.Known] = field(default_factory=dict)
 
     def main(self) -> None:
         run = self.query.run
@@ -287,9 +287,7 @@ class _Driver:
             count_checked = frozenset(world.count_checked)
             while True:
                 try:
-                    probe = driver_probe.probe(
-                        log, "s", [TOPIC], at=0, count_checked=count_checked, remembered=remembered
-                    )
+                    probe = driver_probe.probe(log, "s", [TOPIC], at=0, count_checked=count_checked, known=remembered)
                     break
                 except CannotReach:
                     clock.wait((), 0.05)

@@ -37,11 +37,12 @@ from fencepost.spark import comparing, driver_probe, encoding
 from fencepost.spark.arranging import COUNT_COLUMN
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
+from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.log import Log
-from fencepost.spark.options import Settings, batch_bytes, settings
+from fencepost.spark.options import Settings, settings
 from fencepost.spark.resumer import ScanRange
 from fencepost.spark.task import Task
-from fencepost.spark.write import Outcome, Plan, Write, Written
+from fencepost.spark.write import Outcome, Write, Written
 
 _logger = logging.getLogger("fencepost.spark")
 
@@ -74,18 +75,8 @@ class _Framing:
     compression: str | None
     level: int | None = None
 
-    def build(
-        self, bodies: pa.Array, *, commit_tag: bytes, expected: int, now_ms: int, partition_count: int | None
-    ) -> bytes:
-        return encoding.build(
-            bodies,
-            commit_tag=commit_tag,
-            expected=expected,
-            now_ms=now_ms,
-            compression=self.compression,
-            level=self.level,
-            partition_count=partition_count,
-        )
+    def build(self, bodies: pa.Array, **parts: Any) -> bytes:
+        return encoding.build(bodies, compression=self.compression, level=self.level, **parts)
 
     @staticmethod
     def key(body: bytes) -> bytes | None:
@@ -106,7 +97,7 @@ class _Facts:
 
 
 _facts: dict[tuple[str, str], _Facts] = {}
-_remembered: dict[tuple[str, str], driver_probe.Remembered] = {}
+_known: dict[tuple[str, str], dict[TopicPartition, driver_probe.Known]] = {}
 #: Scan ranges of a partly written batch, shared by the tasks of a run.
 _scan_ranges: dict[str, dict[tuple[str, int, int, int], ScanRange]] = {}
 
@@ -159,7 +150,7 @@ def _version() -> str:
 
 
 def _log(chosen: Settings) -> Log:
-    return Log.shared(chosen.client, patience_seconds=chosen.patience_seconds)
+    return Log.shared(chosen.client, patience_seconds=chosen.plan.patience_seconds)
 
 
 # --- the writers ------------------------------------------------------------------------------------------------------
@@ -181,7 +172,7 @@ class _Writer:
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
         self._probe: DriverProbe | None = None
-        self._batch_bytes = chosen.batch_bytes
+        self._plan = chosen.plan
 
     def __getstate__(self) -> tuple[str, bytes]:
         if self._probe is None:
@@ -203,33 +194,26 @@ class _Writer:
 
     def _read_log_ends(self) -> None:
         chosen = self._settings
-        log, bootstrap = _log(chosen), chosen.client["bootstrap_servers"]
-        facts = {topic: _facts_of(log, bootstrap, topic) for topic in chosen.topics}
-        self._batch_bytes = min(batch_bytes(chosen, each.message_bytes_max) for each in facts.values())
-        remembered = _remembered.setdefault((bootstrap, chosen.sink), driver_probe.Remembered())
+        log, facts = _log(chosen), self._read_configs()
+        known = _known.setdefault((chosen.client["bootstrap_servers"], chosen.plan.sink), {})
         self._probe = driver_probe.probe(
             log,
-            chosen.sink,
+            chosen.plan.sink,
             chosen.topics,
             at=_Clock.time_ms(),
             count_checked=frozenset(topic for topic, each in facts.items() if each.count_checked),
-            never_ran=chosen.first_run and self._may_never_have_run,
-            nothing_deleted=chosen.first_run,
-            remembered=remembered,
+            never_ran=chosen.plan.first_run and self._may_never_have_run,
+            nothing_deleted=chosen.plan.first_run,
+            known=known,
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
         )
 
-    def _plan(self) -> Plan:
-        chosen = self._settings
-        return Plan(
-            chosen.sink,
-            arranged=chosen.arranged,
-            same_split=chosen.same_split,
-            unmatched=chosen.unmatched,
-            first_run=chosen.first_run,
-            patience_seconds=chosen.patience_seconds,
-            append_bytes_max=self._batch_bytes,
-        )
+    def _read_configs(self) -> dict[str, _Facts]:
+        """The facts of the topics, which limit the plan."""
+        chosen, log = self._settings, _log(self._settings)
+        facts = {topic: _facts_of(log, chosen.client["bootstrap_servers"], topic) for topic in chosen.topics}
+        self._plan = chosen.plan_for(min(each.message_bytes_max for each in facts.values()))
+        return facts
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         raise NotImplementedError
@@ -243,7 +227,7 @@ class _Writer:
         for run in [run for run in _scan_ranges if run != self._probe.run]:
             del _scan_ranges[run]
         current = Write(
-            self._plan(),
+            self._plan,
             self._probe,
             query,
             batch,
@@ -274,7 +258,7 @@ class _Writer:
         partitions: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
             for topic_partition, written in outcome.partitions.items():
-                if self._settings.arranged and topic_partition in partitions:
+                if self._plan.arranged and topic_partition in partitions:
                     raise SinkError(
                         f"{topic_partition[0]}-{topic_partition[1]} was written by several tasks, although "
                         "arranged=true: all rows of a partition must be in one task "
@@ -302,11 +286,9 @@ class _Writer:
         if not comparing.is_needed(outcomes):
             return
         try:
-            log = _log(chosen)
-            facts = [_facts_of(log, chosen.client["bootstrap_servers"], topic) for topic in chosen.topics]
-            self._batch_bytes = min(batch_bytes(chosen, each.message_bytes_max) for each in facts)
+            self._read_configs()
             framing = _Framing(chosen.compression, chosen.level)
-            compared = comparing.compare(self._plan(), outcomes, log=log, framing=framing, clock=_Clock())
+            compared = comparing.compare(self._plan, outcomes, log=_log(chosen), framing=framing, clock=_Clock())
         except CannotReach as error:
             raise SinkError(f"{name}: cannot compare with the topic: {error} (the next try continues)") from error
         if compared is None:
@@ -332,10 +314,10 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
         return "", 0
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._committed(messages, f"sink {self._settings.sink}")
+        self._committed(messages, f"sink {self._plan.sink}")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _logger.warning("sink %s: aborted (run it again to continue where it stopped)", self._settings.sink)
+        _logger.warning("sink %s: aborted (run it again to continue where it stopped)", self._plan.sink)
 
 
 class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -349,12 +331,10 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return query, int(batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._committed(messages, f"sink {self._settings.sink}, batch {batchId}")
+        self._committed(messages, f"sink {self._plan.sink}, batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _logger.warning(
-            "sink %s, batch %d: aborted; the next try continues where it stopped", self._settings.sink, batchId
-        )
+        _logger.warning("sink %s, batch %d: aborted; the next try continues where it stopped", self._plan.sink, batchId)
 
 
 class FencepostDataSource(DataSource):
@@ -383,7 +363,7 @@ class FencepostDataSource(DataSource):
         encoding.Encoder(_arrow_schema(schema), record_bytes_max=chosen.record_bytes_max)
         if chosen.topic_column and "topic" not in names:
             raise SinkError("no topic: set the option 'topic' or add a column `topic`")
-        if chosen.arranged and "partition" not in names:
+        if chosen.plan.arranged and "partition" not in names:
             raise SinkError("arranged=true needs the column `partition` (use fencepost.spark.arrange)")
         if chosen.report:
             _check_report(Path(chosen.report))

@@ -51,13 +51,6 @@ class Known:
     unread: bool = False
 
 
-@dataclass(slots=True)
-class Remembered:
-    """State of the driver process between micro-batches."""
-
-    partitions: dict[TopicPartition, Known] = field(default_factory=dict)
-
-
 def probe(
     log: Log,
     sink: str,
@@ -67,14 +60,15 @@ def probe(
     count_checked: frozenset[str] = frozenset(),
     never_ran: bool = False,
     nothing_deleted: bool = False,
-    remembered: Remembered | None = None,
+    known: dict[TopicPartition, Known] | None = None,
     retention_ms: dict[str, int] | None = None,
 ) -> DriverProbe:
     """Take the snapshot. `never_ran`: the user states that the sink never ran, so other clients' records are not
-    searched. `nothing_deleted`: the user states that no row of the sink was deleted. Raises CannotReach, SinkError."""
+    searched. `nothing_deleted`: the user states that no row of the sink was deleted. `known`: from the driver's last
+    snapshot. Raises CannotReach, SinkError."""
     counts: dict[str, int] = {}
     bounds: dict[TopicPartition, tuple[int, int]] = {}
-    known = (remembered or Remembered()).partitions
+    known = {} if known is None else known
     half_known: dict[TopicPartition, Known | None] = {}
     for topic in topics:
         # Read the count first: then rows partitioned for an older count are below the log ends read afterwards.
@@ -84,7 +78,8 @@ def probe(
             bounds[topic_partition] = (start, end)
             before = known.get(topic_partition)
             if before is not None and before.below < start:
-                before = _cut_off(before, start)
+                # Unread records were deleted. An older commit tag is dropped: later rows may be deleted too.
+                before = Known(start, None, 0, unread=True)
             if before is not None and nothing_deleted:
                 before = replace(before, unread=False)
             all_, lower = _glance(log, topic_partition, (start, end), sink, before)
@@ -111,11 +106,6 @@ def probe(
         for topic_partition in bounds
     }
     return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {})
-
-
-def _cut_off(known: Known, start: int) -> Known:
-    """The state after a deletion of unread records. An older commit tag is dropped: later rows may be deleted too."""
-    return Known(start, None, 0, unread=True)
 
 
 def _glance(

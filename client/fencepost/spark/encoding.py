@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka import codec
 from aiokafka.record.legacy_records import LegacyRecordBatch
+from aiokafka.record.util import decode_varint, encode_varint
 
 from fencepost.spark.commit_tags import HEADER as COMMIT_TAG_HEADER
 from fencepost.spark.errors import SinkError
@@ -79,29 +80,9 @@ class UnfitRow(SinkError):
 
 
 def _varint(value: int) -> bytes:
-    """Kafka's varint: zigzag, seven bits per byte, lowest first."""
-    zigzag = (value << 1) ^ (value >> 63)
     out = bytearray()
-    while zigzag > 0x7F:
-        out.append(0x80 | zigzag & 0x7F)
-        zigzag >>= 7
-    out.append(zigzag)
+    encode_varint(value, out.append)
     return bytes(out)
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    at += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), at
-    zigzag, bit_offset = byte & 0x7F, 7
-    while True:
-        byte = data[at]
-        at += 1
-        zigzag |= (byte & 0x7F) << bit_offset
-        if byte < 0x80:
-            return (zigzag >> 1) ^ -(zigzag & 1), at
-        bit_offset += 7
 
 
 def _varints(values: _Int64s, suffix: bytes = b"") -> _Bodies:
@@ -496,16 +477,16 @@ class _Split(NamedTuple):
 def _split_headers(body: bytes) -> _Split:
     at = 0
     for _ in range(2):
-        size, at = _read_varint(body, at)
+        size, at = decode_varint(body, at)
         at += max(size, 0)
     front = body[:at]
-    count, at = _read_varint(body, at)
+    count, at = decode_varint(body, at)
     headers: list[tuple[bytes, bytes | None]] = []
     for _ in range(count):
-        size, at = _read_varint(body, at)
+        size, at = decode_varint(body, at)
         name = body[at : at + size]
         at += size
-        size, at = _read_varint(body, at)
+        size, at = decode_varint(body, at)
         headers.append((name, body[at : at + size] if size >= 0 else None))
         at += max(size, 0)
     return _Split(front, headers)
@@ -520,7 +501,7 @@ def _body(front: bytes, headers: Sequence[tuple[bytes, bytes | None]]) -> bytes:
 
 def key_of(body: bytes) -> bytes | None:
     """The key of a body."""
-    size, at = _read_varint(body, 0)
+    size, at = decode_varint(body, 0)
     return None if size < 0 else body[at : at + size]
 
 
@@ -631,7 +612,7 @@ def _walk(records: bytes, count: int) -> list[tuple[int, int]]:
             end = at + 2 + ((low & 0x7F | records[at + 1] << 7) >> 1)
             at += 2
         else:
-            length, at = _read_varint(records, at)
+            length, at = decode_varint(records, at)
             end = at + length
         at += 1  # attributes
         while records[at] >= 0x80:  # timestamp delta

@@ -103,11 +103,7 @@ class Log:
 
     def __init__(self, client_options: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._options = dict(client_options)
-        self._options.setdefault("request_timeout_ms", int(REQUEST_SECONDS * 1000))
         self._patience_seconds = patience_seconds
-        self._request_seconds = self._options["request_timeout_ms"] / 1000
-        # Shorter than the request timeout, so that broker and proxy respond before the connection is closed.
-        self._produce_timeout_ms = int(self._options["request_timeout_ms"] * 0.8)
         self._wire: _Wire | None = None
         self._starting = threading.Lock()
         self._closed = False
@@ -208,14 +204,7 @@ class Log:
             if self._closed:
                 raise RuntimeError("this Log is closed")
             if self._wire is None:
-                self._wire = _Wire(
-                    lambda: _Client(
-                        self._options,
-                        patience_seconds=self._patience_seconds,
-                        request_seconds=self._request_seconds,
-                        produce_timeout_ms=self._produce_timeout_ms,
-                    )
-                )
+                self._wire = _Wire(_Client(self._options, self._patience_seconds))
             return self._wire
 
 
@@ -245,8 +234,8 @@ os.register_at_fork(after_in_child=_forget_all)
 class _Wire:
     """An event loop in a thread, and its client."""
 
-    def __init__(self, client: Callable[[], _Client]) -> None:
-        self._client = client()  # first, since this may fail
+    def __init__(self, client: _Client) -> None:
+        self._client = client
         # Until a longer block was freed, glibc returns each batch's memory to the kernel and allocates it again page by
         # page: half the cost of an append.
         bytes(_LONGEST_BLOCK_BYTES)
@@ -327,17 +316,16 @@ class _KafkaClient(AIOKafkaClient):  # type: ignore[misc]
 class _Client:
     """The part of `Log` that runs in the event loop."""
 
-    def __init__(
-        self, options: Mapping[str, Any], *, patience_seconds: float, request_seconds: float, produce_timeout_ms: int
-    ) -> None:
-        self._options = _with_ssl(options)
+    def __init__(self, options: Mapping[str, Any], patience_seconds: float) -> None:
+        self._options = {"request_timeout_ms": int(REQUEST_SECONDS * 1000)} | _with_ssl(options)
         self._patience_seconds = patience_seconds
-        self._request_seconds = request_seconds
-        self._produce_timeout_ms = produce_timeout_ms
+        self._request_seconds = self._options["request_timeout_ms"] / 1000
+        # Shorter than the request timeout, so that broker and proxy respond before the connection is closed.
+        self._produce_timeout_ms = int(self._options["request_timeout_ms"] * 0.8)
         self._kafka: _KafkaClient | None = None
         self._topics: dict[str, _Topic] = {}
         self._queried = 0  # successful Metadata requests
-        self._querying: asyncio.Lock | None = None
+        self._querying = asyncio.Lock()
 
     # --- requests of a Log
 
@@ -479,8 +467,6 @@ class _Client:
 
     async def _refresh(self, topic: str | None, tries: _Tries, queried: int) -> None:
         """Request metadata of all topics used here, unless a response arrived since `queried`."""
-        if self._querying is None:
-            self._querying = asyncio.Lock()
         async with self._querying:
             if topic is not None and topic not in self._topics:
                 self._topics[topic] = _Topic(_UNKNOWN_TOPIC, {})

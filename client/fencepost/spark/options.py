@@ -4,32 +4,73 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fencepost.spark.errors import SinkError
+from fencepost.spark.write import AUTO, COMPARE, KEEP, REFUSE, Plan
 
 #: Default of Java's max.request.size.
 REQUEST_BYTES_MAX = 1_048_576
+#: Reserved in a batch for its header, commit tag, expected offset and partition count.
+_OVERHEAD_BYTES = 16_000
+_CODECS = ("gzip", "lz4", "zstd")
+
+
+def _text(_: Option, stated: str) -> str:
+    return stated.strip()
+
+
+def _words(_: Option, stated: str) -> list[str]:
+    return [word.strip() for word in stated.split(",") if word.strip()]
+
+
+def _truth(_: Option, stated: str) -> bool:
+    if stated.strip().lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return stated.strip().lower() == "true"
+
+
+def _choice(option: Option, stated: str) -> str:
+    """One of the words of `meaning`, in any case."""
+    for name in option.meaning.split(", "):
+        if name.lower() == stated.strip().lower():
+            return name
+    raise ValueError(f"must be one of {option.meaning}")
+
+
+def _number(least: int, most: int | None = None) -> Callable[[Option, str], int]:
+    def read(_: Option, stated: str) -> int:
+        try:
+            number = int(stated)
+        except ValueError:
+            number = least - 1
+        if number < least or (most is not None and number > most):
+            limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(f"must be a whole number {limits}")
+        return number
+
+    return read
+
+
+def _unmatched(option: Option, stated: str) -> str:
+    return _choice(option._replace(meaning=", ".join((AUTO, REFUSE, COMPARE, KEEP))), stated)
 
 
 class Option(NamedTuple):
-    """`default`: None if required, "" for none."""
+    """`default`: None if required, "" for none. `read`: the value from the option and its text; raises ValueError."""
 
     name: str
     default: str | None
     meaning: str
+    read: Callable[[Option, str], Any] = _text
 
 
 OPTIONS = (
-    Option("kafka.bootstrap.servers", None, "addresses of the proxy: HOST:PORT, comma-separated"),
-    Option(
-        "topic",
-        "",
-        "topic of all rows. If not set, the column `topic` names the topic of each row",
-    ),
-    Option("topics", "", "all topics that the column `topic` may name, comma-separated"),
+    Option("kafka.bootstrap.servers", None, "addresses of the proxy: HOST:PORT, comma-separated", _words),
+    Option("topic", "", "topic of all rows. If not set, the column `topic` names the topic of each row"),
+    Option("topics", "", "all topics that the column `topic` may name, comma-separated", _words),
     Option(
         "sink.id",
         None,
@@ -41,31 +82,36 @@ OPTIONS = (
         "false",
         "true: all rows of a Kafka partition are in one task, as fencepost.spark.arrange "
         "puts them. A retry may then split the rows into other tasks",
+        _truth,
     ),
     Option(
         "unmatched.rows",
         "auto",
-        "what to do with rows in the topic that a retried task does not have. refuse: stop "
-        "before the task appends. compare: go on, and compare the whole batch before its "
-        "commit. keep: as compare, and leave extra rows in the topic; for one run. auto: "
-        "refuse for df.write; compare for streams, but refuse if the data looks different",
+        "what to do with rows in the topic that a retried task does not have. refuse: stop before the task appends. "
+        "compare: go on, and compare the whole batch before its commit. keep: as compare, and leave extra rows in the "
+        "topic; for one run. auto: refuse for df.write; compare for streams, but refuse if the data looks different",
+        _unmatched,
     ),
     Option(
         "same.split",
         "false",
         "true: a retry splits rows without key and partition into the same tasks, even if "
         "equal rows in several tasks suggest otherwise",
+        _truth,
     ),
     Option(
         "first.run",
         "false",
-        "for one run. Streams: nothing of the unfinished batch was deleted from the topic, "
-        "or it may be written again. Loads: this load never ran, so do not search the topic "
-        "for its rows",
+        "for one run. Streams: nothing of the unfinished batch was deleted from the topic, or it may be written again. "
+        "Loads: this load never ran, so do not search the topic for its rows",
+        _truth,
     ),
-    Option("patience.seconds", "120", "how long a task retries while it cannot append"),
+    Option("patience.seconds", "120", "how long a task retries while it cannot append", _number(1)),
     Option(
-        "batch.bytes", "900000", "size of an uncompressed record batch. The topic's max.message.bytes also limits it"
+        "batch.bytes",
+        "900000",
+        "size of an uncompressed record batch. The topic's max.message.bytes also limits it",
+        _number(1_000),
     ),
     Option(
         "report",
@@ -76,8 +122,8 @@ OPTIONS = (
 
 KAFKA_OPTIONS = (
     Option("kafka.client.id", "fencepost-sink", ""),
-    Option("kafka.security.protocol", "PLAINTEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
-    Option("kafka.sasl.mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+    Option("kafka.security.protocol", "PLAINTEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL", _choice),
+    Option("kafka.sasl.mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512", _choice),
     Option("kafka.sasl.jaas.config", "", 'as in Java: …LoginModule required username="…" password="…";'),
     Option("kafka.ssl.truststore.type", "PEM", "only PEM; Java keystores are not supported"),
     Option("kafka.ssl.truststore.location", "", "PEM file on the driver and all executors"),
@@ -86,23 +132,23 @@ KAFKA_OPTIONS = (
     Option("kafka.ssl.keystore.location", "", "PEM file with certificate chain and private key"),
     Option("kafka.ssl.key.password", "", "password of the private key"),
     Option("kafka.ssl.endpoint.identification.algorithm", "https", "empty: do not verify host names"),
-    Option("kafka.compression.type", "none", "none, gzip, snappy, lz4, zstd"),
-    Option("kafka.compression.gzip.level", "-1", "1 to 9, or -1 for 6"),
-    Option("kafka.compression.lz4.level", "1", "1 to 17; above 12 is the same as 12"),
-    Option("kafka.compression.zstd.level", "3", "-131072 to 22"),
-    Option("kafka.request.timeout.ms", "30000", ""),
-    Option("kafka.max.request.size", str(REQUEST_BYTES_MAX), "largest record, in bytes"),
+    Option("kafka.compression.type", "none", "none, gzip, snappy, lz4, zstd", _choice),
+    Option("kafka.compression.gzip.level", "-1", "1 to 9, or -1 for 6", _number(-1, 9)),
+    Option("kafka.compression.lz4.level", "1", "1 to 17; above 12 is the same as 12", _number(1, 17)),
+    Option("kafka.compression.zstd.level", "3", "-131072 to 22", _number(-131072, 22)),
+    Option("kafka.request.timeout.ms", "30000", "", _number(1_000)),
+    Option("kafka.max.request.size", str(REQUEST_BYTES_MAX), "largest record, in bytes", _number(1_000)),
     Option("kafka.acks", "all", "only all"),
 )
 
+_OPTIONS = {option.name: option for option in (*OPTIONS, *KAFKA_OPTIONS)}
 #: Options of Java's producer without effect here.
 IGNORED = frozenset(
-    """batch.size buffer.memory client.dns.lookup connections.max.idle.ms delivery.timeout.ms
-    enable.idempotence linger.ms
-    max.block.ms max.in.flight.requests.per.connection metadata.max.age.ms metadata.max.idle.ms receive.buffer.bytes
-    reconnect.backoff.max.ms reconnect.backoff.ms retries retry.backoff.max.ms retry.backoff.ms send.buffer.bytes
-    socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms sasl.client.callback.handler.class
-    ssl.protocol ssl.enabled.protocols""".split()  # noqa: SIM905 - a list of so many would fill the page
+    """batch.size buffer.memory client.dns.lookup connections.max.idle.ms delivery.timeout.ms enable.idempotence
+    linger.ms max.block.ms max.in.flight.requests.per.connection metadata.max.age.ms metadata.max.idle.ms
+    receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms retries retry.backoff.max.ms retry.backoff.ms
+    send.buffer.bytes socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
+    sasl.client.callback.handler.class ssl.protocol ssl.enabled.protocols""".split()  # noqa: SIM905 - a list of so many would fill the page
 )
 _WHY_NOT = {
     "key.serializer": "keys are already bytes or strings",
@@ -113,111 +159,120 @@ _WHY_NOT = {
 }
 #: Options that Spark reads or adds.
 _SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstrackingenabled"})
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_UNMATCHED = ("auto", "refuse", "compare", "keep")
-_COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-#: Compression levels per codec, as in Java's producer.
-_LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Checked options. They are sent to the tasks, including the secrets in `client`."""
 
+    plan: Plan
     topics: tuple[str, ...]
     topic_column: bool
-    sink: str
-    arranged: bool
-    same_split: bool
-    unmatched: str
-    first_run: bool
-    patience_seconds: float
-    batch_bytes: int
     report: str
     compression: str | None
-    #: Compression level; None: default.
     level: int | None
     record_bytes_max: int
     ignored: tuple[str, ...]
     client: dict[str, Any] = field(repr=False)
 
+    def plan_for(self, message_bytes_max: int) -> Plan:
+        """The plan for a topic with this max.message.bytes."""
+        bytes_max = max(1_000, min(self.plan.append_bytes_max, message_bytes_max - _OVERHEAD_BYTES))
+        return replace(self.plan, append_bytes_max=bytes_max)
+
+
+class _Given:
+    """The options that the user set, by name."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.texts = {name.lower(): text for name, text in options.items()}
+
+    def text(self, name: str) -> str:
+        return self.texts.get(name, _OPTIONS[name].default or "")
+
+    def __getitem__(self, name: str) -> Any:
+        """Raises SinkError."""
+        stated = self.text(name)
+        try:
+            return _OPTIONS[name].read(_OPTIONS[name], stated)
+        except ValueError as error:
+            raise SinkError(f"option {name}={stated}: {error}") from None
+
+    def level(self, codec: str) -> int | None:
+        """The compression level; None for the codec's default."""
+        name = f"kafka.compression.{codec}.level"
+        level: int | None = self[name] if self.texts.get(name, "").strip() else None
+        return None if (codec, level) == ("gzip", -1) else level
+
 
 def settings(options: Mapping[str, str]) -> Settings:
     """Raises SinkError."""
-    given = {name.lower(): value for name, value in options.items()}
-    known = [option.name for option in (*OPTIONS, *KAFKA_OPTIONS)]
-    ignored = []
-    for name in given:
-        if name in known or name in _SPARKS:
-            continue
-        if name.removeprefix("kafka.") in IGNORED and name.startswith("kafka."):
-            ignored.append(name)
-            continue
-        why = _WHY_NOT.get(name.removeprefix("kafka."), "")
-        near = difflib.get_close_matches(name, known, 1)
-        raise SinkError(
-            f"unknown option {name!r}"
-            + (f": {why}" if why else f"; did you mean {near[0]!r}?" if near else "")
-            + f" (known options: {', '.join(known)})"
-        )
+    given = _Given(options)
+    ignored = _refuse_unknown(given)
     for option in OPTIONS:
-        if option.default is None and not given.get(option.name, "").strip():
+        if option.default is None and not given.text(option.name).strip():
             raise SinkError(f"option {option.name!r} is required: {option.meaning}")
-    topic, topics = given.get("topic", "").strip(), _words(given.get("topics", ""))
+    topic, topics = given["topic"], given["topics"]
     if not topic and not topics:
         raise SinkError("option 'topic' is required, or 'topics' with a column `topic`")
     if topic and topics:
         raise SinkError(
             "options 'topic' and 'topics' are both set (set 'topic' for all rows, or 'topics' with a column `topic`)"
         )
-    acks = given.get("kafka.acks", "all").lower()
-    if acks not in ("all", "-1"):
+    if (acks := given.text("kafka.acks").lower()) not in ("all", "-1"):
         raise SinkError(f"kafka.acks={acks} is not supported: exactly-once writes need all")
-    compression = given.get("kafka.compression.type", "none").lower()
-    if compression not in _COMPRESSIONS:
-        raise SinkError(f"kafka.compression.type={compression}: must be one of {', '.join(_COMPRESSIONS)}")
-    record_bytes_max = _number(given, "kafka.max.request.size", 1_000)
+    compression, record_bytes_max = given["kafka.compression.type"], given["kafka.max.request.size"]
+    levels = {codec: given.level(codec) for codec in _CODECS}
     return Settings(
+        Plan(
+            given["sink.id"],
+            arranged=given["arranged"],
+            same_split=given["same.split"],
+            unmatched=given["unmatched.rows"],
+            first_run=given["first.run"],
+            patience_seconds=given["patience.seconds"],
+            append_bytes_max=max(1_000, min(given["batch.bytes"], record_bytes_max - _OVERHEAD_BYTES)),
+        ),
         topics=(topic,) if topic else tuple(topics),
         topic_column=not topic,
-        sink=given["sink.id"].strip(),
-        arranged=_truth(given, "arranged"),
-        same_split=_truth(given, "same.split"),
-        unmatched=_choice(given, "unmatched.rows", _UNMATCHED),
-        first_run=_truth(given, "first.run"),
-        patience_seconds=_number(given, "patience.seconds", 1),
-        batch_bytes=max(1_000, min(_number(given, "batch.bytes", 1_000), record_bytes_max - _OVERHEAD_BYTES)),
-        report=given.get("report", ""),
+        report=given["report"],
         compression=None if compression == "none" else compression,
-        level=_level(given, compression),
+        level=levels.get(compression),
         record_bytes_max=record_bytes_max,
         ignored=tuple(sorted(ignored)),
-        client=client_options(given),
+        client=client_options(options),
     )
 
 
-#: Reserved in a batch for its header, commit tag, expected offset and partition count.
-_OVERHEAD_BYTES = 16_000
-
-
-def batch_bytes(settings: Settings, message_bytes_max: int) -> int:
-    """Largest batch for a topic with this max.message.bytes."""
-    return max(1_000, min(settings.batch_bytes, message_bytes_max - _OVERHEAD_BYTES))
+def _refuse_unknown(given: _Given) -> list[str]:
+    """Returns the ignored options."""
+    ignored = []
+    for name in given.texts.keys() - _OPTIONS.keys() - _SPARKS:
+        javas = name.removeprefix("kafka.")
+        if javas in IGNORED and javas != name:
+            ignored.append(name)
+            continue
+        why, near = _WHY_NOT.get(javas, ""), difflib.get_close_matches(name, _OPTIONS, 1)
+        raise SinkError(
+            f"unknown option {name!r}"
+            + (f": {why}" if why else f"; did you mean {near[0]!r}?" if near else "")
+            + f" (known options: {', '.join(_OPTIONS)})"
+        )
+    return ignored
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Connection options for `fencepost.spark.log.Log` (aiokafka's names and `ssl_*`) from the `kafka.*` options.
     Raises SinkError."""
-    given = {name.lower(): value for name, value in options.items()}
-    found: dict[str, Any] = {"bootstrap_servers": ",".join(_words(given.get("kafka.bootstrap.servers", "")))}
-    found["client_id"] = given.get("kafka.client.id") or "fencepost-sink"
-    protocol = given.get("kafka.security.protocol", "PLAINTEXT").upper()
-    if protocol not in _PROTOCOLS:
-        raise SinkError(f"kafka.security.protocol={protocol}: must be one of {', '.join(_PROTOCOLS)}")
-    found["security_protocol"] = protocol
-    if "kafka.request.timeout.ms" in given:
-        found["request_timeout_ms"] = _number(given, "kafka.request.timeout.ms", 1_000)
+    given = _Given(options)
+    protocol = given["kafka.security.protocol"]
+    found: dict[str, Any] = {
+        "bootstrap_servers": ",".join(given["kafka.bootstrap.servers"]),
+        "client_id": given.text("kafka.client.id") or _OPTIONS["kafka.client.id"].default,
+        "security_protocol": protocol,
+    }
+    if "kafka.request.timeout.ms" in given.texts:
+        found["request_timeout_ms"] = given["kafka.request.timeout.ms"]
     if protocol.startswith("SASL"):
         found |= _sasl(given)
     if protocol.endswith("SSL"):
@@ -225,11 +280,9 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
-    mechanism = given.get("kafka.sasl.mechanism", "").upper()
-    if mechanism not in _MECHANISMS:
-        raise SinkError(f"kafka.sasl.mechanism={mechanism}: must be one of {', '.join(_MECHANISMS)}")
-    jaas = dict(re.findall(r"""(\w+)\s*=\s*"((?:[^"\\]|\\.)*)\"""", given.get("kafka.sasl.jaas.config", "")))
+def _sasl(given: _Given) -> dict[str, Any]:
+    mechanism = given["kafka.sasl.mechanism"]
+    jaas = dict(re.findall(r"""(\w+)\s*=\s*"((?:[^"\\]|\\.)*)\"""", given.text("kafka.sasl.jaas.config")))
     if not {"username", "password"} <= set(jaas):
         raise SinkError(
             'kafka.sasl.jaas.config needs username="…" and password="…", as in '
@@ -243,70 +296,21 @@ def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _tls(given: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _tls(given: _Given) -> dict[str, Any]:
     for store in ("truststore", "keystore"):
-        kind = given.get(f"kafka.ssl.{store}.type", "PEM").upper()
-        store_file = given.get(f"kafka.ssl.{store}.location", "")
-        if kind != "PEM" or store_file.lower().endswith((".jks", ".p12", ".pfx")):
+        store_file = given.texts.get(f"kafka.ssl.{store}.location", "").lower()
+        if given.text(f"kafka.ssl.{store}.type").upper() != "PEM" or store_file.endswith((".jks", ".p12", ".pfx")):
             raise SinkError(
                 f"kafka.ssl.{store}: only PEM is supported (convert the store with `keytool -exportcert "
                 "-rfc -keystore FILE -alias NAME`, or `openssl pkcs12 -in FILE -nodes` for a key, "
                 f"and set kafka.ssl.{store}.type=PEM)"
             )
-    if certificates := given.get("kafka.ssl.truststore.certificates"):
-        found["ssl_cadata"] = certificates
-    if location := given.get("kafka.ssl.truststore.location"):
-        found["ssl_cafile"] = location
-    if location := given.get("kafka.ssl.keystore.location"):
-        found["ssl_certfile"] = found["ssl_keyfile"] = location
-    if password := given.get("kafka.ssl.key.password"):
-        found["ssl_password"] = password
-    found["ssl_check_hostname"] = bool(given.get("kafka.ssl.endpoint.identification.algorithm", "https").strip())
-    return found
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _truth(given: Mapping[str, str], name: str) -> bool:
-    stated = given.get(name, "false").strip().lower()
-    if stated not in ("true", "false"):
-        raise SinkError(f"option {name}={stated}: must be true or false")
-    return stated == "true"
-
-
-def _choice(given: Mapping[str, str], name: str, among: tuple[str, ...]) -> str:
-    stated = given.get(name, among[0]).strip().lower()
-    if stated not in among:
-        raise SinkError(f"option {name}={stated}: must be one of {', '.join(among)}")
-    return stated
-
-
-def _level(given: Mapping[str, str], compression: str) -> int | None:
-    """The level for `encoding.build`. Checks all three options."""
-    levels: dict[str, int | None] = {}
-    for codec, (least, most) in _LEVELS.items():
-        name = f"kafka.compression.{codec}.level"
-        stated = given.get(name, "").strip()
-        levels[codec] = None
-        if stated:
-            if not stated.lstrip("-").isdecimal() or not least <= int(stated) <= most:
-                raise SinkError(f"option {name}={stated}: must be a whole number from {least} to {most}")
-            levels[codec] = int(stated)
-    if levels["gzip"] == -1:
-        levels["gzip"] = None
-    return levels.get(compression)
-
-
-def _number(given: Mapping[str, str], name: str, least: int) -> int:
-    [default] = [option.default for option in (*OPTIONS, *KAFKA_OPTIONS) if option.name == name]
-    stated = given.get(name, default) or ""
-    try:
-        number = int(stated)
-    except ValueError:
-        number = -1
-    if number < least:
-        raise SinkError(f"option {name}={stated}: must be a whole number of at least {least}")
-    return number
+    files = {
+        "ssl_cadata": given.text("kafka.ssl.truststore.certificates"),
+        "ssl_cafile": given.text("kafka.ssl.truststore.location"),
+        "ssl_certfile": given.text("kafka.ssl.keystore.location"),
+        "ssl_keyfile": given.text("kafka.ssl.keystore.location"),
+        "ssl_password": given.text("kafka.ssl.key.password"),
+    }
+    verify = bool(given.text("kafka.ssl.endpoint.identification.algorithm").strip())
+    return {name: value for name, value in files.items() if value} | {"ssl_check_hostname": verify}

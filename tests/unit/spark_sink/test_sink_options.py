@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fencepost.spark.errors import SinkError
-from fencepost.spark.options import KAFKA_OPTIONS, OPTIONS, batch_bytes, client_options, settings
+from fencepost.spark.options import KAFKA_OPTIONS, OPTIONS, client_options, settings
 
 GIVEN = {"kafka.bootstrap.servers": "a:1, b:2", "topic": "t", "sink.id": "s"}
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p\\"q=;";'
@@ -15,7 +15,7 @@ JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required usernam
 
 def test_what_is_required_suffices() -> None:
     chosen = settings({**GIVEN, "checkpointLocation": "/tmp/x"})
-    assert (chosen.topics, chosen.sink, chosen.topic_column) == (("t",), "s", False)
+    assert (chosen.topics, chosen.plan.sink, chosen.topic_column) == (("t",), "s", False)
     assert chosen.client == {
         "bootstrap_servers": "a:1,b:2",
         "client_id": "fencepost-sink",
@@ -119,8 +119,8 @@ def test_secrets_are_not_shown() -> None:
 
 def test_a_batch_fits_the_topic_and_the_request() -> None:
     chosen = settings({**GIVEN, "batch.bytes": "5000000"})
-    assert chosen.batch_bytes < chosen.record_bytes_max
-    assert batch_bytes(chosen, 100_000) < 100_000
+    assert chosen.plan.append_bytes_max < chosen.record_bytes_max
+    assert chosen.plan_for(100_000).append_bytes_max < 100_000
 
 
 def test_topics_may_be_a_column() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
-from fencepost.spark.driver_probe import DriverProbe, Remembered, probe
+from fencepost.spark.driver_probe import DriverProbe, Known, probe
 from fencepost.spark.errors import SinkError, Unknown
 from fencepost.spark.task import Task
 from fencepost.spark.write import Outcome, Plan, Write
@@ -295,31 +295,31 @@ def test_last_commit_tag_is_found_once_and_remembered(log: Log) -> None:
     partition = log.world.topics[TOPIC][0]
     for _ in range(30):
         partition.append((b"\1other",), None)
-    remembered = Remembered()
-    commit_tag = probed(log, remembered=remembered).observations[TOPIC, 0].last
+    remembered: dict[Any, Known] = {}
+    commit_tag = probed(log, known=remembered).observations[TOPIC, 0].last
     assert isinstance(commit_tag, CommitTag)
     partition.append((b"\1other",), None)
     log.reads.clear()
-    assert probed(log, remembered=remembered).observations[TOPIC, 0].last == commit_tag
+    assert probed(log, known=remembered).observations[TOPIC, 0].last == commit_tag
     assert log.reads == [(31, 32)]
 
 
 def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
-    remembered = Remembered()
-    write(log, probed(log, remembered=remembered), values(1), batch=0)
-    probed(log, remembered=remembered)
+    remembered: dict[Any, Known] = {}
+    write(log, probed(log, known=remembered), values(1), batch=0)
+    probed(log, known=remembered)
     log.world.topics[TOPIC] = [Partition()]
     for _ in range(5):
         log.world.topics[TOPIC][0].append((b"\1other",), None)
-    assert probed(log, remembered=remembered).observations[TOPIC, 0].last is None
+    assert probed(log, known=remembered).observations[TOPIC, 0].last is None
 
 
 def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
-    remembered = Remembered()
+    remembered: dict[Any, Known] = {}
     write(log, probed(log), values(1), batch=0)
-    probed(log, remembered=remembered)
+    probed(log, known=remembered)
     cut_off(log)
-    write(log, probed(log, remembered=remembered), values(2), batch=1)
+    write(log, probed(log, known=remembered), values(2), batch=1)
     assert log.bodies() == values(2)
 
 
@@ -328,22 +328,23 @@ def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
     """The driver probed the log, appended the batch and did not commit. Retention deleted all. The session retries."""
-    log, remembered = Log(2), Remembered()
+    log = Log(2)
+    remembered: dict[Any, Known] = {}
     if batch:
         write(log, probed(log), keyed(*range(20)), batch=batch - 1, query=query)
-    write(log, probed(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
+    write(log, probed(log, known=remembered), keyed(*range(20)), batch=batch, query=query)
     cut_off(log)
     for _ in range(foreign):
         log.world.topics[TOPIC][0].append((b"\1other",), None)
     before = lying(log)
     for _ in range(2):
         with pytest.raises(SinkError, match="lost its records below offset"):
-            write(log, probed(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
+            write(log, probed(log, known=remembered), keyed(*range(20)), batch=batch, query=query)
     assert lying(log) == before
 
-    known = probed(log, remembered=remembered, nothing_deleted=True)
+    known = probed(log, known=remembered, nothing_deleted=True)
     write(log, known, keyed(*range(20)), replace(PLAN, first_run=True), batch=batch, query=query)
-    assert not any(observation.unread for observation in probed(log, remembered=remembered).observations.values())
+    assert not any(observation.unread for observation in probed(log, known=remembered).observations.values())
 
 
 def test_first_run_option_appends_only_deleted_rows() -> None:
@@ -386,11 +387,11 @@ def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
 
 def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
     """A load whose first run was in the same process."""
-    remembered = Remembered()
+    remembered: dict[Any, Known] = {}
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    write(log, probed(log, never_ran=True, remembered=remembered), keyed(1), query="")
+    write(log, probed(log, never_ran=True, known=remembered), keyed(1), query="")
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    done = write(log, probed(log, never_ran=True, remembered=remembered), keyed(1), query="")
+    done = write(log, probed(log, never_ran=True, known=remembered), keyed(1), query="")
     assert (done.found, done.appended) == (1, 0)
 
 
