@@ -34,13 +34,13 @@ from tests.support.raw import Connection, batch
 _TIMES: Final = 30
 _PATHS: Final = (
     "/",
-    "/?live=1",
     "/status.json",
-    "/topics",
-    "/topics?search=set-05",
-    "/partitions?topic=listed-000",
+    "/status.json?limit=20",
+    "/topics.json",
+    "/topics.json?search=set-05",
+    "/partitions.json?topic=listed-000",
     "/partitions.json?offset=9000&limit=500",
-    "/refusals",
+    "/refusals.json",
     "/metrics",
     "/readyz",
 )
@@ -150,7 +150,7 @@ def measure(directory: Path, topics: int, partitions: int, seconds: float) -> No
             )
             print(f"resident memory: {empty_kb / 1024:.0f} MB before, {rss_kb(proxy.pid) / 1024:.0f} MB after")
             print(f"idle: {share(proxy.pid, seconds):.2f} % of a core", flush=True)
-            page = share(proxy.pid, seconds, lambda: ignore(get(address, "/?live=1")))
+            page = share(proxy.pid, seconds, lambda: ignore(get(address, "/status.json?limit=20")))
             print(f"one page open: {page:.2f} % of a core; {rss_kb(proxy.pid) / 1024:.0f} MB", flush=True)
             print(f"\n{'path':42}{'bytes':>10}{'CPU ms':>9}{'ms':>9}")
             for path in _PATHS:

@@ -38,7 +38,6 @@ from fencepost_proxy.expansion.counts import Client, Counts
 from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
 from fencepost_proxy.observability import diagnosis
-from fencepost_proxy.observability.http import StatusServer
 from fencepost_proxy.observability.lists import Found, Lists, Refusals, Sources
 from fencepost_proxy.observability.status import (
     ABORT_ONLY_SHOWN,
@@ -49,6 +48,7 @@ from fencepost_proxy.observability.status import (
     PageRequest,
     StatusSnapshot,
 )
+from fencepost_proxy.observability.status_server import StatusServer
 from fencepost_proxy.observability.watchdog import Watchdog
 from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.sequencer.fence import Phase

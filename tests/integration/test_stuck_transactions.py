@@ -127,7 +127,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
             "its age",
             seconds=_PATIENCE_SECONDS,
         )
-        assert name in page.text("/")
+        assert name in page.text("/status.json")
 
         # The command shows it, through the proxy and directly at Kafka.
         for bootstrap in (proxy.bootstrap, trusting_kafka.bootstrap):
@@ -169,7 +169,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         assert (found["topic"], found["partition"], found["start_offset"]) == (topic, 0, 3)
         assert (found["producer_id"], found["transactional_id"]) == (producer.producer.id, name)
         assert (nobodys["producer_id"], nobodys["transactional_id"]) == (987_654_321, None)
-        assert "its coordinator does not know of it" in page.text("/")
+        assert "its coordinator does not know of it" in page.text("/status.json")
         line = f"hanging transaction: read_committed consumers of its partition are stuck partition={topic}-0"
         until(lambda: line in proxy.log, "a line in the log")
         status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
@@ -224,7 +224,7 @@ def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaClus
         (found,) = until(shown, "it on the page", seconds=_PATIENCE_SECONDS)
         assert (found["transactional_id"], found["producer_id"]) == (name, producer.producer.id)
         assert "expected=7" in found["why"]
-        assert name in page.text("/")
+        assert name in page.text("/status.json")
 
         assert producer.end(commit=False) == 0
         until(lambda: not shown(), "it gone", seconds=_PATIENCE_SECONDS)
@@ -363,7 +363,7 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         assert stuck[f"{fine}-overdue"]["stuck"] == "overdue"
         assert (stuck[cut]["stuck"], stuck[cut]["state"]) == ("markers_missing", "PrepareCommit")
         assert stuck[cut]["first_partitions"] == [f"{away}-0"]
-        text = page.text("/")
+        text = page.text("/status.json")
         for why in ("should have aborted it by now", "its markers are not written"):
             assert why in text
         others = ",".join(str(stubborn_kafka.address(each)) for each in (1, 2, 3) if each != stopped)

@@ -17,7 +17,7 @@ _SOURCES: Final = ("client", "examples", "policies", "proxy", "spark_jobs")
 KINDS: Final = {
     "refusals": "`Refusal(...)`: error messages in Kafka responses",
     "exceptions": "`raise X(...)`, calls of exception classes, and of functions whose result is raised",
-    "status and advice": "`Problem(...)`, other texts of `advice.py`, `findings.py`, `page.{py,js}`, `status.py`",
+    "status and advice": "`Problem(...)`, other texts of `advice.py`, `findings.py`, `page.{html,js}`, `status.py`",
     "checks": "`Finding(...)`, and other texts of `checking.py`, `diagnosis.py`, `rights.py`",
     "command line": "`help`, `description`, `epilog`, `title`, `metavar`; other texts of `cli/`, `commands/`",
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
@@ -38,7 +38,7 @@ _CALLS: Final = {
 }
 _FILES: Final = {
     **dict.fromkeys(
-        ("observability/advice", "preflight/findings", "observability/page", "observability/status"),
+        ("observability/advice", "preflight/findings", "observability/status.py"),
         "status and advice",
     ),
     **dict.fromkeys(("preflight/checking", "observability/diagnosis", "preflight/rights"), "checks"),
@@ -91,9 +91,19 @@ def texts() -> Iterator[Text]:
     raised = {name for source in files.values() for node in ast.walk(ast.parse(source)) for name in _raised(node)}
     for file, source in files.items():
         yield from texts_in(source, file, raised)
-    script = "proxy/fencepost_proxy/observability/page.js"
-    for shown in re.findall(r"(?:title|textContent) = (.*);", (ROOT / script).read_text("utf-8")):
-        yield from (Text("status and advice", f"{script}:", text) for text in re.findall(r'"(.*?)"', shown))
+    yield from _page_texts()
+
+
+def _page_texts() -> Iterator[Text]:
+    """Texts of the status page: string literals and titles of columns in its script, and what its HTML shows."""
+    folder = "proxy/fencepost_proxy/observability"
+    script, markup = ((ROOT / folder / f"page.{kind}").read_text("utf-8") for kind in ("js", "html"))
+    code = re.sub(r"^ *//.*|; //.*", "", script, flags=re.MULTILINE)
+    literals = [re.sub(r"\$\{[^}]*\}", "…", "".join(each)) for each in re.findall(r'"([^"\n]*)"|`([^`\n]*)`', code)]
+    for name, found in (("js", literals), ("html", re.sub(r"<[^>]*>", "\n", markup).splitlines())):
+        for text in found:
+            if _is_shown(text, certain=name == "html"):
+                yield Text("status and advice", f"{folder}/page.{name}:", text.strip())
 
 
 def texts_in(source: str, file: str, raised: set[str]) -> Iterator[Text]:
@@ -116,7 +126,6 @@ class _Module:
         self._tree = tree
         self._raised = raised
         self._kind = next((kind for part, kind in _FILES.items() if f"/{part}" in self._path), "other")
-        self._is_page = self._path.endswith("observability/page.py")
 
     def texts(self) -> Iterator[Text]:
         yield from self._below(self._tree, self._kind, "")
@@ -131,9 +140,8 @@ class _Module:
     def _at(self, node: ast.AST, kind: str, scope: str) -> Iterator[Text]:
         text = _text(node)
         if text is not None:
-            shown = re.sub(r"<[^>]*>?", " ", text) if self._is_page else text
-            if _is_shown(shown, certain=kind not in ("other", self._kind) or self._is_page):
-                yield Text(kind, f"{self._path}:{scope}", _printable(shown))
+            if _is_shown(text, certain=kind not in ("other", self._kind)):
+                yield Text(kind, f"{self._path}:{scope}", _printable(text))
             # Texts of more than one word inside its values have the same kind.
             for value in _values(node):
                 yield from self._at(value, kind if kind == self._kind else "other", scope)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fencepost_proxy.metrics import Metrics
-from fencepost_proxy.observability.http import Release, StatusServer
 from fencepost_proxy.observability.status import Listed, PageRequest, StatusSnapshot
+from fencepost_proxy.observability.status_server import Release, StatusServer
 from fencepost_proxy.types import Address
 from tests.support.ports import free_port
 

@@ -113,6 +113,14 @@ def diagnose(
     return tuple(sorted(found, key=lambda each: not each.bad))
 
 
+def state_of(snapshot: StatusSnapshot, problems: Sequence[Problem]) -> str:
+    if not snapshot.ready:
+        return "not_ready"
+    if any(each.bad for each in problems):
+        return "degraded"
+    return "warning" if problems else "healthy"
+
+
 def _of_violations(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
     last = snapshot.last_violation
     if not snapshot.violations:

@@ -33,9 +33,9 @@ from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.metrics import Metrics, WorkerNumbers, fencepost_version
-from fencepost_proxy.observability.http import StatusServer
 from fencepost_proxy.observability.lists import Found, merged
 from fencepost_proxy.observability.status import BrokerStatus, Listed, PageRequest, StatusSnapshot
+from fencepost_proxy.observability.status_server import StatusServer
 from fencepost_proxy.transport.listeners import bind
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.workers.channel import Channel, Packet, pair, receive_packet, send_packet
