@@ -193,13 +193,13 @@ class Proxy:
             groups=ConsumerGroups(self._control),
             log_ends=log_ends,
             fetches=fetches,
-            configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
+            configured=config.given_configs,
             policy=self.policy,
             topic_id=self.topic_id,
             metrics=self._metrics,
         )
         self.idempotence = IdempotenceMemory(limits.remembered_producers_max)
-        configured = (config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns))
+        configured = config.given_configs
         self._safe_by_file = any(is_safe(configs) for configs in configured)
         self._safe = self._safe_by_file
         self._logged_downgraded: set[tuple[str, str]] = set()
@@ -211,7 +211,7 @@ class Proxy:
             log_ends=log_ends,
             fetches=fetches,
             table=self.transactions,
-            configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
+            configured=config.given_configs,
             policy=self.policy,
             names=self.header_names,
             metrics=self._metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fencepost_proxy.config.keys import SHOWN, TABLES
-from fencepost_proxy.config.reference import default_of, sentence, type_of
+from fencepost_proxy.config.reference import default_of
 
 _HEAD: Final = """\
 # Configuration
@@ -102,9 +102,9 @@ def page() -> str:
             lines += ["", "| key | type | default | meaning |", "|---|---|---|---|"] if before is not None else _COLUMNS
             before = heading
         name = key.field_name if key.table else key.name
-        option = f" Option `{key.meaning.option}`." if key.meaning.option else ""
-        cells = (f"`{name}`{' ↻' if key.meaning.live else ''}", _code(type_of(key)), _code(default_of(key)))
-        lines.append(f"| {' | '.join(cells)} | {_cell(sentence(key.meaning.doc) + option)} |")
+        option = f" Option `{key.option}`." if key.option else ""
+        cells = (f"`{name}`{' ↻' if key.live else ''}", _code(key.type), _code(default_of(key)))
+        lines.append(f"| {' | '.join(cells)} | {_cell(key.doc + option)} |")
     return "\n".join([*lines, "", _TOPICS_EXAMPLE])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from fencepost_proxy.config.keys import KEYS
 from tests.pages.logs import is_logged
 from tests.support.docs import ROOT
 
@@ -23,7 +24,7 @@ KINDS: Final = {
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
     "log events": "calls of `_log` and `_limited_log`",
     "metrics": "`Shown(...)` and `Section(...)`",
-    "options and config keys": "`Option(...)`, and texts of `config/{__init__,keys}.py`, `virtual_configs.py`",
+    "options and config keys": "config keys, `Option(...)`, texts of `config/{__init__,keys}.py`, `virtual_configs.py`",
     "API table": "texts of `wire/apis.py`",
     "other": "every other string of two words or more",
 }
@@ -91,6 +92,8 @@ def texts() -> Iterator[Text]:
     raised = {name for source in files.values() for node in ast.walk(ast.parse(source)) for name in _raised(node)}
     for file, source in files.items():
         yield from texts_in(source, file, raised)
+    for key in KEYS.values():
+        yield Text("options and config keys", f"proxy/fencepost_proxy/config/__init__.py:{key.name}", key.doc)
     yield from _page_texts()
 
 

@@ -14,7 +14,7 @@ from fencepost_proxy.cli import proxy
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.config import ProxyConfig, Refused, UpstreamTls
 from fencepost_proxy.config.client_properties import read_client_properties
-from fencepost_proxy.config.reading import load, read
+from fencepost_proxy.config.reading import read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.transport.certificates import upstream_context
@@ -38,7 +38,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def of(file: Path, **more: object) -> ProxyConfig:
-    return load(None, {"upstream": "a:1"}, command_config=file, **more)  # type: ignore[arg-type]
+    return read(None, {"upstream": "a:1"}, command_config=file, **more).config  # type: ignore[arg-type]
 
 
 def login(config: ProxyConfig) -> tuple[str, str | None, str]:
@@ -169,7 +169,7 @@ def test_client_properties_replace_the_files_tables(write: Write, tmp_path: Path
 def test_plaintext_protocol_removes_the_files_tables(write: Write, tmp_path: Path) -> None:
     (toml := tmp_path / "fencepost.toml").write_text(FILE)
 
-    config = load(toml, command_config=write("security.protocol=PLAINTEXT\n"))
+    config = read(toml, command_config=write("security.protocol=PLAINTEXT\n")).config
 
     assert (config.upstream_tls, config.control_sasl) == (None, None)
 
@@ -179,7 +179,7 @@ def test_properties_without_security_replace_nothing(write: Write, tmp_path: Pat
 
     loaded = read(toml, command_config=write("client.id=x\nrequest.timeout.ms=5\n"))
 
-    assert loaded.config == load(toml)
+    assert loaded.config == read(toml).config
     assert loaded.ignored == ("client.id", "request.timeout.ms")
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from fencepost_proxy.config import ControlSasl, Limits, ListenTls, UpstreamTls
 from fencepost_proxy.config.keys import KEYS
-from fencepost_proxy.config.reading import load
+from fencepost_proxy.config.reading import read
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.sequencer.events import SequencerLimits
-from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address, NodeId
 
 Write = Callable[[str], Path]
@@ -30,7 +29,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_every_key_of_a_file_arrives(write: Write) -> None:
-    config = load(
+    config = read(
         write(
             """
             upstream = ["kafka-1:9092", "[::1]:9093"]
@@ -53,9 +52,8 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
             [unlisted_topics]
             "fencepost.check.expected.offsets" = true
             """
-        ),
-        check_topic_config=check_topic_config,
-    )
+        )
+    ).config
 
     assert config.upstream == (Address("kafka-1", 9092), Address("::1", 9093))
     assert config.listen == Address("0.0.0.0", 19092)
@@ -76,7 +74,7 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
 
 
 def test_every_key_of_tls_and_logins_arrives(write: Write) -> None:
-    config = load(
+    config = read(
         write(
             """
             upstream = ["kafka:9093"]
@@ -100,7 +98,7 @@ def test_every_key_of_tls_and_logins_arrives(write: Write) -> None:
             password_file = "/secrets/password"
             """
         )
-    )
+    ).config
 
     assert config.listen_tls == ListenTls(
         Path("/tls/listener.pem"),
@@ -117,7 +115,7 @@ def test_every_key_of_tls_and_logins_arrives(write: Write) -> None:
 
 
 def test_empty_table_enables_tls_to_brokers(write: Write) -> None:
-    config = load(write('upstream = "kafka:9093"\n[upstream_tls]\n'))
+    config = read(write('upstream = "kafka:9093"\n[upstream_tls]\n')).config
 
     assert config.upstream_tls == UpstreamTls()
     assert config.upstream_tls is not None
@@ -126,7 +124,7 @@ def test_empty_table_enables_tls_to_brokers(write: Write) -> None:
 
 
 def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
-    config = load(
+    config = read(
         write(
             """
             upstream = "a:1"
@@ -137,7 +135,7 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
             "fencepost.expected.offsets.source" = "base"
             """
         )
-    )
+    ).config
 
     assert dict(config.configs_for("orders-test-1")) == {"fencepost.check.expected.offsets": "false"}
     assert config.configs_for("orders-1")["fencepost.expected.offsets.source"] == "base"
@@ -146,7 +144,7 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
 
 @pytest.mark.parametrize("pattern", ['[topics."*"]', '[topics."*offsets"]', "[unlisted_topics]"])
 def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
-    config = load(write(f'upstream = "a:1"\n{pattern}\n"fencepost.check.expected.offsets" = "required"'))
+    config = read(write(f'upstream = "a:1"\n{pattern}\n"fencepost.check.expected.offsets" = "required"')).config
 
     assert config.configs_for("any-offsets") == {"fencepost.check.expected.offsets": "required"}
     for topic in ("__consumer_offsets", "__my_offsets"):
@@ -241,7 +239,7 @@ def test_config_error_names_file_key_and_remedy(write: Write, text: str, complai
     file = write(text if text.startswith("upstream = ") else f'upstream = "a:1"\n{text}')
 
     with pytest.raises(ConfigError) as caught:
-        load(file, check_topic_config=check_topic_config)
+        read(file)
 
     assert str(caught.value).startswith(f"{file}:")
     assert complaint in str(caught.value)
@@ -250,27 +248,27 @@ def test_config_error_names_file_key_and_remedy(write: Write, text: str, complai
 
 def test_command_line_error_does_not_blame_the_file(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"^command line: listen: 'x' is not HOST:PORT"):
-        load(write('upstream = "a:1"'), {"listen": "x"})
+        read(write('upstream = "a:1"'), {"listen": "x"})
 
 
 @pytest.mark.parametrize("environment", [{}, {"HOME": "/root"}])
 def test_missing_upstream_names_the_option(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"^upstream: no Kafka server given.*use --bootstrap-server HOST:PORT"):
-        load(None, {}, environment=environment)
+        read(None, {}, environment=environment)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml: cannot be read: No such file"):
-        load(tmp_path / "absent.toml")
+        read(tmp_path / "absent.toml")
 
 
 def test_hidden_key_is_not_suggested(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write('upstream = "a:1"\nzzz = 1'))
+        read(write('upstream = "a:1"\nzzz = 1'))
 
     assert "allowed here" in str(caught.value)
     assert "unsafe" not in str(caught.value)
-    assert load(write('upstream = "a:1"\nunsafe_disable_fencing = true')).unsafe_disable_fencing
+    assert read(write('upstream = "a:1"\nunsafe_disable_fencing = true')).config.unsafe_disable_fencing
 
 
 def test_every_limit_names_its_unit() -> None:

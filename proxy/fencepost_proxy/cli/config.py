@@ -8,9 +8,7 @@ from typing import Any, Final
 
 from fencepost_proxy.cli import proxy
 from fencepost_proxy.config import reference
-from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 
-_TOPIC_CONFIGS: Final = tuple(VIRTUAL_CONFIGS.values())
 _DESCRIPTION: Final = """\
 Explain configuration keys, or show their effective values.
 
@@ -88,13 +86,13 @@ def _explain(args: argparse.Namespace) -> int:
         if args.key:
             print("fencepost config explain: --toml takes no KEY (it prints all keys)", file=sys.stderr)
             return 2
-        print(reference.example_file(_TOPIC_CONFIGS), end="")
+        print(reference.example_file(), end="")
         return 0
     if not args.key:
-        print(reference.list_keys(_TOPIC_CONFIGS))
+        print(reference.list_keys())
         return 0
     try:
-        print("\n\n".join(reference.explain(each, _TOPIC_CONFIGS) for each in args.key))
+        print("\n\n".join(reference.explain(each) for each in args.key))
     except reference.NoSuchKey as error:
         print(f"fencepost config explain: {error}", file=sys.stderr)
         return 2

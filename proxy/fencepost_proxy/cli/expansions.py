@@ -15,7 +15,7 @@ from typing import Any, Final
 from fencepost_proxy.cli.proxy import COMMAND_CONFIG
 from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
 from fencepost_proxy.cli.tables import table
-from fencepost_proxy.config.reading import load
+from fencepost_proxy.config.reading import read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
 from fencepost_proxy.transport.certificates import upstream_context
@@ -143,7 +143,7 @@ def _security(args: argparse.Namespace) -> dict[str, Any]:
     """kafka-python's settings. Raises `ConfigError`."""
     if args.command_config is None:
         return {}
-    config = load(None, {"upstream": args.bootstrap}, command_config=args.command_config)
+    config = read(None, {"upstream": args.bootstrap}, command_config=args.command_config).config
     tls, sasl = config.upstream_tls, config.control_sasl
     found: dict[str, Any] = {"security_protocol": ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")}
     if tls is not None:

@@ -20,7 +20,6 @@ from fencepost_proxy.config import LogFormat, LogLevel, Mode, ProxyConfig, Refus
 from fencepost_proxy.config.keys import SHOWN
 from fencepost_proxy.config.reading import FILE_VARIABLE, Loaded, read
 from fencepost_proxy.errors import ConfigError, FencepostError
-from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class _ListLimits(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         for key in SHOWN:
             if key.table == "limits":
-                print(f"{key.field_name} = {key.default}\n    {key.meaning.doc}")
+                print(f"{key.field_name} = {key.default}\n    {key.doc}")
         parser.exit()
 
 
@@ -138,7 +137,7 @@ def read_config(args: argparse.Namespace) -> Loaded:
     """Reads file, client properties, environment and command line; the last one wins. Raises `ConfigError`."""
     given: dict[str, Any] = {}
     for key in SHOWN:
-        name = "" if key.meaning.option is None else key.meaning.option.removeprefix("--").replace("-", "_")
+        name = "" if key.option is None else key.option.removeprefix("--").replace("-", "_")
         if name and hasattr(args, name):
             holder = given.setdefault(key.table, {}) if key.table else given
             holder[key.field_name] = getattr(args, name)
@@ -148,7 +147,6 @@ def read_config(args: argparse.Namespace) -> Loaded:
         file,
         given,
         environment=os.environ,
-        check_topic_config=check_topic_config,
         command_config=getattr(args, "command_config", None),
     )
 

@@ -18,7 +18,7 @@ from fencepost_proxy.cli.proxy import COMMAND_CONFIG
 from fencepost_proxy.cli.status_client import STATUS_HELP, address, status_page
 from fencepost_proxy.cli.tables import duration, printable, table
 from fencepost_proxy.config import Limits, ProxyConfig
-from fencepost_proxy.config.reading import load
+from fencepost_proxy.config.reading import read
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address, TopicPartition
 
@@ -120,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> ProxyConfig:
-    return load(args.config, {"upstream": args.bootstrap}, environment=os.environ, command_config=args.command_config)
+    given = {"upstream": args.bootstrap}
+    return read(args.config, given, environment=os.environ, command_config=args.command_config).config
 
 
 # --- from a status page ---------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""All configuration keys. Each key is a field of a dataclass below.
+"""All configuration keys. Each key is a field of a dataclass below, and the string after it is its documentation.
 
-    name: type = _key(default, "what it means", …)
+    name: type = default
+    name: type = _key(default, live=True, …)
 
 The field's name is the key in the TOML file, and a dataclass is a table of the file. Validation, `fencepost config
 explain`, docs/configuration.md, environment variables and SIGHUP all use these definitions. To add a key, add a field
@@ -20,8 +21,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address, NodeId
@@ -33,16 +33,15 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 ClientCertificates = Literal["none", "optional", "required"]
 TlsVersion = Literal["1.2", "1.3"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+#: Values of a dataclass that do not fit together: key, and what is wrong.
+Conflicts = Iterator[tuple[str, str]]
 
 #: Instance ids are 1 to 255, and each restarted worker takes another one.
 _WORKERS_MAX: Final = 64
-
-_DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
-
 #: Names that begin so are matched by no pattern. A check on `__consumer_offsets` would refuse every offset commit in a
 #: transaction: its records, which the group coordinator writes, state no expected offset.
 NO_PATTERN_FOR: Final = "__"
-_NO_CONFIGS: Final[Mapping[str, str]] = MappingProxyType({})
+_EXAMPLE_CONFIG: Final = "fencepost.check.expected.offsets"
 
 
 class Problem(NamedTuple):
@@ -65,68 +64,9 @@ class Refused(ConfigError):
         super().__init__("\n".join((*head, *map(str, self.problems))))
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """Metadata of a key.
-
-    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reload`). `option` – of
-    `fencepost proxy`. `also` – another environment variable. `example` – for keys without a default. `above`, `least`,
-    `most` – bounds of a number; limits have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
-    """
-
-    doc: str
-    unit: str | None = None
-    live: bool = False
-    option: str | None = None
-    also: str | None = None
-    example: Any = None
-    above: float | None = None
-    least: int | None = None
-    most: int | None = None
-    hidden: bool = False
-
-    def problem(self, value: Any) -> str | None:
-        """What is wrong if `value` is a number outside the bounds."""
-        if self.above is not None and not value > self.above:
-            return f"must be above {self.above}, not {value!r}"
-        if self.least is not None and not (value >= self.least and (self.most is None or value <= self.most)):
-            bounds = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
-            return f"must be {bounds}, not {value!r}"
-        return None
-
-
-def _key(default: Any, doc: str, **more: Any) -> Any:
-    return field(default=default, metadata={"meaning": Meaning(doc, **more)})
-
-
-def _table(default_factory: Callable[[], Any], doc: str, **more: Any) -> Any:
-    return field(default_factory=default_factory, metadata={"meaning": Meaning(doc, **more)})
-
-
-def _limit(default: Any, doc: str, *, above: float | None = 0, **more: Any) -> Any:
-    return _key(default, doc, above=above, **more)
-
-
-def _is_here(address: Address) -> bool:
-    """On this machine's loopback."""
-    try:
-        return ip_address(address.host).is_loopback
-    except ValueError:
-        return address.host == "localhost"
-
-
-def _refuse(table: str, problems: Iterator[tuple[str, str]]) -> None:
-    found = [Problem(f"{table}.{key}" if table else key, text) for key, text in problems]
-    if found:
-        raise Refused(found)
-
-
-def _outside(values: object) -> Iterator[tuple[str, str]]:
-    """Numbers outside their bounds."""
-    for each in fields(values):  # type: ignore[arg-type]
-        meaning: Meaning | None = each.metadata.get("meaning")
-        if meaning is not None and (problem := meaning.problem(getattr(values, each.name))) is not None:
-            yield each.name, problem
+def _key(default: Any = MISSING, *, factory: Callable[[], Any] | Any = MISSING, **facts: Any) -> Any:
+    """`facts` – fields of `keys.Key`, which documents them."""
+    return field(default=default, default_factory=factory, metadata=facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,132 +76,82 @@ class Limits:
     The log names the limit. Units are in the key name.
     """
 
-    frame_bytes_max: int = _limit(
-        104_857_600, "maximum size of a request or response, like Kafka's socket.request.max.bytes"
-    )
-    connections_max: int = _limit(2_000, "maximum client connections. Further ones are closed when accepted", live=True)
-    address_connections_max: int = _limit(
-        2_000,
-        "maximum client connections from one address. Clients behind a gateway or on the proxy's host share an address",
-        live=True,
-    )
-    in_flight_requests_max: int = _limit(
-        100, "maximum unanswered requests per connection. Above, the proxy stops reading from it", live=True
-    )
-    buffered_bytes_max: int = _limit(
-        268_435_456,
-        "maximum bytes buffered for all connections. Above, the proxy stops reading from clients",
-        live=True,
-    )
-    decompressed_bytes_max: int = _limit(
-        104_857_600, "maximum decompressed size of a batch. Above, the client gets MESSAGE_TOO_LARGE"
-    )
-    sequencer_queue_max: int = _limit(
-        1_000, "maximum pending appends per checked partition. Further ones get a retriable error", unit="appends"
-    )
-    sequencer_wait_max_seconds: float = _limit(
-        5.0,
-        "maximum wait of a pending append. A third of the client's request timeout applies if it is shorter",
-        live=True,
-    )
-    handshake_seconds: float = _limit(
-        10.0, "maximum time for the TLS handshake, and again for the first request", live=True
-    )
-    header_seconds: float = _limit(10.0, "maximum pause within a request header or a buffered request", live=True)
-    client_idle_seconds: float = _limit(
-        600.0, "idle time after which a client is disconnected, like Kafka's connections.max.idle.ms", live=True
-    )
-    commit_wait_seconds: float = _limit(
-        10.0,
-        "maximum time to validate a transaction before its commit, where topics check expected offsets. "
-        "After that the client must retry",
-    )
-    connect_timeout_seconds: float = _limit(5.0, "timeout for connecting to a broker")
-    request_timeout_seconds: float = _limit(
-        30.0, "timeout for the proxy's own requests to a broker and for receiving a buffered request"
-    )
-    reconnect_backoff_min_seconds: float = _limit(0.05, "initial delay before reconnecting to a broker")
-    reconnect_backoff_max_seconds: float = _limit(1.0, "maximum delay before reconnecting to a broker")
-    control_in_flight_max: int = _limit(
-        256, "maximum unanswered requests of the proxy itself per broker connection", unit="requests"
-    )
-    metadata_refresh_seconds: float = _limit(5.0, "interval at which the proxy refreshes brokers and known topics")
-    resolve_retry_seconds: float = _limit(
-        0.05, "delay before the proxy reads the log again to resolve an in-doubt append"
-    )
-    takeover_seconds: float = _limit(
-        35.0,
-        "time during which conditional appends to `true` topics get a retriable error after the proxy "
-        "starts alongside another process or another process dies: Kafka may still hold its requests. "
-        "Should not be below connect timeout + request timeout",
-    )
-    expansion_wait_seconds: float = _limit(
-        60.0,
-        "maximum time that a partition expansion waits for in-flight appends, transactions and other "
-        "proxy processes. After that it is cancelled",
-    )
-    partition_grace_seconds: float = _limit(
-        900.0,
-        "grace period after a partition expansion (topic config partitioner): the proxy checks the "
-        "placement of keys in batches without a partition count. Use more than delivery.timeout.ms + "
-        "metadata.max.age.ms of any producer",
-    )
-    served_counts_max: int = _limit(
-        10_000,
-        "maximum client and topic pairs for which the proxy remembers the last reported partition count",
-        unit="clients × topics",
-    )
-    remembered_producers_max: int = _limit(
-        50_000,
-        "maximum idempotent producers, counted per partition, whose last append the proxy remembers on "
-        "checked topics (KAFKA-5793)",
-    )
-    gated_without_commit_seconds: float = _limit(
-        600.0,
-        "time after which a group gets a gated partition although it has committed nothing on the prior "
-        "partition (topic config fencepost.ordered.partition.expansion). The proxy logs a warning",
-    )
-    gated_without_progress_seconds: float = _limit(
-        3600.0,
-        "the same for a group that has committed there, counted from its last progress. A client that "
-        "commits only when records arrive never commits the last ones",
-    )
-    group_probe_seconds: float = _limit(
-        1.0,
-        "interval at which the proxy reads the offsets of groups that wait for a gated partition. Longer "
-        "if many groups wait",
-    )
-    watched_partitions_per_second: float = _limit(
-        150.0,
-        "rate at which partitions are checked for open transactions and producers. 10,000 partitions take "
-        "about a minute",
-    )
-    watched_shown_max: int = _limit(
-        20,
-        "maximum partitions, open transactions and hanging transactions named in metrics and on the "
-        "status page; the worst are shown",
-        unit="of each kind",
-        live=True,
-    )
-    metric_partitions_shown_max: int = _limit(
-        500,
-        "maximum checked partitions with log end and sequence offset in metrics, in the order of their "
-        "first append. The others are counted",
-        unit="partitions",
-        live=True,
-    )
-    drain_seconds: float = _limit(
-        10.0,
-        "maximum time for requests in progress when a connection closes or the process stops",
-        live=True,
-    )
-    drain_notice_seconds: float = _key(
-        0.0,
-        "time during which the process serves with /readyz red before it stops, so that a load balancer can react",
-        least=0,
-        most=600,
-        live=True,
-    )
+    frame_bytes_max: int = 104_857_600
+    """Maximum size of a request or response, like Kafka's socket.request.max.bytes."""
+    connections_max: int = _key(2_000, live=True)
+    """Maximum client connections. Further ones are closed when accepted."""
+    address_connections_max: int = _key(2_000, live=True)
+    """Maximum client connections from one address. Clients behind a gateway or on the proxy's host share an address."""
+    in_flight_requests_max: int = _key(100, live=True)
+    """Maximum unanswered requests per connection. Above, the proxy stops reading from it."""
+    buffered_bytes_max: int = _key(268_435_456, live=True)
+    """Maximum bytes buffered for all connections. Above, the proxy stops reading from clients."""
+    decompressed_bytes_max: int = 104_857_600
+    """Maximum decompressed size of a batch. Above, the client gets MESSAGE_TOO_LARGE."""
+    sequencer_queue_max: int = _key(1_000, unit="of appends")
+    """Maximum pending appends per checked partition. Further ones get a retriable error."""
+    sequencer_wait_max_seconds: float = _key(5.0, live=True)
+    """Maximum wait of a pending append. A third of the client's request timeout applies if it is shorter."""
+    handshake_seconds: float = _key(10.0, live=True)
+    """Maximum time for the TLS handshake, and again for the first request."""
+    header_seconds: float = _key(10.0, live=True)
+    """Maximum pause within a request header or a buffered request."""
+    client_idle_seconds: float = _key(600.0, live=True)
+    """Idle time after which a client is disconnected, like Kafka's connections.max.idle.ms."""
+    commit_wait_seconds: float = 10.0
+    """Maximum time to validate a transaction before its commit, where topics check expected offsets. After that the
+    client must retry."""
+    connect_timeout_seconds: float = 5.0
+    """Timeout for connecting to a broker."""
+    request_timeout_seconds: float = 30.0
+    """Timeout for the proxy's own requests to a broker and for receiving a buffered request."""
+    reconnect_backoff_min_seconds: float = 0.05
+    """Initial delay before reconnecting to a broker."""
+    reconnect_backoff_max_seconds: float = 1.0
+    """Maximum delay before reconnecting to a broker."""
+    control_in_flight_max: int = _key(256, unit="of requests")
+    """Maximum unanswered requests of the proxy itself per broker connection."""
+    metadata_refresh_seconds: float = 5.0
+    """Interval at which the proxy refreshes brokers and known topics."""
+    resolve_retry_seconds: float = 0.05
+    """Delay before the proxy reads the log again to resolve an in-doubt append."""
+    takeover_seconds: float = 35.0
+    """Time during which conditional appends to `true` topics get a retriable error after the proxy starts alongside
+    another process or another process dies: Kafka may still hold its requests. Should not be below connect timeout +
+    request timeout."""
+    expansion_wait_seconds: float = 60.0
+    """Maximum time that a partition expansion waits for in-flight appends, transactions and other proxy processes.
+    After that it is cancelled."""
+    partition_grace_seconds: float = 900.0
+    """Grace period after a partition expansion (topic config partitioner): the proxy checks the placement of keys in
+    batches without a partition count. Use more than delivery.timeout.ms + metadata.max.age.ms of any producer."""
+    served_counts_max: int = _key(10_000, unit="of clients × topics")
+    """Maximum client and topic pairs for which the proxy remembers the last reported partition count."""
+    remembered_producers_max: int = 50_000
+    """Maximum idempotent producers, counted per partition, whose last append the proxy remembers on checked topics
+    (KAFKA-5793)."""
+    gated_without_commit_seconds: float = 600.0
+    """Time after which a group gets a gated partition although it has committed nothing on the prior partition (topic
+    config fencepost.ordered.partition.expansion). The proxy logs a warning."""
+    gated_without_progress_seconds: float = 3600.0
+    """The same for a group that has committed there, counted from its last progress. A client that commits only when
+    records arrive never commits the last ones."""
+    group_probe_seconds: float = 1.0
+    """Interval at which the proxy reads the offsets of groups that wait for a gated partition. Longer if many groups
+    wait."""
+    watched_partitions_per_second: float = _key(150.0, unit="per second")
+    """Rate at which partitions are checked for open transactions and producers. 10,000 partitions take about a minute.
+    """
+    watched_shown_max: int = _key(20, unit="of each kind", live=True)
+    """Maximum partitions, open transactions and hanging transactions named in metrics and on the status page; the worst
+    are shown."""
+    metric_partitions_shown_max: int = _key(500, unit="of partitions", live=True)
+    """Maximum checked partitions with log end and sequence offset in metrics, in the order of their first append. The
+    others are counted."""
+    drain_seconds: float = _key(10.0, live=True)
+    """Maximum time for requests in progress when a connection closes or the process stops."""
+    drain_notice_seconds: float = _key(0.0, live=True, least=0, most=600)
+    """Time during which the process serves with /readyz red before it stops, so that a load balancer can react."""
 
     @property
     def queued_seconds(self) -> float:
@@ -272,11 +162,7 @@ class Limits:
         """
         return max(self.takeover_seconds, self.connect_timeout_seconds + self.request_timeout_seconds)
 
-    def __post_init__(self) -> None:
-        _refuse("limits", self._problems())
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from _outside(self)
+    def conflicts(self) -> Conflicts:
         if self.buffered_bytes_max < self.frame_bytes_max:
             yield (
                 "buffered_bytes_max",
@@ -295,16 +181,14 @@ class Limits:
 class HeaderNames:
     """Names of the record headers that clients use."""
 
-    expected_offset: str = _key("fencepost-expected-offset", "record header with the expected offset of its record")
-    partition_count: str = _key(
-        "fencepost-partition-count", "record header with the partition count by which the batch's keys were placed"
-    )
-    write_id: str = _key("fencepost-write-id", "record header that identifies a write, so that a retry is recognized")
+    expected_offset: str = "fencepost-expected-offset"
+    """Record header with the expected offset of its record."""
+    partition_count: str = "fencepost-partition-count"
+    """Record header with the partition count by which the batch's keys were placed."""
+    write_id: str = "fencepost-write-id"
+    """Record header that identifies a write, so that a retry is recognized."""
 
-    def __post_init__(self) -> None:
-        _refuse("headers", self._problems())
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def conflicts(self) -> Conflicts:
         observed: dict[str, str] = {}
         for each in fields(self):
             name = getattr(self, each.name).removeprefix("fencepost-")  # the rest is an alias
@@ -319,49 +203,31 @@ class HeaderNames:
 class LogConfig:
     """Log on stderr."""
 
-    level: LogLevel = _key("info", "minimum severity of log events", live=True, option="--log-level")
-    format: LogFormat = _key(
-        "console", "log format: key=value lines, or one JSON object per line", live=True, option="--log-format"
-    )
+    level: LogLevel = _key("info", live=True, option="--log-level")
+    """Minimum severity of log events."""
+    format: LogFormat = _key("console", live=True, option="--log-format")
+    """Log format: key=value lines, or one JSON object per line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenTls:
     """TLS for client connections, if the table is present. PEM files; changed files are loaded without a restart."""
 
-    certificate_file: Path = _key(
-        MISSING,
-        "certificate and intermediate certificates, used by all listeners",
-        live=True,
-        example="/etc/fencepost/tls/tls.crt",
-    )
-    key_file: Path | None = _key(
-        None,
-        "private key. Default: in certificate_file",
-        live=True,
-        example="/etc/fencepost/tls/tls.key",
-    )
-    key_password_file: Path | None = _key(
-        None, "file whose first line is the key's password", live=True, example="/etc/fencepost/tls/password"
-    )
-    client_certificates: ClientCertificates = _key(
-        "none",
-        "whether clients present a certificate. With optional, a certificate that is presented must be "
-        "trusted. Kafka identifies clients by SASL, not by certificate",
-        live=True,
-    )
-    client_ca_file: Path | None = _key(
-        None,
-        "CA of client certificates. Required unless client_certificates is none",
-        live=True,
-        example="/etc/fencepost/clients-ca.crt",
-    )
-    min_version: TlsVersion = _key("1.2", "minimum TLS version", live=True)
+    certificate_file: Path = _key(live=True, example="/etc/fencepost/tls/tls.crt")
+    """Certificate and intermediate certificates, used by all listeners."""
+    key_file: Path | None = _key(None, live=True, example="/etc/fencepost/tls/tls.key")
+    """Private key. Default: in certificate_file."""
+    key_password_file: Path | None = _key(None, live=True, example="/etc/fencepost/tls/password")
+    """File whose first line is the key's password."""
+    client_certificates: ClientCertificates = _key("none", live=True)
+    """Whether clients present a certificate. With optional, a certificate that is presented must be trusted. Kafka
+    identifies clients by SASL, not by certificate."""
+    client_ca_file: Path | None = _key(None, live=True, example="/etc/fencepost/clients-ca.crt")
+    """CA of client certificates. Required unless client_certificates is none."""
+    min_version: TlsVersion = _key("1.2", live=True)
+    """Minimum TLS version."""
 
-    def __post_init__(self) -> None:
-        _refuse("listen_tls", self._problems())
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def conflicts(self) -> Conflicts:
         if (self.client_certificates == "none") is not (self.client_ca_file is None):
             yield (
                 "client_ca_file",
@@ -374,39 +240,21 @@ class ListenTls:
 class UpstreamTls:
     """TLS for connections to brokers, if the table is present. PEM files."""
 
-    ca_file: Path | None = _key(
-        None,
-        "CA of the brokers' certificates. Default: the system's CAs",
-        live=True,
-        example="/etc/fencepost/kafka-ca.crt",
-    )
-    certificate_file: Path | None = _key(
-        None,
-        "client certificate and intermediate certificates, for brokers that require one",
-        live=True,
-        example="/etc/fencepost/tls/proxy.crt",
-    )
-    key_file: Path | None = _key(
-        None,
-        "private key. Default: in certificate_file",
-        live=True,
-        example="/etc/fencepost/tls/proxy.key",
-    )
-    key_password_file: Path | None = _key(
-        None, "file whose first line is the key's password", live=True, example="/etc/fencepost/tls/password"
-    )
-    check_hostname: bool = _key(
-        True,
-        "whether a broker's certificate must match its host name in `upstream` or Kafka's metadata. Host "
-        "names are also sent as SNI",
-        live=True,
-    )
-    min_version: TlsVersion = _key("1.2", "minimum TLS version", live=True)
+    ca_file: Path | None = _key(None, live=True, example="/etc/fencepost/kafka-ca.crt")
+    """CA of the brokers' certificates. Default: the system's CAs."""
+    certificate_file: Path | None = _key(None, live=True, example="/etc/fencepost/tls/proxy.crt")
+    """Client certificate and intermediate certificates, for brokers that require one."""
+    key_file: Path | None = _key(None, live=True, example="/etc/fencepost/tls/proxy.key")
+    """Private key. Default: in certificate_file."""
+    key_password_file: Path | None = _key(None, live=True, example="/etc/fencepost/tls/password")
+    """File whose first line is the key's password."""
+    check_hostname: bool = _key(True, live=True)
+    """Whether a broker's certificate must match its host name in `upstream` or Kafka's metadata. Host names are also
+    sent as SNI."""
+    min_version: TlsVersion = _key("1.2", live=True)
+    """Minimum TLS version."""
 
-    def __post_init__(self) -> None:
-        _refuse("upstream_tls", self._problems())
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def conflicts(self) -> Conflicts:
         for name in ("key_file", "key_password_file"):
             if self.certificate_file is None and getattr(self, name) is not None:
                 yield name, "a key needs its certificate: certificate_file"
@@ -419,19 +267,16 @@ class ControlSasl:
     Files are read at every login.
     """
 
-    mechanism: SaslMechanism = _key(MISSING, "SASL mechanism", example="SCRAM-SHA-512")
-    username: str | None = _key(None, "user name, for PLAIN and SCRAM", example="fencepost")
-    password_file: Path | None = _key(
-        None, "file whose first line is the password, for PLAIN and SCRAM", example="/etc/fencepost/password"
-    )
-    token_file: Path | None = _key(
-        None, "file whose first line is the token, for OAUTHBEARER", example="/etc/fencepost/token"
-    )
+    mechanism: SaslMechanism = _key(example="SCRAM-SHA-512")
+    """SASL mechanism."""
+    username: str | None = _key(None, example="fencepost")
+    """User name, for PLAIN and SCRAM."""
+    password_file: Path | None = _key(None, example="/etc/fencepost/password")
+    """File whose first line is the password, for PLAIN and SCRAM."""
+    token_file: Path | None = _key(None, example="/etc/fencepost/token")
+    """File whose first line is the token, for OAUTHBEARER."""
 
-    def __post_init__(self) -> None:
-        _refuse("control_sasl", self._problems())
-
-    def _problems(self) -> Iterator[tuple[str, str]]:
+    def conflicts(self) -> Conflicts:
         needed = ("token_file",) if self.mechanism == "OAUTHBEARER" else ("username", "password_file")
         for name in ("username", "password_file", "token_file"):
             if (getattr(self, name) is not None) is not (name in needed):
@@ -440,120 +285,69 @@ class ControlSasl:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicPattern:
-    """Virtual configs for the topics whose name matches a glob (`*`, `?`, `[abc]`; case matters).
-
-    Never for names that begin with `NO_PATTERN_FOR`: Kafka's internal topics, and by custom those of tools.
-    """
-
-    glob: str
-    configs: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """The configuration of `fencepost proxy`. `state_topic` is not a key: all proxies of a cluster share one topic."""
+    """The configuration of `fencepost proxy`. Raises Refused if values do not fit together."""
+
+    #: Not a key: all proxies of a cluster share one topic.
+    state_topic: ClassVar[str] = "__fencepost_state"
 
     upstream: tuple[Address, ...] = _key(
-        MISSING,
-        "Kafka's bootstrap servers",
-        option="--bootstrap-server",
-        also="FENCEPOST_BOOTSTRAP_SERVER",
-        example=["kafka-1:9092", "kafka-2:9092"],
+        option="--bootstrap-server", also="FENCEPOST_BOOTSTRAP_SERVER", example=["kafka-1:9092", "kafka-2:9092"]
     )
-    mode: Mode = _key(
-        "gateway",
-        "`gateway`: the proxy serves all brokers, with a listener for each, and advertises itself to "
-        "clients. `sidecar`: the proxy serves only `broker`, which advertises the sidecar's address",
-        option="--mode",
-    )
-    broker: Address | None = _key(
-        None,
-        "client listener of the sidecar's broker. The broker must advertise `advertised_host` and the "
-        "port of `listen` for it. `upstream` must be a listener that clients do not use",
-        option="--broker",
-        example="127.0.0.1:9094",
-    )
-    broker_tls: bool = _key(
-        True,
-        "whether `upstream_tls` applies to `broker`. With false, that listener must be plaintext on the loopback",
-    )
-    listen: Address = _key(
-        _DEFAULT_LISTEN,
-        "bootstrap listener for clients. Port 0: any free port, also for the broker listeners",
-        option="--listen",
-    )
-    advertised_host: str | None = _key(
-        None,
-        "host advertised to clients. Default: the address by which the client reached the proxy",
-        option="--advertised-host",
-        example="kafka.example.com",
-    )
-    broker_ports: Mapping[NodeId, int] = _table(
-        dict,
-        "listener port by broker id. Default: port of `listen` + 1 + broker id",
-        example={"1": 20001, "2": 20002},
-    )
-    refusal_scope: RefusalScope = _key(
-        "partition",
-        "what a wrong expected offset refuses: the batch of that partition, or the whole request as "
-        "KIP-27 literally says",
-        option="--refusal-scope",
-    )
+    """Kafka's bootstrap servers."""
+    mode: Mode = _key("gateway", option="--mode")
+    """`gateway`: the proxy serves all brokers, with a listener for each, and advertises itself to clients. `sidecar`:
+    the proxy serves only `broker`, which advertises the sidecar's address."""
+    broker: Address | None = _key(None, option="--broker", example="127.0.0.1:9094")
+    """Client listener of the sidecar's broker. The broker must advertise `advertised_host` and the port of `listen` for
+    it. `upstream` must be a listener that clients do not use."""
+    broker_tls: bool = True
+    """Whether `upstream_tls` applies to `broker`. With false, that listener must be plaintext on the loopback."""
+    listen: Address = _key(Address("127.0.0.1", 19092), option="--listen")
+    """Bootstrap listener for clients. Port 0: any free port, also for the broker listeners."""
+    advertised_host: str | None = _key(None, option="--advertised-host", example="kafka.example.com")
+    """Host advertised to clients. Default: the address by which the client reached the proxy."""
+    broker_ports: Mapping[NodeId, int] = _key(factory=dict, example={"1": 20001, "2": 20002})
+    """Listener port by broker id. Default: port of `listen` + 1 + broker id."""
+    refusal_scope: RefusalScope = _key("partition", option="--refusal-scope")
+    """What a wrong expected offset refuses: the batch of that partition, or the whole request as KIP-27 literally says.
+    """
     headers: HeaderNames = field(default_factory=HeaderNames)
-    topic_patterns: tuple[TopicPattern, ...] = _key(
-        (),
-        "topic configs by topic name pattern (*, ?, [abc]; case-sensitive). They apply from topic "
-        "creation; the first match applies alone. A config set on the topic itself wins. Names that begin "
-        "with __ never match",
-        example={"orders-*": {"fencepost.check.expected.offsets": "required"}},
-    )
-    unlisted_topics: Mapping[str, str] = _table(
-        dict,
-        "topic configs for topics that match no pattern, except names that begin with __",
-        example={"fencepost.check.expected.offsets": "false"},
-    )
+    topics: Mapping[str, Mapping[str, str]] = _key(factory=dict, example={"orders-*": {_EXAMPLE_CONFIG: "required"}})
+    """Topic configs by topic name pattern (*, ?, [abc]; case-sensitive). They apply from topic creation; the first
+    match applies alone. A config set on the topic itself wins. Names that begin with __ never match."""
+    unlisted_topics: Mapping[str, str] = _key(factory=dict, example={_EXAMPLE_CONFIG: "false"})
+    """Topic configs for topics that match no pattern, except names that begin with __."""
     limits: Limits = field(default_factory=Limits)
-    config_lease_seconds: float = _key(
-        3.0,
-        "maximum age of the proxy's view of topic configs. Above, appends to checked topics get a "
-        "retriable error. Must be the same on all proxies of a cluster",
-        above=0,
-    )
-    state_topic: str = "__fencepost_state"
-    status: Address | None = _key(
-        None,
-        "address of the status page, /metrics, /livez and /readyz. Default: off",
-        option="--status",
-        example="127.0.0.1:8080",
-    )
-    status_token_file: Path | None = _key(
-        None,
-        "file whose first line is the token for changes through `status` (`fencepost expansions open "
-        "--token-file`). Read at each use. Default: no changes allowed",
-        example="/etc/fencepost/status-token",
-    )
+    config_lease_seconds: float = 3.0
+    """Maximum age of the proxy's view of topic configs. Above, appends to checked topics get a retriable error. Must be
+    the same on all proxies of a cluster."""
+    status: Address | None = _key(None, option="--status", example="127.0.0.1:8080")
+    """Address of the status page, /metrics, /livez and /readyz. Default: off."""
+    status_token_file: Path | None = _key(None, example="/etc/fencepost/status-token")
+    """File whose first line is the token for changes through `status` (`fencepost expansions open --token-file`). Read
+    at each use. Default: no changes allowed."""
     log: LogConfig = field(default_factory=LogConfig)
-    workers: int = _key(
-        1,
-        "number of worker processes that share the listeners (Linux). Each has its own limits",
-        option="--workers",
-        least=1,
-        most=_WORKERS_MAX,
-    )
-    watch_transactions: bool = _key(
-        True, "whether to monitor the cluster's transactions for the status page and metrics"
-    )
-    unsafe_disable_fencing: bool = _key(False, "for tests that show why fenced appends are needed", hidden=True)
+    workers: int = _key(1, option="--workers", least=1, most=_WORKERS_MAX)
+    """Number of worker processes that share the listeners (Linux). Each has its own limits."""
+    watch_transactions: bool = True
+    """Whether to monitor the cluster's transactions for the status page and metrics."""
+    unsafe_disable_fencing: bool = _key(False, hidden=True)
+    """For tests that show why fenced appends are needed."""
     listen_tls: ListenTls | None = None
     upstream_tls: UpstreamTls | None = None
     control_sasl: ControlSasl | None = None
 
     def __post_init__(self) -> None:
-        _refuse("", self._problems())
+        found = [Problem(key, text) for key, text in self.conflicts()]
+        for each in fields(self):
+            table = getattr(self, each.name)
+            if hasattr(table, "conflicts"):
+                found += [Problem(f"{each.name}.{key}", text) for key, text in table.conflicts()]
+        if found:
+            raise Refused(found)
 
-    def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from _outside(self)
+    def conflicts(self) -> Conflicts:
         if not self.upstream:
             stated = 'no Kafka server given: use --bootstrap-server HOST:PORT, or upstream = ["HOST:PORT"] in the file'
             yield "upstream", stated
@@ -570,24 +364,25 @@ class ProxyConfig:
             yield "broker_tls", f"broker = {self.broker} is not on the loopback: logins would be sent in plaintext"
         if self.workers > 1 and sys.platform != "linux":
             yield "workers", "more than one worker process needs Linux"
-        ports = [*self.broker_ports.values()]
-        if self.listen.port:
-            ports.append(self.listen.port)
+        ports = [*self.broker_ports.values()] + ([self.listen.port] if self.listen.port else [])
         if len(set(ports)) != len(ports):
             yield "broker_ports", "two brokers share a port, or one uses the port of the bootstrap listener"
-        for pattern in self.topic_patterns:
-            if pattern.glob.startswith(NO_PATTERN_FOR):
-                yield (
-                    f'topics."{pattern.glob}"',
-                    f"no pattern matches names that begin with {NO_PATTERN_FOR}: Kafka's internal topics are never "
-                    "checked. For other topics, set the config on the topic itself (kafka-configs --alter)",
-                )
+
+    @property
+    def given_configs(self) -> tuple[Mapping[str, str], ...]:
+        """All virtual configs of this file: of the topics without a pattern first."""
+        return self.unlisted_topics, *self.topics.values()
 
     def configs_for(self, topic: str) -> Mapping[str, str]:
         """The virtual configs that this file gives a topic: the first matching glob's, else `unlisted_topics`."""
         if topic.startswith(NO_PATTERN_FOR):
-            return _NO_CONFIGS
-        for pattern in self.topic_patterns:
-            if fnmatchcase(topic, pattern.glob):
-                return pattern.configs
-        return self.unlisted_topics
+            return {}
+        return next((its for glob, its in self.topics.items() if fnmatchcase(topic, glob)), self.unlisted_topics)
+
+
+def _is_here(address: Address) -> bool:
+    """On this machine's loopback."""
+    try:
+        return ip_address(address.host).is_loopback
+    except ValueError:
+        return address.host == "localhost"

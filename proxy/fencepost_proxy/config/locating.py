@@ -33,23 +33,20 @@ def lines_of(text: str) -> Mapping[Parts, int]:
             statement = tomllib.loads(pending)
         except tomllib.TOMLDecodeError:
             continue
-        if pending.lstrip().startswith("["):
-            table = ()
-            for parts, _ in _paths(statement):
+        is_header = pending.lstrip().startswith("[")
+        for parts in _paths(statement, () if is_header else table):
+            found.setdefault(parts, began)
+            if is_header:
                 table = parts
-                found.setdefault(parts, began)
-        else:
-            for parts, _ in _paths(statement):
-                found.setdefault((*table, *parts), began)
         pending = ""
     return found
 
 
-def _paths(document: Mapping[str, Any], above: Parts = ()) -> Iterator[tuple[Parts, Any]]:
+def _paths(document: Mapping[str, Any], above: Parts = ()) -> Iterator[Parts]:
     for name, value in document.items():
         parts = (*above, name)
-        yield parts, value
-        if isinstance(value, dict):
-            yield from _paths(value, parts)
-        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-            yield from _paths(value[0], parts)
+        yield parts
+        # [[name]] is a list of one table.
+        inner = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(inner, dict):
+            yield from _paths(inner, parts)

@@ -29,7 +29,7 @@ def changes(running: ProxyConfig, read: ProxyConfig) -> Changes:
         if before == after:
             continue
         words = f"{key.name}: {_shown(before)} → {_shown(after)}"
-        if key.meaning.live and _there(key, running) and _there(key, read):
+        if key.live and _there(key, running) and _there(key, read):
             values.setdefault(key.table, {})[key.field_name] = after
             changed.append(words)
         else:

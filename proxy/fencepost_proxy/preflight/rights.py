@@ -114,8 +114,7 @@ class _Probe:
         sasl = config.control_sasl
         self._principal = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
         self._open = False  # Kafka has no authorizer
-        configured = [config.unlisted_topics, *(each.configs for each in config.topic_patterns)]
-        self._policies = [TopicPolicy.of(each) for each in configured]
+        self._policies = [TopicPolicy.of(each) for each in config.given_configs]
 
     async def _query(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
         version = self._connection.version(api_key, at_least=at_least, at_most=at_most)
@@ -325,7 +324,7 @@ class _Probe:
         return [*found, *self._watched(observed)]
 
     def _not_there(self, config: ProxyConfig) -> Iterator[Finding]:
-        patterns = [(each.glob, each.configs) for each in config.topic_patterns] + [("*", config.unlisted_topics)]
+        patterns = [*config.topics.items(), ("*", config.unlisted_topics)]
         for glob, configs in patterns:
             policy = TopicPolicy.of(configs)
             if not policy.read:
