@@ -422,6 +422,7 @@ class Dialogue:
         "proxy/fencepost_proxy/session/control.py",
         "proxy/fencepost_proxy/session/checked_produce.py",
         "proxy/fencepost_proxy/session/fast_path.py",
+        "proxy/fencepost_proxy/session/appends.py",
         "proxy/fencepost_proxy/session/produce_exchange.py",
         "proxy/fencepost_proxy/session/dispatcher.py",
         "proxy/fencepost_proxy/session/cutter.py",

@@ -21,7 +21,7 @@ from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import checked_produce as produce_module
 from fencepost_proxy.session import fast_path as fast_path_module
-from fencepost_proxy.session import produce_exchange as produce_exchange_module
+from fencepost_proxy.session import appends as appends_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.produce_exchange import ProduceExchange
@@ -613,7 +613,7 @@ MUTANTS = (
         "contradiction-accepted",
         "contradictory expected offsets are accepted",
         ("liars", "liars-true"),
-        edit(produce_exchange_module, "append_of", ("scan.contradiction", "None")),
+        edit(appends_module, "append_of", ("scan.contradiction", "None")),
         rule="an expected offset that contradicts its place is a mismatch",
     ),
     # ---- order and limits

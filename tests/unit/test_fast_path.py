@@ -20,9 +20,9 @@ from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.pending_responses import PendingResponse
-from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition

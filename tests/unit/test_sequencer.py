@@ -11,7 +11,7 @@ import pytest
 from fencepost_policies.append import Append, Check
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
-from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
+from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, fence_batch

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fencepost_proxy.session.appends import refused
 from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import Admitted, count_checked_produce
-from fencepost_proxy.session.produce_exchange import ProduceExchange, refused
+from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.transactions import AtTransactions
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 

@@ -29,7 +29,8 @@ from uuid import UUID
 from fencepost_policies.append import Append, Facts, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.sequencer.fence import sent_after
+from fencepost_proxy.sequencer.state import sent_after
+from fencepost_proxy.session.appends import AppendDraft, make_pending_append, refused
 from fencepost_proxy.session.barriers import AtBarriers
 from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.cutter import CutterState
@@ -37,13 +38,7 @@ from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgr
 from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, Failed, PendingResponse
-from fencepost_proxy.session.produce_exchange import (
-    NOTHING_DENIED,
-    AppendDraft,
-    ProduceExchange,
-    make_pending_append,
-    refused,
-)
+from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.proofs import PROVES_NOTHING
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings, append_of

@@ -22,11 +22,12 @@ from fencepost_policies.values import value
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session.appends import make_pending_append, sent_batch
 from fencepost_proxy.session.checked_produce import PRODUCE_BY_ID, CheckedProduce, due_by
 from fencepost_proxy.session.connection import REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
 from fencepost_proxy.session.cutter import LENGTH_BYTES
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
-from fencepost_proxy.session.produce_exchange import ProduceExchange, make_pending_append, sent_batch
+from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services

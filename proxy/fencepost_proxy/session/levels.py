@@ -33,8 +33,8 @@ from typing import Final
 from fencepost_policies.append import INVALID_RECORD, NO_FACTS, Append, Refusal
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level
 from fencepost_proxy.errors import ClientProtocolError
+from fencepost_proxy.session.appends import LEVEL_POLICY, without_producer
 from fencepost_proxy.session.messages import Downgraded
-from fencepost_proxy.session.produce_exchange import LEVEL_POLICY, without_producer
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition

@@ -33,7 +33,7 @@ from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer.events import INDEPENDENT
-from fencepost_proxy.session.produce_exchange import AppendDraft, make_pending_append
+from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.reading import COUNT_POLICY, Readings
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import TopicPartition

@@ -11,25 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from fencepost_policies.append import NO_FACTS, Refusal, where
-from fencepost_policies.append_policy import Reads
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
-from fencepost_policies.values import value
-from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.session.reading import Readings, append_of, read_batch
-from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.session.appends import batch_to_send, without_producer
+from fencepost_proxy.session.levels import LeveledProduce
+from fencepost_proxy.session.partition_counts import CountCheckedProduce
+from fencepost_proxy.session.pending_responses import PipelineKey
+from fencepost_proxy.session.reading import Readings
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import (
-    HEADER_BYTES,
-    BatchScan,
-    HeaderNames,
-    fence_batch,
-    fenced_header,
-    zero_base_offset,
-)
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
@@ -39,13 +29,7 @@ from fencepost_proxy.wire.produce import (
     TopicResult,
 )
 
-if TYPE_CHECKING:
-    from fencepost_proxy.session.levels import LeveledProduce
-    from fencepost_proxy.session.partition_counts import CountCheckedProduce
-    from fencepost_proxy.session.pending_responses import PipelineKey
-
 ACKS_ALL = -1
-LEVEL_POLICY = IdempotenceLevel()
 NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -188,109 +172,3 @@ class ProduceExchange:
         return ProduceResponse(
             correlation_id=self.request.correlation_id, topics=topics, throttle_time_ms=self.throttle_time_ms
         )
-
-
-def sent_batch(pending: PendingAppend) -> tuple[bytes, memoryview]:
-    """The header of the batch to send, and its records unchanged."""
-    fence, records = pending.fence, pending.records
-    if fence is None:
-        return bytes(zero_base_offset(records[:HEADER_BYTES])), records[HEADER_BYTES:]
-    header = fenced_header(
-        records,
-        producer_id=fence.producer_id,
-        producer_epoch=fence.producer_epoch,
-        base_sequence=fence.base_sequence,
-        instance_id=fence.instance_id,
-    )
-    return bytes(header), records[HEADER_BYTES:]
-
-
-def without_producer(records: memoryview) -> bytearray:
-    """The batch as a producer that is not idempotent would have sent it."""
-    return fence_batch(records, producer_id=-1, producer_epoch=-1, base_sequence=-1)
-
-
-def batch_to_send(pending: PendingAppend) -> bytearray:
-    """The batch to send to Kafka: fenced, if it has a fence."""
-    fence = pending.fence
-    if fence is None:
-        # Kafka refuses a base offset other than 0; the expected offset is not for Kafka.
-        return zero_base_offset(pending.records)
-    return fence_batch(
-        pending.records,
-        producer_id=fence.producer_id,
-        producer_epoch=fence.producer_epoch,
-        base_sequence=fence.base_sequence,
-        instance_id=fence.instance_id,
-    )
-
-
-@value
-class AppendDraft:
-    """What is needed of a checked topic and of the connection to make pending appends."""
-
-    connection: int
-    policy: TopicPolicy
-    names: HeaderNames
-    decompressed_bytes_max: int
-    shared_producer_ids: frozenset[int]
-    now: float
-    deadline: float
-    instance_id: int = 0
-    connected_at: float = float("-inf")
-    alone: bool = False
-    taken_over: bool = True
-    transactional_id: str | None = None
-
-
-def make_pending_append(
-    draft: AppendDraft, partition: TopicPartition, data: PartitionData, scan: BatchScan | Refusal | None = None
-) -> PendingAppend | Refusal:
-    """The pending append of a batch. `scan` – the batch, if it is already read."""
-    scan = scan or read_batch(
-        partition,
-        data.records,
-        draft.names,
-        source_is_base=draft.policy.source_is_base,
-        timestamps=Reads.TIMESTAMPS in draft.policy.reads,
-        bytes_max=draft.decompressed_bytes_max,
-    )
-    if isinstance(scan, Refusal):
-        return scan
-    assert data.records is not None
-    append, header = append_of(partition, scan), scan.header
-    if header.is_control:
-        message = f"CONTROL_BATCH {where(append)}: only brokers write these"
-        return Refusal(Error.INVALID_RECORD, "control_batch", message)
-    if header.producer_id >= MADE_UP_IDS_FROM:
-        not_permitted = LEVEL_POLICY.check(append, Level.OFF, NO_FACTS)
-        assert not_permitted is not None
-        return not_permitted
-    if header.producer_id in draft.shared_producer_ids:
-        message = f"PRODUCER_ID_TAKEN {where(append)}: producer id {header.producer_id} is the proxy's own"
-        return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)
-    return PendingAppend(
-        connection=draft.connection,
-        partition=partition,
-        append=append,
-        records=data.records,
-        digest=scan.digest,
-        check=draft.policy.check,
-        submitted_at=draft.now,
-        deadline=draft.deadline,
-        instance_id=draft.instance_id,
-        connected_at=draft.connected_at,
-        alone=draft.alone,
-        taken_over=draft.taken_over,
-        transactional_id=draft.transactional_id,
-    )
-
-
-def refused(partition: TopicPartition, refusal: Refusal) -> PartitionResult:
-    return PartitionResult(
-        partition=partition.partition,
-        error_code=refusal.error_code,
-        base_offset=refusal.base_offset,
-        log_start_offset=refusal.log_start_offset,
-        error_message=refusal.message,
-    )
