@@ -65,8 +65,8 @@ from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.services.violations import Violations
 from fencepost_proxy.services.watching import TransactionWatch
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.barriers import READ_SECONDS
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl
+from fencepost_proxy.session.draining import READ_SECONDS
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
 from fencepost_proxy.session.reading import HERE_BYTES_MAX
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -1233,7 +1233,7 @@ class Proxy:
         self._answered.append(waited_seconds)
 
     def _in_flight(self) -> int:
-        return sum(session.in_flight for session in self.dispatcher.sessions.values())
+        return sum(len(session.requests) for session in self.dispatcher.sessions.values())
 
     def _probe(self) -> None:
         """Updates the metrics that are read at scrape time."""

@@ -417,10 +417,21 @@ class Dialogue:
     name = "session"
     modules = (
         "proxy/fencepost_proxy/session/session.py",
-        "proxy/fencepost_proxy/session/connection.py",
         "proxy/fencepost_proxy/session/migration.py",
         "proxy/fencepost_proxy/session/control.py",
-        "proxy/fencepost_proxy/session/checked_produce.py",
+        "proxy/fencepost_proxy/session/admission.py",
+        "proxy/fencepost_proxy/session/arrival.py",
+        "proxy/fencepost_proxy/session/completion.py",
+        "proxy/fencepost_proxy/session/drafts.py",
+        "proxy/fencepost_proxy/session/failed_pipelines.py",
+        "proxy/fencepost_proxy/session/forwarding.py",
+        "proxy/fencepost_proxy/session/known.py",
+        "proxy/fencepost_proxy/session/read_holds.py",
+        "proxy/fencepost_proxy/session/refusals.py",
+        "proxy/fencepost_proxy/session/request_reader.py",
+        "proxy/fencepost_proxy/session/response_queue.py",
+        "proxy/fencepost_proxy/session/response_reader.py",
+        "proxy/fencepost_proxy/session/state.py",
         "proxy/fencepost_proxy/session/fast_path.py",
         "proxy/fencepost_proxy/session/appends.py",
         "proxy/fencepost_proxy/session/produce_exchange.py",
@@ -429,7 +440,7 @@ class Dialogue:
         "proxy/fencepost_proxy/session/rewriters.py",
         "proxy/fencepost_proxy/sequencer/sequencer.py",
         "proxy/fencepost_proxy/sequencer/fence.py",
-        "proxy/fencepost_proxy/sequencer/publishing.py",
+        "proxy/fencepost_proxy/sequencer/fence_bases.py",
         "proxy/fencepost_proxy/sequencer/in_doubt.py",
     )
 
@@ -745,12 +756,12 @@ class _Run:
             session = self.dispatcher.sessions.get(wires.number)
             taken = passed = 0
             if session is not None:
-                taken, out = self.call(session.take_up, view, self.now)
+                taken, out = self.call(session.fast_path.take_up, view, self.now)
                 if taken:
                     self._command(wires, m.ToUpstream(out))
                     if session.needs_ticks:
                         self.dispatcher.keep_time(session)
-                passed = 0 if len(data) % 2 else min(session.passing_up_bytes, len(data) - taken)
+                passed = 0 if len(data) % 2 else min(session.state.client.unseen_bytes, len(data) - taken)
             if passed:
                 self._command(wires, m.ToUpstream([view[taken : taken + passed]]))
                 self._perform(self._event(wires.number, m.ClientPassed(passed)))
@@ -770,10 +781,10 @@ class _Run:
             session = self.dispatcher.sessions.get(wires.number)
             taken = passed = 0
             if session is not None:
-                taken, out = self.call(session.take_down, view, self.now)
+                taken, out = self.call(session.fast_path.take_down, view, self.now)
                 if taken:
                     self._command(wires, m.ToClient(out))
-                passed = 0 if len(data) % 2 else min(session.passing_down_bytes, len(data) - taken)
+                passed = 0 if len(data) % 2 else min(session.state.upstream.passing_bytes, len(data) - taken)
             if passed:
                 self._command(wires, m.ToClient([view[taken : taken + passed]]))
                 self._perform(self._event(wires.number, m.UpstreamPassed(passed)))
@@ -845,24 +856,24 @@ class _Run:
     def _check_bounds(self) -> None:
         dispatcher, observed = self.dispatcher, self.observed
         for session in dispatcher.sessions.values():
-            if session.buffered_bytes > self.services.frame_bytes_max + RECEIVE_BYTES:
-                raise Failure("a session buffers more than a frame and a read", session.buffered_bytes)
-            if session.in_flight > self.services.in_flight_requests_max:
-                raise Failure("more requests in flight than allowed", session.in_flight)
+            if session.state.client.buffered_bytes > self.services.frame_bytes_max + RECEIVE_BYTES:
+                raise Failure("a session buffers more than a frame and a read", session.state.client.buffered_bytes)
+            if len(session.requests) > self.services.in_flight_requests_max:
+                raise Failure("more requests in flight than allowed", len(session.requests))
             observed.add(
                 (
                     "session",
-                    min(session.in_flight, 3),
+                    min(len(session.requests), 3),
                     min(len(session.produce_requests), 3),
                     session.waits,
                     session.at_barrier,
                     session.over_quota,
-                    session.client_closed,
-                    session.upstream_closed,
-                    session.mid_header,
-                    session.collecting_since is not None,
-                    session.passing_up_bytes > 0,
-                    session.passing_down_bytes > 0,
+                    session.state.client_closed,
+                    session.state.upstream_closed,
+                    session.state.mid_header,
+                    session.state.collecting_since is not None,
+                    session.state.client.unseen_bytes > 0,
+                    session.state.upstream.passing_bytes > 0,
                     session.drained,
                 )
             )

@@ -36,7 +36,7 @@ class Sequencers:
     modules = (
         "proxy/fencepost_proxy/sequencer/sequencer.py",
         "proxy/fencepost_proxy/sequencer/fence.py",
-        "proxy/fencepost_proxy/sequencer/publishing.py",
+        "proxy/fencepost_proxy/sequencer/fence_bases.py",
         "proxy/fencepost_proxy/sequencer/in_doubt.py",
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import checked_produce, control, reading, session
+from fencepost_proxy.session import arrival, control, reading, session
 from fencepost_proxy.session.cutter import FrameCutter
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.produce_exchange import ProduceExchange
@@ -120,7 +120,7 @@ def _control(key: int, version: int, variant: int, elements: int = 20_000) -> di
 
 
 _UNLIMITED = 1 << 30
-_ANY_NUMBER_OF_PARTITIONS = (put(checked_produce, "PARTITIONS_MAX", 100_000),)
+_ANY_NUMBER_OF_PARTITIONS = (put(arrival, "PARTITIONS_MAX", 100_000),)
 _BATCHES_READ_HERE = (put(large, "HERE_BYTES_MAX", _UNLIMITED), put(reading, "HERE_STEPS_MAX", _UNLIMITED))
 _CONTROL_READ_HERE = (put(control, "HERE_BYTES_MAX", _UNLIMITED),)
 _LARGE = Large().frame(random.Random(1)) | {"version": 9, "acks": -1, "topic": 0, "transaction": False, "codec": 4}

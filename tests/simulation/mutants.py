@@ -19,13 +19,25 @@ from fencepost_proxy.sequencer import sequencer as sequencer_module
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import checked_produce as produce_module
-from fencepost_proxy.session import fast_path as fast_path_module
 from fencepost_proxy.session import appends as appends_module
+from fencepost_proxy.session import drafts as drafts_module
+from fencepost_proxy.session import fast_path as fast_path_module
 from fencepost_proxy.session import reading as reading_module
+from fencepost_proxy.session.admission import Admission
+from fencepost_proxy.session.arrival import Arrival
+from fencepost_proxy.session.commits import Commits
+from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.drafts import Drafts
+from fencepost_proxy.session.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.fast_path import FastPath
+from fencepost_proxy.session.forwarding import Forwarding
 from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.proofs import Proofs
+from fencepost_proxy.session.response_queue import ResponseQueue
+from fencepost_proxy.session.response_reader import ResponseReader
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.transactions import commit_validator as validator_module
 from fencepost_proxy.transactions.commit_validator import CommitValidator
@@ -37,11 +49,11 @@ _EXPANSIONS = ("expansion", "expansion-required")
 
 
 def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) -> None:
-    self._disable_fast_path()
-    for produce in self._produce_in_flight.values():
+    self._appends.completion.convert_direct()
+    for produce in self._queue.in_flight.values():
         for key, pending in produce.pending_appends.items():
             if key in produce.sent and key not in produce.results:
-                self._sequencers.cancel(pending)
+                self.state.sequencers.cancel(pending)
     client_lost(self, now)
 
 
@@ -484,7 +496,7 @@ MUTANTS = (
         "transactional-id-not-authorized",
         "any client may use any transactional id",
         ("atomic-unauthorized",),
-        body(Session, "_prove_use", "self._may_use = transactional_id\ndone(True)"),
+        body(Proofs, "prove_use", "self.may_use = transactional_id\ndone(True)"),
         rule="Kafka authorizes the use of a transactional id",
     ),
     Mutant(
@@ -505,7 +517,7 @@ MUTANTS = (
         "reported-before-stored",
         "a refusal is reported before it is stored",
         ("atomic-cluster", "atomic-cluster-v2"),
-        body(Session, "_waits_for_records", "return False"),
+        body(TransactionalAppends, "waits_for_records", "return False"),
         rule="every process must refuse the commit",
     ),
     Mutant(
@@ -533,14 +545,14 @@ MUTANTS = (
         "pending-indefinitely",
         "an append whose request has ended stays pending",
         ("atomic-roaming", "atomic-cluster"),
-        body(Session, "_end_appends", "pass"),
+        body(TransactionalAppends, "end_appends", "pass"),
         rule="an unreported outcome delays no commit",
     ),
     Mutant(
         "lost-commits-waited-for",
         "a commit whose connection broke is waited for indefinitely",
         ("atomic-roaming-v1", "atomic-roaming"),
-        body(Session, "_leave_commits", "pass"),
+        body(Commits, "leave", "pass"),
         rule="the next transaction may have the same epoch",
     ),
     Mutant(
@@ -548,8 +560,8 @@ MUTANTS = (
         "only appends without a result are released",
         ("atomic-roaming", "atomic-cluster"),
         edit(
-            Session,
-            "_end_appends",
+            TransactionalAppends,
+            "end_appends",
             (
                 "produce.pending_appends.values()",
                 "[pending for key, pending in produce.pending_appends.items() if key not in produce.results]",
@@ -561,7 +573,7 @@ MUTANTS = (
         "reported-with-unknown-outcome",
         "a refusal is reported with an unknown outcome before it is stored",
         ("atomic-roaming", "atomic-cluster", "atomic-cluster-v2"),
-        edit(Session, "_answer_unknown_outcomes", ("self._answer_later_instead(produce)", "pass")),
+        edit(Completion, "answer_unknown_outcomes", ("self._transactions.answer_later_instead(produce)", "pass")),
         rule="every process must refuse the commit",
     ),
     Mutant(
@@ -575,8 +587,8 @@ MUTANTS = (
         "by-name",
         "appends are sent by topic name",
         ("recreated",),
-        body(Session, "_sent_by_id", "return False"),
-        body(Session, "_take_direct", "return None"),
+        body(Forwarding, "_sent_by_id", "return False"),
+        body(FastPath, "_take_direct", "return None"),
         rule="a recreated topic is another topic: rule 11",
     ),
     Mutant(
@@ -605,7 +617,7 @@ MUTANTS = (
         ("liars", "liars-true"),
         *(
             edit(module, "make_pending_append", ("header.producer_id in draft.shared_producer_ids", "False"))
-            for module in (produce_module, fast_path_module)
+            for module in (drafts_module, fast_path_module)
         ),
         rule="refuse client batches under it: rule 9",
     ),
@@ -622,11 +634,11 @@ MUTANTS = (
         "responses are sent as soon as they are ready",
         ("pipelines", "refused-pipelines"),
         body(
-            Session,
-            "_answer_front",
-            "for pending_response in [each for each in self._to_client if each.done]:\n"
-            "    self._to_client.remove(pending_response)\n"
-            "    self._client_out += pending_response.chunks",
+            ResponseQueue,
+            "answer_front",
+            "for pending_response in [each for each in self.to_client if each.done]:\n"
+            "    self.to_client.remove(pending_response)\n"
+            "    self.client_out += pending_response.chunks",
         ),
         rule="responses keep the order of their requests",
     ),
@@ -649,7 +661,7 @@ MUTANTS = (
         "an append admitted for a disconnected client is not canceled",
         ("crowd", "pipelines", "one-broker"),
         edit(Dispatcher, "_carry_out", ("self._work.append((sequencer, sequencer.cancel, (pending,)))", "pass")),
-        body(Session, "_return_waiting_produce", "pass"),
+        body(Admission, "cancel_waiting", "pass"),
         rule="no stuck sequencer",
     ),
     Mutant(
@@ -664,8 +676,8 @@ MUTANTS = (
         "a request's memory is not released",
         ("race",),
         edit(
-            Session,
-            "_end",
+            ResponseQueue,
+            "end",
             ("pending_response.done = True", "pending_response.done = True; pending_response.reserved_bytes = 0"),
         ),
         rule="bounded memory",
@@ -675,7 +687,7 @@ MUTANTS = (
         "pipeline-continues",
         "appends after a failed batch are accepted",
         ("pipelines", "queues"),
-        body(Session, "_pipeline_failed", "pass"),
+        body(FailedPipelines, "fail_with", "pass"),
         rule="a pipeline fails as a whole: rule 13",
     ),
     Mutant(
@@ -822,28 +834,28 @@ MUTANTS = (
         "acks-0-fails-silently",
         "an append with acks=0 fails silently",
         ("silent",),
-        edit(Session, "_finish_produce", ("failed is not None", "False")),
+        edit(Completion, "finish", ("failed is not None", "False")),
         rule="acks=0: an error closes the connection",
     ),
     Mutant(
         "acks-0-expects",
         "an append with acks=0 and an expected offset is sent",
         ("silent",),
-        edit(Session, "_take_draft", ("produce.silent and pending.append.expected_base_offset is not None", "False")),
+        edit(Drafts, "_take_draft", ("produce.silent and pending.append.expected_base_offset is not None", "False")),
         rule="acks=0: an expected offset closes the connection",
     ),
     Mutant(
         "relayed-responses-overtake",
         "a relayed response overtakes earlier ones",
         ("control-requests",),
-        body(Session, "_upstream_is_blocked", "return False"),
+        body(ResponseReader, "is_blocked", "return False"),
         rule="responses keep the order of their requests",
     ),
     Mutant(
         "memory-wait-never-ends",
         "a connection that waits for memory is not resumed",
         ("bulky",),
-        body(Session, "needs_ticks", "return bool(self._answer_by) or self.client_closed"),
+        body(Session, "needs_ticks", "return bool(self._queue.answer_by) or self.state.client_closed"),
         rule="no stuck connection",
     ),
     # ---- fast path
@@ -957,8 +969,8 @@ MUTANTS = (
         "the fast path reports an error as success",
         ("resends",),
         edit(
-            Session,
-            "_end_direct",
+            FastPath,
+            "end_direct",
             (
                 "PartitionResult(partition, error, base_offset, append_time, log_start)",
                 "PartitionResult(partition, 0, direct.pending_appends[0].at or base_offset, append_time, log_start)",
@@ -970,42 +982,42 @@ MUTANTS = (
         "fast-path-after-failure",
         "the fast path continues after a failed batch",
         ("pipelines", "queues"),
-        edit(Session, "_take_direct", ("self._failed_pipelines", "False")),
+        edit(FastPath, "_take_direct", ("self._pipelines.failed", "False")),
         rule="a pipeline fails as a whole: rule 13",
     ),
     Mutant(
         "fast-path-state-lost",
         "the oldest fast-path append gets no ordinary state",
         ("one-broker", "pipelines", "cluster"),
-        edit(Session, "_disable_fast_path", ("direct is None", "direct is None or index == 0")),
+        edit(Completion, "convert_direct", ("direct is None", "direct is None or index == 0")),
         rule="in-doubt appends are always resolved",
     ),
     Mutant(
         "fast-path-keeps-memory",
         "the fast path does not release memory",
         ("race",),
-        edit(Session, "_end_direct", ("self._services.release(pending_response.reserved_bytes)", "pass")),
+        edit(FastPath, "end_direct", ("self._services.release(pending_response.reserved_bytes)", "pass")),
         rule="bounded memory",
     ),
     Mutant(
         "fast-path-without-lease",
         "the fast path uses expired configs",
         ("config-changes",),
-        edit(Session, "take_up", ("not services.fresh(now)", "False")),
+        edit(FastPath, "take_up", ("not services.fresh(now)", "False")),
         rule="a view of the configs has a lease: rule 10",
     ),
     Mutant(
         "unchecked-stays-unchecked",
         "a topic that was unchecked stays unchecked",
         ("config-changes",),
-        edit(Session, "take_up", ("services.policy(self._known.topic_name) is not None", "False")),
+        edit(FastPath, "take_up", ("services.policy(known.topic_name) is not None", "False")),
         rule="the current configs apply",
     ),
     Mutant(
         "any-topic-matches",
         "a request that starts like the previous one may name any topic",
         ("wide", "wide-required"),
-        body(Session, "_is_known", "return version == self._known.version"),
+        body(fast_path_module, "_is_known", "return version == known.version"),
         rule="the whole beginning identifies a request",
     ),
     Mutant(
@@ -1013,7 +1025,7 @@ MUTANTS = (
         "a fast-path response overtakes earlier ones",
         ("pipelines", "control-requests"),
         edit(
-            Session,
+            FastPath,
             "take_down",
             ("pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done)", "False"),
             ("del to_client[0], from_upstream[0]", "to_client.remove(from_upstream.pop(0))"),
@@ -1053,14 +1065,14 @@ MUTANTS = (
         "fast-path-past-the-barrier",
         "the fast path skips append barriers",
         _EXPANSIONS,
-        edit(Session, "_take_direct", ("policy.checks_count", "False")),
+        edit(FastPath, "_take_direct", ("policy.checks_count", "False")),
         rule="every append to a topic with count checks enters its barrier",
     ),
     Mutant(
         "barrier-fails-no-pipeline",
         "a refusal at the barrier fails no pipeline",
         _EXPANSIONS,
-        body(Session, "_pipelines_fail_at_barrier", "pass"),
+        body(Arrival, "_pipelines_fail_at_barrier", "pass"),
         rule="its successors would follow a sequence gap",
     ),
     Mutant(
@@ -1068,11 +1080,11 @@ MUTANTS = (
         "a request leaves the barrier when it is sent",
         _EXPANSIONS,
         edit(
-            Session,
+            Admission,
             "_send_admitted",
             (
                 "produce.sent.update(produce.unsent())",
-                "produce.sent.update(produce.unsent()); self._leave_barrier(produce, unsent=True)",
+                "produce.sent.update(produce.unsent()); self._barriers.leave(produce, unsent=True)",
             ),
         ),
         rule="it leaves when Kafka has answered",
@@ -1100,8 +1112,8 @@ MUTANTS = (
         "when a connection ends, appends sent ahead are reported as not sent",
         ("wide", "wide-required"),
         edit(
-            Session,
-            "_return_waiting_produce",
+            Admission,
+            "cancel_waiting",
             ("key not in produce.sent and key not in produce.results", "key not in produce.results"),
         ),
         rule="they may be in the log",

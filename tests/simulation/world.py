@@ -650,24 +650,24 @@ class ProxiedConnection:
             return
         now = self.proxy.sim.now
         if client:
-            taken, out = session.take_up(memoryview(data), now)
+            taken, out = session.fast_path.take_up(memoryview(data), now)
             if taken:
                 self.upstream.to_b.write(b"".join(out))
                 if session.needs_ticks:
                     self.proxy.keep_time(session)
                 data = data[taken:]
-            spliced = _spliced(data, session.passing_up_bytes)
+            spliced = _spliced(data, session.state.client.unseen_bytes)
             if spliced:
                 self.upstream.to_b.write(data[:spliced])
                 self.proxy.report(self.number, sessions.ClientPassed(spliced))
             if data[spliced:]:
                 self.proxy.report(self.number, sessions.ClientBytes(memoryview(data[spliced:])))
         else:
-            taken, out = session.take_down(memoryview(data), now)
+            taken, out = session.fast_path.take_down(memoryview(data), now)
             if taken:
                 self._answer(b"".join(out))
                 data = data[taken:]
-            spliced = _spliced(data, session.passing_down_bytes)
+            spliced = _spliced(data, session.state.upstream.passing_bytes)
             if spliced:
                 self._answer(data[:spliced])
                 self.proxy.report(self.number, sessions.UpstreamPassed(spliced))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.barriers import READ_SECONDS
+from fencepost_proxy.session.draining import READ_SECONDS
 from fencepost_proxy.wire.apis import FETCH, PRODUCE
 from tests.support.batches import expecting
 from tests.support.sequencer_calls import Call

@@ -21,9 +21,10 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
+from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
+from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import PendingResponse
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -223,31 +224,33 @@ def _run_both(program: Program) -> Counter[str]:
     for run in (general, short):
         # The general path buffers long relayed requests; waiting for memory is not compared.
         run.services.free_bytes = run.services.memory_bytes = 1 << 30
-    take, end, back = Session._take_direct, Session._end_direct, Session._disable_fast_path
+    take, end, back = FastPath._take_direct, FastPath.end_direct, Completion.convert_direct
 
-    def count_take(self: Session, *args: Any) -> Any:
+    def count_take(self: FastPath, *args: Any) -> Any:
         chunks = take(self, *args)
         taken["not taken" if chunks is None else "taken"] += 1
-        if chunks is not None and self._from_upstream[-1].direct is not None:
-            taken["several taken"] += len(self._from_upstream[-1].direct.pending_appends) > 1
+        if chunks is not None and (direct := self._queue.from_upstream[-1].direct) is not None:
+            taken["several taken"] += len(direct.pending_appends) > 1
         return chunks
 
-    def count_end(self: Session, pending_response: PendingResponse, *args: Any) -> bytes | None:
+    def count_end(self: FastPath, pending_response: PendingResponse, *args: Any) -> bytes | None:
         answer = end(self, pending_response, *args)
         taken["not ended" if answer is None else "ended"] += 1
         several = pending_response.direct is not None and len(pending_response.direct.pending_appends) > 1
         taken["several ended"] += answer is not None and several
         return answer
 
-    def count_back(self: Session) -> None:
-        taken["taken back"] += sum(pending_response.direct is not None for pending_response in self._from_upstream)
+    def count_back(self: Completion) -> None:
+        taken["taken back"] += sum(
+            pending_response.direct is not None for pending_response in self._queue.from_upstream
+        )
         back(self)
 
     patch = pytest.MonkeyPatch()
     with patch.context() as on:
-        on.setattr(Session, "_take_direct", count_take)
-        on.setattr(Session, "_end_direct", count_end)
-        on.setattr(Session, "_disable_fast_path", count_back)
+        on.setattr(FastPath, "_take_direct", count_take)
+        on.setattr(FastPath, "end_direct", count_end)
+        on.setattr(Completion, "convert_direct", count_back)
         for number, op in enumerate(program.ops):
             general._do(op)
             short._do(op)
@@ -556,7 +559,7 @@ def test_duplicate_of_fast_path_append_is_answered_too() -> None:
     other.client_wrote += again
     talk._deliver_client(other, [])
     assert not other.queried
-    talk.dispatcher.sessions[other.number]._may_write["required"] = float("inf")
+    talk.dispatcher.sessions[other.number]._core.proofs.may_write["required"] = float("inf")
     # When the first is answered
     talk._answer(talk.client, "ok", 0, 0)
     # Then so is the second, by the same
@@ -613,7 +616,7 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
     services = _Switched(newest_produce=13)
     dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for connection in (1, 2):
-        dispatcher.open(connection, "proxy.local", 0.0)._may_write = {"checked": float("inf")}
+        dispatcher.open(connection, "proxy.local", 0.0)._core.proofs.may_write = {"checked": float("inf")}
 
     def client(connection: int, now: float, *frames: bytes) -> None:
         dispatcher.session_event(connection, m.ClientBytes(memoryview(b"".join(frames))), now)
@@ -675,23 +678,26 @@ _SEQUENCER_DEFECTS = {
 }
 _SESSION_DEFECTS = {
     "takes any leader for the one that acknowledged": edit(
-        Session, "_fitting", ("pending.leader_epoch = services.leader_epoch(key)", "pass")
+        FastPath, "_fitting", ("pending.leader_epoch = services.leader_epoch(key)", "pass")
     ),
     "uses topic ids where the broker cannot": edit(
-        Session, "_take_direct", ("services.produce_version_max() < PRODUCE_BY_ID", "False")
+        FastPath, "_take_direct", ("services.produce_version_max() < PRODUCE_BY_ID", "False")
     ),
     "does not remember the write authorization": edit(
-        Session, "_end_direct", ("self._may_write[direct.pending_appends[0].partition.topic] = now", "pass")
+        FastPath, "end_direct", ("self._proofs.may_write[direct.pending_appends[0].partition.topic] = now", "pass")
     ),
     "loses a throttle time": edit(
-        Session, "_end_direct", ("throttle, partitions = fields", "throttle, partitions = 0, fields[1]")
+        FastPath, "end_direct", ("throttle, partitions = fields", "throttle, partitions = 0, fields[1]")
     ),
-    "leaves an answer unsent": edit(Session, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
+    "leaves an answer unsent": edit(FastPath, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
     "overtakes a waiting request": edit(
-        Session, "take_up", ("self._waiting_produce is not None", "False"), ("self._client_paused", "False")
+        FastPath,
+        "take_up",
+        ("holds.waiting_produce is not None", "False"),
+        ("holds.client_paused", "False"),
     ),
     "lets a client near the state topic": edit(
-        Session, "take_up", ("self._concerns_state_topic(data[at:end])", "False")
+        FastPath, "take_up", ("self._concerns_state_topic(data[at:end])", "False")
     ),
 }
 

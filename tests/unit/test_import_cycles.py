@@ -28,14 +28,6 @@ CYCLES: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"fencepost._steps", "fencepost.retries"}),
-    frozenset(
-        {
-            "fencepost_proxy.session.levels",
-            "fencepost_proxy.session.partition_counts",
-            "fencepost_proxy.session.pending_responses",
-            "fencepost_proxy.session.produce_exchange",
-        }
-    ),
 )
 
 

@@ -15,7 +15,8 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.control import HERE_BYTES_MAX, PRODUCED_HERE_BYTES_MAX
+from fencepost_proxy.session.control import HERE_BYTES_MAX
+from fencepost_proxy.session.response_reader import PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.planning import Known
@@ -60,7 +61,7 @@ def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> 
 
     rewriters = RequestRewriters(book, _known, frozenset[int], open_listeners, in_loop=in_loop)
     talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)
-    talk.session._quota = 1 << 40  # tests/unit/test_session.py has the quota's tests
+    talk.session._holds.quota = 1 << 40  # tests/unit/test_session.py has the quota's tests
     return talk
 
 

@@ -43,7 +43,7 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.sequencer_calls import Call
-from tests.unit.test_session import ServicesStandIn, Talk, produced, read, response
+from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, produced, read, response
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
@@ -77,13 +77,10 @@ class Levels(Talk):
     def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
         super().__init__()
         self.services = Process(**services)
-        if rewriters is not None:
-            self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)  # type: ignore[arg-type]
-            self.services.sequencers.record = self._record
-        else:
-            self.session._services = self.services
+        self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)  # type: ignore[arg-type]
+        self.services.sequencers.record = self._record
         if may_write:
-            self.session._may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
+            self.session._core.proofs.may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
 
     def ups(self) -> Iterator[ProduceRequest]:
         """The requests of one write to Kafka."""
@@ -208,7 +205,7 @@ def test_level_field_affects_only_its_own_request() -> None:
     talk = Levels()
     for correlation, level in enumerate([None, b"\2", None, b"\2"]):
         frame = query(("unchecked", 0, batch(b"v")), level=level, correlation=correlation)
-        count, out = talk.session.take_up(memoryview(frame), talk.now)
+        count, out = talk.session.fast_path.take_up(memoryview(frame), talk.now)
         assert (count > 0) == (correlation == 2)
         if count:
             assert b"".join(out) == frame
@@ -221,7 +218,7 @@ def test_level_field_affects_only_its_own_request() -> None:
         else:
             talk.commands.clear()
         if correlation == 1:
-            talk.session._may_write["unchecked"] = float("inf")
+            talk.session._core.proofs.may_write["unchecked"] = float("inf")
 
 
 # --------------------------------------------------------------------------------------------------- sent without an id
@@ -334,7 +331,7 @@ def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
     first, second = _split(talk.answer())
     assert read(first)["safe", 0][0] == 0
     assert read(second)["safe", 0][0] == NOT_LEADER
-    assert not talk.session._failed_pipelines  # all that was sent before is read
+    assert not talk.session._core.pipelines.failed  # all that was sent before is read
 
 
 @pytest.mark.parametrize("producer_id", [9, MADE_UP], ids=["its own id", "an id made up here"])
@@ -364,7 +361,7 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
         talk.client(frame)
         talk.downgraded("safe", "message_format" if producer_id == 9 else "not_permitted")
         assert producer(talk.up()) == NO_PRODUCER
-    assert not talk.session._failed_pipelines
+    assert not talk.session._core.pipelines.failed
 
 
 def _split(answers: bytes) -> list[bytes]:

@@ -13,7 +13,7 @@ from collections import deque
 import pytest
 
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.checked_produce import CheckedProduce
+from fencepost_proxy.session.idempotence import IdempotenceChecks
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import (
@@ -78,7 +78,7 @@ class Run:
             count = self.random.choice([len(self.from_client), self.random.randint(1, len(self.from_client))])
             data = bytes(self.from_client[:count])
             del self.from_client[:count]
-            taken, out = self.talk.session.take_up(memoryview(data), self.talk.now)
+            taken, out = self.talk.session.fast_path.take_up(memoryview(data), self.talk.now)
             self.to_broker += b"".join(out)
             if data[taken:]:
                 self.report(m.ClientBytes(memoryview(data[taken:])))
@@ -156,6 +156,6 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
 
 def test_disabling_the_order_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule, a batch without a producer id does not wait for batches upstream that have one."""
-    monkeypatch.setattr(CheckedProduce, "_has_id_upstream", staticmethod(lambda produce, key: False))
+    monkeypatch.setattr(IdempotenceChecks, "_has_id_upstream", staticmethod(lambda produce, key: False))
     with pytest.raises(AssertionError, match="seed"):
         test_nothing_is_overtaken_lost_or_doubled()

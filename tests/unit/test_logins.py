@@ -93,7 +93,7 @@ def test_login_waits_for_possible_resends() -> None:
 def test_login_waits_for_relayed_requests_but_delays_none() -> None:
     talk = Waiting()
     query, after = request(HEARTBEAT, 4, 1), request(HEARTBEAT, 4, 9)
-    taken, out = talk.session.take_up(memoryview(query + HANDSHAKE), talk.now)
+    taken, out = talk.session.fast_path.take_up(memoryview(query + HANDSHAKE), talk.now)
     assert taken == len(query)
     assert b"".join(out) == query
     talk.client(HANDSHAKE)
@@ -228,7 +228,7 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
     for number, (token, answer) in enumerate(steps):
         frame = bare(token)
         for at in range(0, len(frame), cut):
-            taken, out = talk.session.take_up(memoryview(frame[at : at + cut]), talk.now)
+            taken, out = talk.session.fast_path.take_up(memoryview(frame[at : at + cut]), talk.now)
             assert (taken, out) == (0, [])
             talk.client(frame[at : at + cut])
         assert reported(talk.upstream()) == (1, number, token)
@@ -255,7 +255,7 @@ def test_request_like_bare_token_stays_a_token() -> None:
     talk = begun("PLAIN")
     whole = request(HEARTBEAT, 4, 9)
 
-    assert talk.session.take_up(memoryview(whole), talk.now) == (0, [])
+    assert talk.session.fast_path.take_up(memoryview(whole), talk.now) == (0, [])
     talk.client(whole)
 
     assert reported(talk.upstream()) == (1, 0, whole[4:])

@@ -172,7 +172,7 @@ def test_connection_lost_meanwhile_is_not_migrated(end: m.Event) -> None:
 
 def test_a_right_that_was_proved_stays_proved() -> None:
     talk = Secondary()
-    talk.session._may_write["checked"] = float("inf")
+    talk.session._core.proofs.may_write["checked"] = float("inf")
     talk.client(CHECKED)
     primary = Primary(talk.migrates())
     primary.refused(primary.submitted())
@@ -185,7 +185,7 @@ def test_failed_pipeline_stays_failed_after_migration(monkeypatch: pytest.Monkey
     policies = {"required": TopicPolicy(Check.REQUIRED), "checked": TopicPolicy(Check.ON)}
     monkeypatch.setattr(ServicesStandIn, "policy", lambda self, topic: policies.get(topic))
     talk = Secondary()
-    talk.session._may_write["required"] = float("inf")
+    talk.session._core.proofs.may_write["required"] = float("inf")
     a = produce(("required", 0, expecting(5, b"a")), correlation=1)
     b = produce(("required", 0, expecting(6, b"a")), correlation=2)
     c = produce(("required", 0, expecting(57, b"a")), correlation=3)

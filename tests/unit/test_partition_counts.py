@@ -13,6 +13,7 @@ from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
@@ -71,7 +72,7 @@ class Barriers(Talk):
         self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)  # type: ignore[arg-type]
         self.services.sequencers.record = self._record
         if may_write:
-            self.session._may_write = dict.fromkeys(_POLICIES, float("inf"))
+            self.session._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
 
     def barrier(self, topic: str = "count-checked") -> AppendBarrier:
         return self.services.barrier(topic)
@@ -650,7 +651,9 @@ def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monke
     talk.client(first)
     talk.kafka(produced((topic, 0, 0, 1), correlation=1, version=version))
     talk.commands.clear()
-    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed by the fast path"
+    assert talk.session.fast_path.take_up(memoryview(second), talk.now)[0] == len(second), (
+        "it is streamed by the fast path"
+    )
     talk.kafka(produced((topic, 0, 0, 2), correlation=2, version=version))
     talk.commands.clear()
 
@@ -660,12 +663,12 @@ def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monke
     third, fourth = (query((topic, 0, saying(3)), correlation=n, version=version) for n in (3, 4))
 
     # Then neither its bytes at once nor in pieces go up
-    assert talk.session.take_up(memoryview(third), talk.now)[0] == 0
+    assert talk.session.fast_path.take_up(memoryview(third), talk.now)[0] == 0
     talk.client(third[:20])
     talk.client(third[20:])
     assert not [command for command in talk.commands if isinstance(command, m.ToUpstream)]
     assert talk.session.at_barrier
-    assert talk.session.take_up(memoryview(fourth), talk.now)[0] == 0
+    assert talk.session.fast_path.take_up(memoryview(fourth), talk.now)[0] == 0
 
 
 def test_fast_path_ends_once_topic_is_count_checked(
@@ -678,8 +681,8 @@ def test_fast_path_ends_once_topic_is_count_checked(
     talk.client(query(("both", 0, expecting(41, b"v"))))
 
     frame = query(("both", 0, expecting(42, b"v")), correlation=2)
-    talk.session._waiting_produce = None
-    assert talk.session.take_up(memoryview(frame), talk.now)[0] == 0
+    talk.session._holds.waiting_produce = None
+    assert talk.session.fast_path.take_up(memoryview(frame), talk.now)[0] == 0
 
     assert taken == [None, None], "the fast path was called, and left it to the general path"
 
@@ -718,7 +721,7 @@ def _dispatcher() -> tuple[Dispatcher, InDispatcher]:
     services = InDispatcher()
     services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     services.sequencers = services.dispatcher
-    services.dispatcher.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES, float("inf"))
+    services.dispatcher.open(1, "proxy.local", 0.0)._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
     return services.dispatcher, services
 
 
@@ -964,13 +967,13 @@ def test_fast_path_append_occupies_the_barrier_too(monkeypatch: pytest.MonkeyPat
     dispatcher, _ = _dispatcher()
     session = dispatcher.sessions[1]
     single = PendingResponse(PRODUCE, 9, 1, Answer.RELAYED)
-    session._from_upstream.append(single)
+    session._queue.from_upstream.append(single)
     exchanged = PendingResponse(PRODUCE, 9, 1, Answer.MADE_FROM_RESPONSE)
-    monkeypatch.setattr(Session, "_disable_fast_path", lambda self: self._from_upstream.__setitem__(0, exchanged))
+    monkeypatch.setattr(Completion, "convert_direct", lambda self: self._queue.from_upstream.__setitem__(0, exchanged))
     dispatcher.now_count_checked("count-checked", 100.0)
 
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
-    session._disable_fast_path()
+    session._appends.completion.convert_direct()
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
-    session._from_upstream.clear()
+    session._queue.from_upstream.clear()
     assert dispatcher.barrier_empty("count-checked", 1000.0)

@@ -77,7 +77,7 @@ class Proving(Talk):
 def allowed(**services: Any) -> Proving:
     """Of a client that has proved WRITE."""
     talk = Proving(**services)
-    talk.session._may_write[TOPIC] = talk.now
+    talk.session._core.proofs.may_write[TOPIC] = talk.now
     return talk
 
 
@@ -264,7 +264,7 @@ def test_transaction_joins_no_partition_without_write_permission(stated: int) ->
     """Appends would wait for partitions that Kafka does not add."""
     talk = Proving()
     talk.session = Session(1, "proxy.local", talk.services, Joining(b""), 0.0)  # type: ignore[arg-type]
-    talk.session._may_use = "app"
+    talk.session._core.proofs.may_use = "app"
     join = request(ADD_PARTITIONS_TO_TXN, 3, 1)
     talk.client(join)
     probe = talk.upstream()
@@ -356,16 +356,16 @@ def test_permission_answer_without_the_topic_is_broker_error() -> None:
 def test_fast_path_requires_a_proven_permission() -> None:
     talk = Proving(newest_produce=13)
     talk.appends(correlation=1)
-    assert talk.session._known.is_checked is False
+    assert talk.session.state.known.is_checked is False
     talk.says((TOPIC, MAY))
     talk.commands.clear()
-    talk.call(talk.session.append_completed, talk.session._waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
+    talk.call(talk.session.append_completed, talk.session._holds.waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)
-    assert talk.session._known.is_checked is True
-    talk.session._record_proof(TOPIC, MAY_NOT)
-    assert talk.session._known.is_checked is False
+    assert talk.session.state.known.is_checked is True
+    talk.session._core.proofs.record(TOPIC, MAY_NOT)
+    assert talk.session.state.known.is_checked is False
 
 
 # --- a login that ends while an append waits --------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
 def waits_past_its_login() -> tuple[Proving, g.PendingAppend]:
     talk = Proving()
     logs_in(talk, logged_in(3000))
-    talk.session._may_write[TOPIC] = talk.now
+    talk.session._core.proofs.may_write[TOPIC] = talk.now
     talk.now += 2.0
     talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("unchecked", 0, batch(b"y")), timeout_ms=30_000))
     return talk, talk.submitted()

@@ -138,7 +138,7 @@ class Talk:
         self.now = 100.0
 
     def _record(self, call: Call) -> None:
-        self.session._commands.append(call)  # type: ignore[arg-type]
+        self.session.state.commands.append(call)  # type: ignore[arg-type]
 
     def call(self, function: Callable[..., list[m.Command]], *arguments: Any) -> None:
         """Of the session: an event, or what a sequencer reports."""
@@ -155,7 +155,7 @@ class Talk:
 
     def may_write(self, *topics: str) -> Self:
         """Kafka has just confirmed it."""
-        self.session._may_write |= dict.fromkeys(topics, self.now)
+        self.session._core.proofs.may_write |= dict.fromkeys(topics, self.now)
         return self
 
     def next(self, kind: type[C]) -> C:
@@ -390,7 +390,7 @@ def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
     up = b""
     for at in range(0, len(data), cut):
         piece = memoryview(data[at : at + cut])
-        taken, out = talk.session.take_up(piece, talk.now)
+        taken, out = talk.session.fast_path.take_up(piece, talk.now)
         up += b"".join(out)
         if taken < len(piece):
             talk.client(bytes(piece[taken:]))
@@ -707,7 +707,7 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
     talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
-    assert not talk.session._failed_pipelines
+    assert not talk.session._core.pipelines.failed
 
 
 def test_acks_0_append_waits_for_the_configs() -> None:
@@ -741,7 +741,7 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     talk = Talk()
     first = produce(("checked-a", 0, expecting(5, b"x")), correlation=1)
     second = produce(("checked-a", 0, expecting(6, b"y")), ("checked-a", 1, expecting(0, b"z")), correlation=2)
-    talk.session._may_write["checked-a"] = talk.now
+    talk.session._core.proofs.may_write["checked-a"] = talk.now
     talk.client(first + second if where == "read together" else first)
     talk.services.unread = len(second) if where == "in the socket" else 0
     talk.refuse(talk.submitted())
@@ -994,7 +994,7 @@ def about_to_join(*, put_off: bytes = b"", may_use: str | None = None) -> Talk:
     talk = Talk()
     rewriters = Joining(put_off)
     talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)  # type: ignore[arg-type]
-    talk.session._may_use = may_use
+    talk.session._core.proofs.may_use = may_use
     talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2))
     return talk
 
@@ -1189,11 +1189,11 @@ def test_small_control_messages_pass_when_memory_is_full() -> None:
 def test_time_of_buffered_frame_is_reported() -> None:
     talk = Talk()
     query = request(METADATA, 9, 1, b"z" * 1_000)
-    assert talk.session.collecting_since is None
+    assert talk.session.state.collecting_since is None
     talk.client(query[:-1])
-    assert talk.session.collecting_since == talk.now
+    assert talk.session.state.collecting_since == talk.now
     talk.client(query[-1:])
-    assert talk.session.collecting_since is None
+    assert talk.session.state.collecting_since is None
 
 
 class AnswersHere:
@@ -1277,7 +1277,7 @@ def test_relayed_answers_need_no_quota() -> None:
     talk.report(m.QuotaRenewed())
     assert talk.next(m.ReadUpstream).on
     assert talk.answer()
-    talk.session._quota = 0
+    talk.session._holds.quota = 0
     talk.kafka(response(3))
     assert talk.answer() == response(3)
 

@@ -33,7 +33,7 @@ LATER = Decision(Outcome.LATER, "unknown")
 def proved_talk(**services: Any) -> Talk:
     """Kafka has let this client use its transactional id."""
     talk = unproved_talk(**services)
-    talk.session._may_use = TXN
+    talk.session._core.proofs.may_use = TXN
     return talk
 
 
@@ -258,12 +258,12 @@ def test_a_client_that_left_commits_nothing_more() -> None:
     talk.commands.clear()
     talk.report(m.CommitDecided(token, PASS))
     talk.silent()
-    assert not talk.session.upstream_closed  # it waits for what became of the append
+    assert not talk.session.state.upstream_closed  # it waits for what became of the append
 
 
 def test_commit_on_other_worker_migrates_to_primary() -> None:
     talk = proved_talk()
-    talk.session._primary = False
+    talk.session.state.primary = False
     talk.client(end_txn())
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     assert talk.next(m.Migrate).migrated.unread == end_txn()

@@ -82,7 +82,7 @@ class Refusals:
             time.time(),
             reported.expected,
             reported.actual,
-            None if session is None else session.client_id,
+            None if session is None else session.state.client_id,
             None if proxied is None else proxied.peer,
         )
         _keep(self._of_partition, partition, last)
@@ -250,7 +250,7 @@ class Lists:
     def _software(self) -> Found:
         counts: Counter[tuple[str | None, str | None]] = Counter()
         for proxied in self._from.proxied_connections.values():
-            software = None if proxied.session is None else proxied.session.software
+            software = None if proxied.session is None else proxied.session.state.software
             key: tuple[str | None, str | None] = software or (None, None)
             if key not in counts and len(counts) >= _SOFTWARE_MAX:
                 key = (OTHERS, None)
@@ -271,25 +271,25 @@ class Lists:
 
 def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
     session = proxied.session
-    software = None if session is None else session.software
+    software = None if session is None else session.state.software
     return ClientStatus(
-        client_id=None if session is None or session.client_id is None else clipped(session.client_id),
+        client_id=None if session is None or session.state.client_id is None else clipped(session.state.client_id),
         address=proxied.peer,
         software=None if software is None else software.name,
         version=None if software is None else software.version,
         node_id=proxied.node_id,
         connected_seconds=now - proxied.opened_at,
         idle_seconds=max(0.0, now - max(proxied.client.received_at, proxied.opened_at)),
-        in_flight=0 if session is None else session.in_flight,
+        in_flight=0 if session is None else len(session.requests),
         waits=False if session is None else session.waits,
     )
 
 
 def _names(proxied: ProxiedConnection) -> tuple[str, str, str]:
     session = proxied.session
-    software = None if session is None else session.software
+    software = None if session is None else session.state.software
     return (
-        "" if session is None or session.client_id is None else session.client_id,
+        "" if session is None or session.state.client_id is None else session.state.client_id,
         str(proxied.peer),
         "" if software is None else f"{software.name} {software.version}",
     )

@@ -20,7 +20,7 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.sequencer.appended import read_appended_batch
+from fencepost_proxy.sequencer.log_view import read_appended_batch
 from fencepost_proxy.session.appends import batch_to_send
 from fencepost_proxy.session.dispatcher import ForControl
 from fencepost_proxy.topics.state import encode_fence_base

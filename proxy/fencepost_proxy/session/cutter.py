@@ -8,12 +8,18 @@ connection's receive buffer, valid for one call of `feed`: `save` copies what is
 from __future__ import annotations
 
 from enum import Enum, auto
+from struct import Struct
 
 from fencepost_proxy.errors import LimitError, ProtocolError
 from fencepost_proxy.session.producer_ids import ProducerIdWatch
 from fencepost_proxy.wire.peeks import PARTITION_HEAD_BYTES
 
 LENGTH_BYTES = 4
+INT32 = Struct(">i")
+#: What every request begins with: API key, version, correlation id. The shortest response is its correlation id.
+REQUEST_PREFIX = Struct(">hhi")
+REQUEST_BYTES_MIN = REQUEST_PREFIX.size
+RESPONSE_BYTES_MIN = 4
 #: The start of a TLS handshake record, version 3.x, read as a length.
 _TLS_HANDSHAKE = 0x1603
 _EMPTY = memoryview(b"")

@@ -17,7 +17,7 @@ from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.events import PendingAppend, SequencerLimits
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.pending_responses import Begun
+from fencepost_proxy.session.begun import Begun
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.session.session import Session
@@ -108,7 +108,7 @@ class Dispatcher:
         return self._run(now)
 
     def keep_time(self, session: Session) -> None:
-        """Tick it from now on until it needs none: after `Session.take_up`, which sets time limits."""
+        """Tick it from now on until it needs none: after `FastPath.take_up`, which sets time limits."""
         self._busy_sessions[session] = None
 
     def sequencer_event(self, partition: TopicPartition, event: sequencers.Event, now: float) -> list[Action]:
@@ -166,7 +166,7 @@ class Dispatcher:
         3. Only this connection knows of an append that was partitioned for the old count, and the client decides how
            long it takes.
         """
-        found = {session: begun for session in self.sessions.values() if (begun := session.begun(now)) is not None}
+        found = {session: begun for session in self.sessions.values() if (begun := session.begun.now(now)) is not None}
         if found:
             self._begun[topic] = {**found, **self._begun.get(topic, {})}
 
@@ -180,7 +180,7 @@ class Dispatcher:
         """The topic whose barrier waits for a frame of this connection that began before `since` and still arrives."""
         for topic, found in self._begun.items():
             begun = found.get(session)
-            if begun is not None and begun.at <= since and session.is_streaming(begun):
+            if begun is not None and begun.at <= since and session.begun.is_streaming(begun):
                 return topic
         return None
 
@@ -190,9 +190,9 @@ class Dispatcher:
         if found is None:
             return False
         for session, begun in list(found.items()):
-            if session.is_over(begun):
+            if session.begun.is_over(begun):
                 del found[session]
-                if session.is_silent(begun):
+                if session.begun.is_silent(begun):
                     self.barrier(topic).mark_in_doubt(now)
         if not found:
             del self._begun[topic]
@@ -213,7 +213,7 @@ class Dispatcher:
     @property
     def quiet(self) -> bool:
         """No append is in progress that any session knows of."""
-        return not self.in_doubt and not any(session.appends_unknown for session in self.sessions.values())
+        return not self.in_doubt and not any(session.begun.appends_unknown for session in self.sessions.values())
 
     def tick(self, now: float) -> list[Action]:
         """Call it every few tens of milliseconds while `needs_ticks`."""

@@ -8,29 +8,29 @@ to `Session.handle`, byte for byte; both paths have the same results (`tests/uni
 The start of the last Produce request shows how to read the next one without a parser: same start, same topic
 (`Known`). Checked appends sent in this way are kept as `Direct` in their pending response. If their answer is the
 expected success, nothing else is needed. Otherwise, and before any event that concerns appends in flight,
-`_disable_fast_path` converts them to the `ProduceExchange`s that the general path would have made.
+`Completion.convert_direct` converts them to the `ProduceExchange`s that the general path would have made.
 """
 
 from __future__ import annotations
 
 import struct
-from uuid import UUID
 
 from fencepost_policies.append import Refusal
 from fencepost_policies.append_policy import Reads
-from fencepost_policies.values import value
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.appends import make_pending_append, sent_batch
-from fencepost_proxy.session.checked_produce import PRODUCE_BY_ID, CheckedProduce, due_by
-from fencepost_proxy.session.connection import REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
-from fencepost_proxy.session.cutter import LENGTH_BYTES
+from fencepost_proxy.session.checked_appends import CheckedAppends
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
+from fencepost_proxy.session.drafts import due_by
+from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
+from fencepost_proxy.session.known import Known
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
-from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.primary import needs_primary
 from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.response_queue import relayed_produce
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -42,56 +42,38 @@ from fencepost_proxy.wire.one_topic import (
     read_one_topic_answer,
 )
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
-from fencepost_proxy.wire.produce import (
-    FLEXIBLE,
-    PartitionData,
-    PartitionResult,
-    ProducePeek,
-    parse_produce_request,
-)
+from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
+
 _RESPONSE_PREFIX = struct.Struct(">ii")
-_ACKS_TIMEOUT = struct.Struct(">hi")
 
 
-@value
-class Known:
-    """The start of a Produce request, which the next one of the same client is likely to share, and its meaning.
+class FastPath:
+    __slots__ = (
+        "_appends",
+        "_from_upstream",
+        "_holds",
+        "_pipelines",
+        "_proofs",
+        "_queue",
+        "_sequencers",
+        "_services",
+        "_state",
+        "_to_client",
+    )
 
-    `prefix` – from the client id to the end of the only topic's name. `before_acks`, `topic` – parts of it, the name
-    with its length. `is_checked` – it went to a sequencer; else it could be streamed.
-    """
-
-    version: int
-    prefix: bytes
-    before_acks: bytes
-    timeout_ms: int
-    topic_name: str
-    topic: bytes
-    is_checked: bool
-
-
-_NOTHING_CACHED = Known(-1, b"", b"", 0, "", b"", False)
-
-
-class FastPath(CheckedProduce):
-    """Input arrives by `take_up` and `take_down`, or by `Session.handle`."""
-
-    __slots__ = ("_known",)
-
-    def __init__(
-        self,
-        connection: int,
-        local_host: str,
-        services: Services,
-        rewriters: RequestRewriters,
-        opened_at: float,
-        *,
-        primary: bool,
-    ) -> None:
-        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
-        self._known = _NOTHING_CACHED
+    def __init__(self, core: Core, appends: CheckedAppends) -> None:
+        self._services = core.state.services
+        self._sequencers = core.state.sequencers
+        self._state = core.state
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._to_client = core.queue.to_client
+        self._from_upstream = core.queue.from_upstream
+        self._proofs = core.proofs
+        self._appends = appends
 
     def take_up(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
         """How many of the client's bytes are done with this call, and the bytes to write to the broker for them now.
@@ -100,17 +82,13 @@ class FastPath(CheckedProduce):
         is for `handle(ClientBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
-        if (
-            self._waiting_produce is not None
-            or self._client_paused
-            or self._closing
-            or self.client_closed
-            or self.upstream_closed
-        ):
+        state, holds = self._state, self._holds
+        if holds.waiting_produce is not None or holds.client_paused or holds.paused or holds.quota <= 0:
             return 0, out
-        if self._paused or self._quota <= 0 or not self._client.between_frames:
+        if state.closing or state.client_closed or state.upstream_closed or not state.client.between_frames:
             return 0, out
-        services, size, to_client = self._services, len(data), self._to_client
+        services, size, known = self._services, len(data), state.known
+        to_client, from_upstream = self._to_client, self._from_upstream
         at = passing_from = 0
         while size - at >= LENGTH_BYTES + REQUEST_BYTES_MIN:
             length, api_key, version, correlation_id = _FRAME_PREFIX.unpack_from(data, at)
@@ -126,18 +104,18 @@ class FastPath(CheckedProduce):
                 if relayed_versions[2] and self._concerns_state_topic(data[at:end]):
                     break
                 pending_response = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
-            elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not services.fresh(now):
+            elif api_key != PRODUCE or not _is_known(known, data[at:end], version) or not services.fresh(now):
                 break
-            elif not self._known.is_checked:
-                topic_end = at + LENGTH_BYTES + REQUEST_BYTES_MIN + len(self._known.prefix)
+            elif not known.is_checked:
+                topic_end = at + LENGTH_BYTES + REQUEST_BYTES_MIN + len(known.prefix)
                 if not is_free_of(data, topic_end, version, services.shared_producer_ids):
                     break
-                if services.policy(self._known.topic_name) is not None:
+                if services.policy(known.topic_name) is not None:
                     break
-                pending_response = self._produce_response(version, correlation_id)
+                pending_response = relayed_produce(version, correlation_id)
             else:
                 frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
-                chunks = self._take_direct(frame, correlation_id, self._received_bytes + at + LENGTH_BYTES, now)
+                chunks = self._take_direct(frame, correlation_id, state.received_bytes + at + LENGTH_BYTES, now)
                 if chunks is None:
                     break
                 if passing_from < at:
@@ -147,14 +125,14 @@ class FastPath(CheckedProduce):
                 services.count_request(api_key, version)
                 continue
             to_client.append(pending_response)
-            self._from_upstream.append(pending_response)
+            from_upstream.append(pending_response)
             services.count_request(api_key, version)
             at = end
         if passing_from < at:
             out.append(data[passing_from:at])
         if at:
-            self._made_here = 0
-            self._received_bytes += at
+            holds.made_here = 0
+            state.received_bytes += at
         return at, out
 
     def take_down(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
@@ -163,9 +141,10 @@ class FastPath(CheckedProduce):
         The rest is for `handle(UpstreamBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
-        if self._client_paused or self._upstream_paused or self._closing or self.client_closed:
+        state, holds = self._state, self._holds
+        if holds.client_paused or holds.upstream_paused or state.closing or state.client_closed:
             return 0, out
-        if not self._upstream.between_frames:
+        if not state.upstream.between_frames:
             return 0, out
         size, to_client, from_upstream = len(data), self._to_client, self._from_upstream
         at = passing_from = 0
@@ -178,7 +157,7 @@ class FastPath(CheckedProduce):
             if pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
                 break
             if pending_response.answer is Answer.DIRECT:
-                answer = self._end_direct(pending_response, data[at + LENGTH_BYTES : end], now)
+                answer = self.end_direct(pending_response, data[at + LENGTH_BYTES : end], now)
                 if answer is None:
                     break
                 if passing_from < at:
@@ -199,45 +178,9 @@ class FastPath(CheckedProduce):
             out.append(data[passing_from:at])
         return at, out
 
-    # ---- the start of a request
-
-    def _has_no_fast_path(self) -> None:
-        self._known = _NOTHING_CACHED
-
-    def _is_known(self, frame: memoryview, version: int) -> bool:
-        """Whether a Produce request, with its length, starts as the last one that was read."""
-        known = self._known
-        start = LENGTH_BYTES + REQUEST_BYTES_MIN
-        return version == known.version and frame[start : start + len(known.prefix)] == known.prefix
-
-    def _record_known(self, version: int, head: bytes, peek: ProducePeek, *, is_checked: bool) -> None:
-        """Not if `head` is incomplete, or if a length is encoded longer than necessary."""
-        if peek.end > len(head):
-            return
-        name = peek.first_topic.encode()
-        before_topic = peek.end - len(name) - 1  # its length takes one byte, else it is not recorded
-        if version < FLEXIBLE:
-            self._known = Known(version, head[REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
-            return
-        if len(name) >= 0x7F or head[before_topic - 1] != 2 or head[before_topic] != len(name) + 1:
-            return
-        before_acks_end = before_topic - 1 - _ACKS_TIMEOUT.size  # the number of topics takes one byte: it is one topic
-        _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, before_acks_end)
-        self._known = Known(
-            version,
-            head[REQUEST_BYTES_MIN : peek.end],
-            head[REQUEST_BYTES_MIN:before_acks_end],
-            timeout_ms,
-            peek.first_topic,
-            head[before_topic : peek.end],
-            is_checked,
-        )
-
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)
         return any(mark in data for mark in self._services.state_topic_marks)
-
-    # ---- a request with checked appends
 
     def _take_direct(
         self, frame: memoryview, correlation_id: int, starts_at: int, now: float
@@ -246,12 +189,12 @@ class FastPath(CheckedProduce):
 
         None: nothing has happened. `frame` is the request without its length, in memory that is not reused.
         """
-        services, known = self._services, self._known
+        services, known = self._services, self._state.known
         batches = read_one_topic(frame, REQUEST_BYTES_MIN + len(known.prefix))
-        if batches is None or self._failed_pipelines or now >= self._login_ends:
+        if batches is None or self._pipelines.failed or now >= self._state.login_ends:
             return None
         policy, topic_id = services.policy(known.topic_name), services.topic_id(known.topic_name)
-        if not self._primary and self._needs_primary(policy):
+        if not self._state.primary and needs_primary(policy):
             return None
         if policy is None or policy.checks_count or policy.idempotence:
             return None  # the fast path has no barriers and no idempotence levels
@@ -272,7 +215,7 @@ class FastPath(CheckedProduce):
             sent.append((pending.partition.partition, *sent_batch(pending)))
         pending_response = PendingResponse(PRODUCE, known.version, correlation_id, Answer.DIRECT)
         pending_response.reserved_bytes = len(frame)
-        answer_by = self._answer_by[pending_response] = due_by(now, known.timeout_ms)
+        answer_by = self._queue.answer_by[pending_response] = due_by(now, known.timeout_ms)
         topic_id_bytes = topic_id.bytes
         pending_response.direct = Direct(pending_appends, frame, starts_at, answer_by, known.topic, topic_id_bytes)
         self._to_client.append(pending_response)
@@ -289,8 +232,10 @@ class FastPath(CheckedProduce):
         self, frame: memoryview, batches: list[tuple[int, int, int]], policy: TopicPolicy, now: float
     ) -> list[tuple[PartitionSequencer, PendingAppend]] | None:
         """The appends with their sequencers; None if not all of them fit at once."""
-        services, topic = self._services, self._known.topic_name
-        draft = self._draft(policy, None, now, now + self._wait_seconds(self._known.timeout_ms))
+        services, topic = self._services, self._state.known.topic_name
+        draft = self._appends.drafts.draft(
+            policy, None, now, now + self._appends.barriers.wait_seconds(self._state.known.timeout_ms)
+        )
         effort = Effort(services.read_here_bytes_max, HERE_STEPS_MAX)
         fitting = []
         for partition, start, end in batches:
@@ -315,14 +260,14 @@ class FastPath(CheckedProduce):
             if isinstance(pending, Refusal):
                 return None
             pending.leader_epoch = services.leader_epoch(key)
-            if policy.on_arrival and self._refused_on_arrival(policy, pending.append, now) is not None:
+            if policy.on_arrival and self._appends.drafts.refused_on_arrival(policy, pending.append, now) is not None:
                 return None
             if not sequencer.may_take(pending, now):
                 return None
             fitting.append((sequencer, pending))
         return fitting
 
-    def _end_direct(self, pending_response: PendingResponse, frame: memoryview, now: float) -> bytes | None:
+    def end_direct(self, pending_response: PendingResponse, frame: memoryview, now: float) -> bytes | None:
         """The answer to such appends, if all of it is the expected success. None: nothing has happened.
 
         The caller removes the pending response from the queues.
@@ -346,9 +291,9 @@ class FastPath(CheckedProduce):
         for sequencer, pending, result in completed:
             sequencer.complete(pending, result, now)
             if pending.fence is None:
-                self._record_acknowledged(pending, result.base_offset)
-        self._may_write[direct.pending_appends[0].partition.topic] = now
-        del self._answer_by[pending_response]
+                self._appends.levels.record_acknowledged(pending, result.base_offset)
+        self._proofs.may_write[direct.pending_appends[0].partition.topic] = now
+        del self._queue.answer_by[pending_response]
         self._services.release(pending_response.reserved_bytes)
         pending_response.reserved_bytes = 0
         return encode_one_topic_answer(
@@ -361,17 +306,17 @@ class FastPath(CheckedProduce):
             throttle=throttle,
         )
 
-    def _direct(self, frame: memoryview, now: float) -> bool:
+    def direct(self, frame: memoryview, now: float) -> bool:
         """The fast path for a request that did not arrive in one piece."""
         _, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
-        known = self._known
+        known = self._state.known
         end = REQUEST_BYTES_MIN + len(known.prefix)
         if not known.is_checked or version != known.version or frame[REQUEST_BYTES_MIN:end] != known.prefix:
             return False
-        if self._client_is_blocked() or not self._services.fresh(now):
+        if self._holds.client_is_blocked(len(self._to_client)) or not self._services.fresh(now):
             return False
-        starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
-        reserved, self._collecting_bytes = self._collecting_bytes, 0
+        starts_at = self._state.read_bytes - len(frame)
+        reserved, self._state.collecting_bytes = self._state.collecting_bytes, 0
         self._services.release(reserved)
         chunks = self._take_direct(frame, correlation_id, starts_at, now)
         if chunks is not None:
@@ -379,32 +324,13 @@ class FastPath(CheckedProduce):
         else:
             taken_back = self._services.reserve(reserved)
             assert taken_back, "it was released a moment ago"
-            self._collecting_bytes = reserved
+            self._state.collecting_bytes = reserved
             return False
-        self._upstream_out += chunks
+        self._queue.upstream_out += chunks
         return True
 
-    def _disable_fast_path(self) -> None:
-        """Convert the appends that took the fast path to `ProduceExchange`s, like all others."""
-        found = False
-        for index, pending_response in enumerate(self._from_upstream):
-            direct = pending_response.direct
-            if direct is None:
-                continue
-            found = True
-            produce = ProduceExchange(
-                parse_produce_request(direct.frame), starts_at=direct.starts_at, answer_by=direct.answer_by
-            )
-            produce.pending_appends = {pending.partition: pending for pending in direct.pending_appends}
-            produce.sent.update(produce.pending_appends)
-            pending_response.answer, pending_response.direct = Answer.MADE_HERE, None
-            self._produce_in_flight[pending_response] = produce
-            names: dict[UUID | None, str] = {each.topic_id: each.partition.topic for each in direct.pending_appends}
-            queried = set(produce.pending_appends)
-            self._from_upstream[index] = self._upstream_response(
-                pending_response, produce, PRODUCE_BY_ID, names=names, queried=queried
-            )
-        if found:
-            # In-doubt appends are resolved in the order in which they are reported: if a successor came first, its
-            # lookup would miss its predecessor, which is only about to be resent.
-            self._produce_in_flight = dict(sorted(self._produce_in_flight.items(), key=lambda item: item[1].starts_at))
+
+def _is_known(known: Known, frame: memoryview, version: int) -> bool:
+    """Whether a Produce request, with its length, starts as the last one that was read."""
+    start = LENGTH_BYTES + REQUEST_BYTES_MIN
+    return version == known.version and frame[start : start + len(known.prefix)] == known.prefix

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
-from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
-from fencepost_proxy.session.cutter import CutterState
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.cutter import INT32, REQUEST_PREFIX, CutterState
 from fencepost_proxy.session.messages import LoginFailed
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.proofs import Proofs
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import Services
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import (
     decode_request,
@@ -30,10 +27,9 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.schema import Message
 
-#: Limit for one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
-LOGIN_BYTES_MAX: Final = 1 << 20
 #: Upstream versions: handshake v1 is followed by requests, whose v1 contains the lifetime of a login (Kafka 2.2).
 _HANDSHAKE, _AUTHENTICATE = 1, 1
+
 _FOR_EVER = float("inf")
 #: A login is treated as expired this part of its lifetime, and at most this many seconds, before Kafka ends it, because
 #: requests take time to arrive. Clients log in again earlier: Java's at 95 % of the time at the latest.
@@ -42,6 +38,7 @@ _EARLIER_SECONDS_MAX = 1.0
 _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 #: Mechanisms whose completion the proxy recognizes.
 _TAKEN_BARE: Final = _SCRAM | {"PLAIN", "OAUTHBEARER", "GSSAPI"}
+
 _ERROR_CHARACTERS_MAX: Final = 200
 
 
@@ -55,26 +52,40 @@ class Login:
     answers: int = 0
 
 
-class Logins(Proofs):
-    """State: `_login`, the last one started, and `_tokens`: the same while its tokens are bare."""
+_FOR_EVER = float("inf")
 
-    __slots__ = ("_login", "_tokens")
+#: A login is treated as expired this part of its lifetime, and at most this many seconds, before Kafka ends it, because
+#: requests take time to arrive. Clients log in again earlier: Java's at 95 % of the time at the latest.
+_EARLIER = 0.03
 
-    def __init__(
-        self,
-        connection: int,
-        local_host: str,
-        services: Services,
-        rewriters: RequestRewriters,
-        opened_at: float,
-        *,
-        primary: bool,
-    ) -> None:
-        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
-        self._login: Login | None = None
-        self._tokens: Login | None = None
+_EARLIER_SECONDS_MAX = 1.0
 
-    def _login_request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
+
+#: Limit for one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
+LOGIN_BYTES_MAX: Final = 1 << 20
+
+
+class Logins:
+    __slots__ = (
+        "_holds",
+        "_proofs",
+        "_queue",
+        "_services",
+        "_state",
+        "login",
+        "tokens",
+    )
+
+    def __init__(self, core: Core) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._holds = core.holds
+        self._queue = core.queue
+        self._proofs = core.proofs
+        self.login: Login | None = None
+        self.tokens: Login | None = None
+
+    def request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """SaslHandshake or SaslAuthenticate, while nothing else is in progress."""
         client_id, message = _read(api_key, version, frame)
         pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
@@ -86,9 +97,9 @@ class Logins(Proofs):
             if version < _HANDSHAKE:
                 self._expect_tokens(login)
         else:
-            login = self._login or Login("", client_id)
+            login = self.login or Login("", client_id)
             _record_principal(login, bytes(message.auth_bytes))
-            queried_at = self._now
+            queried_at = self._state.now
             pending_response.on_response = lambda answer: self._authenticated(
                 pending_response, login, answer, queried_at
             )
@@ -96,14 +107,14 @@ class Logins(Proofs):
 
     def _expect_tokens(self, login: Login) -> None:
         """Read the next token only after Kafka has answered (`_paused`): it may be a request again."""
-        self._tokens, self._paused = login, True
-        self._client.state = CutterState.TOKEN
+        self.tokens, self._holds.paused = login, True
+        self._state.client.state = CutterState.TOKEN
 
-    def _token(self, login: Login, token: memoryview) -> None:
+    def token(self, login: Login, token: memoryview) -> None:
         auth_bytes = bytes(token)
         _record_principal(login, auth_bytes)
         pending_response = PendingResponse(SASL_AUTHENTICATE, _AUTHENTICATE, login.answers, Answer.MADE_FROM_RESPONSE)
-        queried_at = self._now
+        queried_at = self._state.now
         pending_response.on_response = lambda answer: self._authenticated_bare(
             pending_response, login, answer, queried_at
         )
@@ -117,20 +128,15 @@ class Logins(Proofs):
         )
 
     def _send_login(self, pending_response: PendingResponse, request: bytes) -> None:
-        self._forget_proofs()
-        pending_response.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        self._to_client.append(pending_response)
-        self._from_upstream.append(pending_response)
-        self._upstream_out.append(request)
-        self._services.forwarded(0.0)
-
-    # ---- Kafka's answers
+        self._proofs.forget()
+        self._queue.expect(pending_response)
+        self._queue.forward(pending_response, request)
 
     def _handshaken(self, pending_response: PendingResponse, login: Login, frame: memoryview) -> None:
-        self._login = login
+        self.login = login
         answer = _decoded(SASL_HANDSHAKE, _HANDSHAKE, frame)
-        bare = self._tokens is login
-        self._paused = False if bare else self._paused
+        bare = self.tokens is login
+        self._holds.paused = False if bare else self._holds.paused
         if answer is not None and answer.error_code:
             enabled = ", ".join(answer.mechanisms) or "no logins"
             self._login_failed(login, f"error {answer.error_code}: this listener takes {enabled}")
@@ -141,17 +147,17 @@ class Logins(Proofs):
                 f"SaslHandshake v0 with {login.mechanism}: the proxy cannot detect when such a login is complete; "
                 "use a client that supports SaslHandshake v1"
             )
-        self._end(pending_response, [INT32.pack(len(frame)), frame])
+        self._queue.end(pending_response, [INT32.pack(len(frame)), frame])
 
     def _expect_requests(self) -> None:
-        self._tokens, self._paused = None, False
-        self._client.state = CutterState.START
+        self.tokens, self._holds.paused = None, False
+        self._state.client.state = CutterState.START
 
     def _authenticated(
         self, pending_response: PendingResponse, login: Login, frame: memoryview, queried_at: float
     ) -> None:
         self._record_answer(login, _decoded(SASL_AUTHENTICATE, pending_response.version, frame), queried_at)
-        self._end(pending_response, [INT32.pack(len(frame)), frame])
+        self._queue.end(pending_response, [INT32.pack(len(frame)), frame])
 
     def _authenticated_bare(
         self, pending_response: PendingResponse, login: Login, frame: memoryview, queried_at: float
@@ -161,27 +167,24 @@ class Logins(Proofs):
             raise UpstreamProtocolError("unreadable response to SaslAuthenticate")
         self._record_answer(login, answer, queried_at)
         if answer.error_code:
-            self._close("Kafka refused the client's login", None)  # after v0, Kafka closes without a response
+            self._queue.close("Kafka refused the client's login")  # after v0, Kafka closes without a response
             return
-        self._paused = False
+        self._holds.paused = False
         token = bytes(answer.auth_bytes)
         if _is_complete(login, token):
             self._expect_requests()
         silent = login.mechanism == "GSSAPI" and not token  # the client expects no answer to its last token
-        self._end(pending_response, [] if silent else [INT32.pack(len(token)), token])
-
-    def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
-        raise NotImplementedError
+        self._queue.end(pending_response, [] if silent else [INT32.pack(len(token)), token])
 
     def _record_answer(self, login: Login, answer: Message | None, queried_at: float) -> None:
         login.answers += 1
         if answer is None or not answer.error_code:
-            self._login_ends = queried_at + _lasts_seconds(answer)
+            self._state.login_ends = queried_at + _lasts_seconds(answer)
             return
         self._login_failed(login, answer.error_message or f"error {answer.error_code}")
 
     def _login_failed(self, login: Login, reason: str) -> None:
-        self._commands.append(LoginFailed(login.mechanism, login.principal, reason[:_ERROR_CHARACTERS_MAX]))
+        self._state.commands.append(LoginFailed(login.mechanism, login.principal, reason[:_ERROR_CHARACTERS_MAX]))
 
 
 def _read(api_key: int, version: int, frame: memoryview) -> tuple[str | None, Message]:

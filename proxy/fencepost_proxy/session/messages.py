@@ -34,14 +34,14 @@ class UpstreamBytes:
 
 @value
 class ClientPassed:
-    """So many of `Session.passing_up_bytes` went to the broker without being read by the session."""
+    """So many of `ConnectionState.client.unseen_bytes` went to the broker unread by the session."""
 
     byte_count: int
 
 
 @value
 class UpstreamPassed:
-    """So many of `Session.passing_down_bytes` went to the client without being read by the session."""
+    """So many of `ConnectionState.upstream.passing_bytes` went to the client unread by the session."""
 
     byte_count: int
 

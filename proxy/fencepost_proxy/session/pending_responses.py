@@ -2,8 +2,8 @@
 
 Every request with an answer has one, in two queues of its connection:
 
-- `_to_client`: all of them, in the order of the client's requests. Only the front one may write to the client.
-- `_from_upstream`: those that the broker will answer, in the order they were sent.
+- `to_client`: all of them, in the order of the client's requests. Only the front one may write to the client.
+- `from_upstream`: those that the broker will answer, in the order they were sent.
 
 A request that was changed or split for upstream has one in the first queue, and an *inner* one in the second for each
 request sent.
@@ -14,14 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
-
-if TYPE_CHECKING:
-    from fencepost_proxy.session.produce_exchange import ProduceExchange
 
 #: The appends of one producer to one partition, on one connection.
 PipelineKey = tuple[TopicPartition, int]
@@ -41,20 +37,6 @@ class Failed:
 
     result: PartitionResult
     after_bytes: float = float("inf")
-
-
-@dataclass(slots=True, eq=False)
-class Begun:
-    """Appends of a connection that were in progress at some moment, to unknown topics.
-
-    `reads_to` – the client's byte at which the frame in transit then ends. `produce` – what waited for a barrier or a
-    sequencer. `pending_responses` – the unanswered Produce requests; known only once both are sent.
-    """
-
-    at: float
-    reads_to: int
-    produce: ProduceExchange | None
-    pending_responses: frozenset[PendingResponse] | None = None
 
 
 class Answer(Enum):
@@ -116,3 +98,13 @@ class PendingResponse:
         self.reserved_bytes = 0
         #: Failed appends that its answer reports. Until the client reads it, the appends that follow leave a gap.
         self.pipeline_keys: list[PipelineKey] = []
+
+
+def inner_response(
+    api_key: int, version: int, correlation_id: int, on_response: Callable[[memoryview], None]
+) -> PendingResponse:
+    """Of a request that the proxy sends on behalf of another one."""
+    pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+    pending_response.inner = True
+    pending_response.on_response = on_response
+    return pending_response

@@ -3,12 +3,12 @@
 Admitted appends are forwarded in one request, refused ones are answered by the proxy, and both results are merged into
 one response. The partitions are submitted one after the other, in the order of topic and partition. Admitted appends
 block other appends to their partitions until they are sent, so they do not wait long for the rest: they are sent ahead
-(`CheckedProduce._send_ahead`).
+(`Admission.send_ahead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +17,7 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.appends import batch_to_send, without_producer
 from fencepost_proxy.session.levels import LeveledProduce
 from fencepost_proxy.session.partition_counts import CountCheckedProduce
-from fencepost_proxy.session.pending_responses import PipelineKey
+from fencepost_proxy.session.pending_responses import PendingResponse, PipelineKey
 from fencepost_proxy.session.reading import Readings
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import (
@@ -172,3 +172,7 @@ class ProduceExchange:
         return ProduceResponse(
             correlation_id=self.request.correlation_id, topics=topics, throttle_time_ms=self.throttle_time_ms
         )
+
+
+#: Continues what waits for an answer of Kafka, or for a record to be stored.
+Finish = Callable[[PendingResponse, ProduceExchange], None]

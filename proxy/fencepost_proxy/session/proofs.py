@@ -1,7 +1,7 @@
 """Checks with Kafka what a client may do, on the client's own connection, by requests without effect.
 
 The proxy checks before it answers for Kafka or acts for a client: always for the use of a transactional id; for WRITE
-before it reports a refusal (`CheckedProduce`) and, if clients log in, before their appends reach a barrier or a
+before it reports a refusal (`revealing.py`) and, if clients log in, before their appends reach a barrier or a
 sequencer.
 
 The check comes first because an append that Kafka rejects blocks its sequencer:
@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.session.control import ControlMessages
-from fencepost_proxy.session.cutter import CutterState
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.known import NOTHING_KNOWN
+from fencepost_proxy.session.pending_responses import inner_response
+from fencepost_proxy.session.read_holds import ReadHolds
+from fencepost_proxy.session.response_queue import ResponseQueue
+from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
@@ -40,6 +40,9 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from fencepost_proxy.wire.schema import Message
+
+#: Permissions may be revoked: after this time, a client that only the proxy answers must prove WRITE again.
+_PROOF_SECONDS = 30.0
 
 #: Any other error shows that the client may write the topic. Kafka checks the transactional id first, and older brokers
 #: the permission to be idempotent. During a login it answers every request with an error of another kind, then closes.
@@ -55,11 +58,15 @@ PROVES_NOTHING = frozenset(
         Error.UNKNOWN_SERVER_ERROR,
     }
 )
+
 #: Understood by every broker that has transactions.
 _USE_VERSION = 1
+
 #: The newest version that is equal for all topics: later ones may mean transactions v2, or identify topics by id.
 _WRITE_VERSION_MAX = 9
+
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
+
 #: No topic has it: no marker is written for it.
 _NO_PARTITION = 0x7FFFFFFF
 
@@ -72,62 +79,63 @@ class Proof:
     until: float
 
 
-class Proofs(ControlMessages):
-    """State: `_proof`, the open query. Kafka's answers are in `_may_write` and `_may_use` of the connection."""
+class Proofs:
+    __slots__ = (
+        "_holds",
+        "_proof",
+        "_queue",
+        "_services",
+        "_state",
+        "may_use",
+        "may_write",
+    )
 
-    __slots__ = ("_proof",)
-
-    def __init__(
-        self,
-        connection: int,
-        local_host: str,
-        services: Services,
-        rewriters: RequestRewriters,
-        opened_at: float,
-        *,
-        primary: bool,
-    ) -> None:
-        super().__init__(connection, local_host, services, rewriters, opened_at, primary=primary)
+    def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue) -> None:
+        self._services = state.services
+        self._state = state
+        self._holds = holds
+        self._queue = queue
+        self.may_write: dict[str, float] = {}  # by topic: when Kafka last confirmed WRITE
+        self.may_use: str | None = None  # the last transactional id that Kafka let this client use
         self._proof: Proof | None = None
 
+    def has_proved(self, topic: str) -> bool:
+        """Whether Kafka recently confirmed on this connection that this client may write the topic."""
+        reported_at = self.may_write.get(topic)
+        return reported_at is not None and self._state.now < reported_at + _PROOF_SECONDS
+
     def _wait_for_proof(self, what: str, until: float) -> Proof:
-        self._paused = True
+        self._holds.paused = True
         proof = self._proof = Proof(what, until)
         return proof
 
     def _is_waited_for(self, proof: Proof) -> bool:
         """Whether this query is still open; closes it. False also if the client disconnected."""
-        if self._proof is not proof or self.client_closed:
+        if self._proof is not proof or self._state.client_closed:
             return False
-        self._proof, self._paused = None, False
+        self._proof, self._holds.paused = None, False
         return True
 
-    def _late_proof(self, now: float) -> str | None:
+    def late(self, now: float) -> str | None:
         """What a proof that is late is about. Meanwhile the proxy can neither refuse an append nor decide a commit."""
         proof = self._proof
         return proof.what if proof is not None and proof.until <= now else None
 
-    def _record_proof(self, topic: str, error_code: int) -> None:
+    def record(self, topic: str, error_code: int) -> None:
         """Record what an append's result shows about WRITE: permissions may also be revoked."""
         if error_code not in PROVES_NOTHING:
-            self._may_write[topic] = self._now
-        elif error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._may_write.pop(topic, None) is not None:
-            self._has_no_fast_path()
+            self.may_write[topic] = self._state.now
+        elif error_code == Error.TOPIC_AUTHORIZATION_FAILED and self.may_write.pop(topic, None) is not None:
+            self._state.known = NOTHING_KNOWN
 
-    def _forget_proofs(self) -> None:
+    def forget(self) -> None:
         """The client logs in, perhaps again: its permissions are unknown until that is done."""
-        if self._may_write:
-            self._may_write.clear()
-            self._has_no_fast_path()
-        self._may_use = None
+        if self.may_write:
+            self.may_write.clear()
+            self._state.known = NOTHING_KNOWN
+        self.may_use = None
 
-    def _has_no_fast_path(self) -> None:
-        """Its permission to append must be checked again."""
-        raise NotImplementedError
-
-    # ---- the requests
-
-    def _prove_use(
+    def prove_use(
         self, transactional_id: str, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
     ) -> None:
         """Whether it may use the transactional id (WRITE).
@@ -142,18 +150,18 @@ class Proofs(ControlMessages):
             committed=False,
         )
         frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
-        pending_response = PendingResponse(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
 
         def answered(allowed: bool) -> None:
             if allowed:
-                self._may_use = transactional_id
+                self.may_use = transactional_id
             done(allowed)
 
-        self._prove(
-            "use its transactional id", pending_response, frame, lambda response: int(response.error_code), answered
-        )
+        def error_of(response: Message) -> int:
+            return int(response.error_code)
 
-    def _prove_markers(
+        self._prove("use its transactional id", (END_TXN, _USE_VERSION, correlation_id), frame, error_of, answered)
+
+    def prove_markers(
         self, topic: str, version: int, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
     ) -> None:
         """Whether it may write transaction markers (CLUSTER_ACTION or ALTER).
@@ -165,7 +173,6 @@ class Proofs(ControlMessages):
         marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
         message = Message(markers=[marker])
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
-        pending_response = PendingResponse(WRITE_TXN_MARKERS, version, correlation_id, Answer.MADE_FROM_RESPONSE)
 
         def error_of(response: Message) -> int:
             errors = [
@@ -173,30 +180,29 @@ class Proofs(ControlMessages):
             ]
             return int(errors[0]) if errors else Error.UNKNOWN_SERVER_ERROR
 
-        self._prove("write transaction markers", pending_response, frame, error_of, done)
+        self._prove("write transaction markers", (WRITE_TXN_MARKERS, version, correlation_id), frame, error_of, done)
 
     def _prove(
         self,
         what: str,
-        upstream: PendingResponse,
+        request: tuple[int, int, int],
         frame: bytes,
         error_of: Callable[[Message], int],
         done: Callable[[bool], None],
     ) -> None:
-        proof = self._wait_for_proof(what, self._now + self._services.request_timeout_seconds)
-        upstream.inner = True
+        """`request` – its API key, version and correlation id."""
+        api_key, version, correlation_id = request
+        proof = self._wait_for_proof(what, self._state.now + self._services.request_timeout_seconds)
 
         def on_response(response: memoryview) -> None:
-            offset = parse_response_header(response, upstream.api_key, upstream.version).body_offset
-            error = error_of(decode_response(upstream.api_key, upstream.version, response[offset:]))
+            offset = parse_response_header(response, api_key, version).body_offset
+            error = error_of(decode_response(api_key, version, response[offset:]))
             if self._is_waited_for(proof):
                 done(error not in PROVES_NOTHING)
 
-        upstream.on_response = on_response
-        self._from_upstream.append(upstream)
-        self._upstream_out.append(frame)
+        self._queue.send(inner_response(api_key, version, correlation_id, on_response), frame)
 
-    def _query_write(
+    def query_write(
         self,
         request: ProduceRequest,
         partitions: Mapping[str, int],
@@ -218,43 +224,29 @@ class Proofs(ControlMessages):
                 for name, partition in partitions.items()
             ),
         )
-        upstream = PendingResponse(PRODUCE, version, probe.correlation_id, Answer.MADE_FROM_RESPONSE)
-        upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
             answers: dict[str, PartitionResult] = {}
             for topic in parse_produce_response(frame, version).topics:
                 for result in topic.partitions:
-                    self._record_proof(topic.name, result.error_code)
+                    self.record(topic.name, result.error_code)
                     answers[topic.name] = result
             if answers.keys() != partitions.keys():
                 queried = sorted(partitions)
                 raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {queried}")
             done(answers)
 
-        upstream.on_response = on_response
-        self._probes.append((upstream, encode_produce_request(probe)))
-        self._send_probes()
+        upstream = inner_response(PRODUCE, version, probe.correlation_id, on_response)
+        self._queue.send_between_frames(upstream, encode_produce_request(probe))
 
-    def _send_probes(self) -> None:
-        """Wait while a client's frame is being streamed."""
-        if self._client.state is CutterState.PASSING:
-            return
-        while self._probes:
-            upstream, chunks = self._probes.pop(0)
-            self._from_upstream.append(upstream)
-            self._upstream_out += chunks
-
-    # ---- before a barrier or a sequencer
-
-    def _unproved(self, partitions: Mapping[str, int]) -> dict[str, int]:
+    def unproved(self, partitions: Mapping[str, int]) -> dict[str, int]:
         """The topics to check with Kafka first. A proof does not expire here: a client whose WRITE was revoked gets one
         append through to Kafka, whose refusal removes the proof."""
         if not self._services.clients_log_in:
             return {}
-        return {name: each for name, each in partitions.items() if name not in self._may_write}
+        return {name: each for name, each in partitions.items() if name not in self.may_write}
 
-    def _prove_write_first(
+    def prove_write_first(
         self,
         request: ProduceRequest,
         partitions: Mapping[str, int],
@@ -268,4 +260,4 @@ class Proofs(ControlMessages):
             if self._is_waited_for(proof):
                 done({name: each.error_code for name, each in answers.items() if each.error_code in PROVES_NOTHING})
 
-        self._query_write(request, partitions, answered)
+        self.query_write(request, partitions, answered)

@@ -1,6 +1,6 @@
 """The two sockets of a client connection: passes bytes to the session, and the session's commands to the sockets.
 
-The common case is one call, `Session.take_up` for complete requests or `Session.take_down` for complete responses. It
+The common case is one call, `FastPath.take_up` for complete requests or `take_down` for complete responses. It
 returns what to write, from the receive buffer if the frame is relayed. Everything else is an event for the dispatcher.
 """
 
@@ -62,18 +62,19 @@ class UpstreamSocket(_ConnectionSocket):
         self.received_at = now = monotonic()
         session = proxied.session
         assert session is not None
-        waiting = session.in_flight
-        taken, out = session.take_down(data, now)
+        requests = session.requests
+        waiting = len(requests)
+        taken, out = session.fast_path.take_down(data, now)
         if taken:
             proxied.client.write(out)
             traffic = proxied.driver.traffic
             traffic.bytes_to_clients += taken
-            traffic.response_seconds.observe(monotonic() - now, waiting - session.in_flight)
+            traffic.response_seconds.observe(monotonic() - now, waiting - len(requests))
             if taken == len(data):
                 return
             data = data[taken:]
         proxied.driver.session_event(proxied.connection, messages.UpstreamBytes(data))
-        self._relay_next(session.passing_down_bytes)
+        self._relay_next(session.state.upstream.passing_bytes)
 
     def _passed(self, byte_count: int) -> None:
         proxied = self._proxied
@@ -99,20 +100,21 @@ class ClientSocket(_ConnectionSocket):
         session, upstream = proxied.session, proxied.upstream
         assert session is not None
         assert upstream is not None
-        waiting = session.in_flight
-        taken, out = session.take_up(data, now)
+        requests = session.requests
+        waiting = len(requests)
+        taken, out = session.fast_path.take_up(data, now)
         if taken:
             upstream.write(out)
             traffic = proxied.driver.traffic
             traffic.bytes_to_kafka += taken
-            traffic.request_seconds.observe(monotonic() - now, session.in_flight - waiting)
-            if session.needs_ticks:
+            traffic.request_seconds.observe(monotonic() - now, len(requests) - waiting)
+            if session.answer_by:
                 proxied.driver.keep_time(session)
             if taken == len(data):
                 return
             data = data[taken:]
         proxied.driver.session_event(proxied.connection, messages.ClientBytes(data))
-        self._relay_next(session.passing_up_bytes)
+        self._relay_next(session.state.client.unseen_bytes)
 
     def _passed(self, byte_count: int) -> None:
         proxied = self._proxied
@@ -221,7 +223,7 @@ class ProxiedConnection:
         self.client.send(to_client)
         self.upstream.send(to_upstream)
         self.driver.session_event(self.connection, messages.ClientBytes(memoryview(unread)))
-        self.client.passing_bytes = session.passing_up_bytes
+        self.client.passing_bytes = session.state.client.unseen_bytes
 
     def perform(self, command: messages.Command) -> None:
         match command:

@@ -56,9 +56,9 @@ class StalledConnections:
         silent = now - max(proxied.client.received_at, proxied.opened_at)
         if not proxied.client.received_at and silent > limits.handshake_seconds:
             return f"the client sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
-        if session.mid_header and not proxied.client.paused and silent > limits.header_seconds:
+        if session.state.mid_header and not proxied.client.paused and silent > limits.header_seconds:
             return f"the client stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
-        since = session.collecting_since
+        since = session.state.collecting_since
         if since is not None and not proxied.client.paused:
             # The frame occupies shared memory: it must not stop, nor trickle.
             if silent > limits.header_seconds:

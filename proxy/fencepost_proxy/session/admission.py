@@ -1,0 +1,332 @@
+"""The appends of a Produce request at their sequencers, one partition after the other, until sent or refused."""
+
+from __future__ import annotations
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import Error
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.barriers import Barriers
+from fencepost_proxy.session.completion import Completion
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.forwarding import Forwarding
+from fencepost_proxy.session.messages import Count
+from fencepost_proxy.session.pending_responses import PendingResponse
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.refusals import Refusals
+from fencepost_proxy.session.transactions import TransactionalAppends
+from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
+
+_LOGIN_IS_OVER = "the client's login expired"
+
+#: How long an admitted append may block its partition while other partitions of its request are waited for.
+_BLOCKS_SECONDS = 0.02
+
+
+class Admission:
+    __slots__ = (
+        "_barriers",
+        "_completion",
+        "_draining",
+        "_forwarding",
+        "_holds",
+        "_pipelines",
+        "_queue",
+        "_refusals",
+        "_sequencers",
+        "_services",
+        "_state",
+        "_transactions",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        transactions: TransactionalAppends,
+        barriers: Barriers,
+        forwarding: Forwarding,
+        refusals: Refusals,
+        completion: Completion,
+    ) -> None:
+        self._services = core.state.services
+        self._sequencers = core.state.sequencers
+        self._state = core.state
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._transactions = transactions
+        self._draining = core.draining
+        self._barriers = barriers
+        self._forwarding = forwarding
+        self._refusals = refusals
+        self._completion = completion
+
+    def start(self, produce: ProduceExchange, now: float) -> None:
+        produce.to_submit = [produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)]
+        self._submit_next(now)
+
+    def _submit_next(self, now: float) -> None:
+        produce = self._holds.waiting_produce
+        assert produce is not None
+        while produce.to_submit and not (produce.refused and self._services.refuse_whole_requests):
+            pending = produce.to_submit.pop()
+            if self._pipelines.refuse_after_failed(produce, pending):
+                continue  # failed while it waited for another sequencer
+            if now >= produce.answer_by:
+                where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
+                message = f"TRY_AGAIN {where}: the partitions before it took too long"
+                self._state.refuse(
+                    produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
+                )
+                assert self._holds.waiting_response is not None
+                self._pipelines.fail_with(self._holds.waiting_response, pending, produce.results[pending.partition])
+                continue
+            produce.waiting_for, produce.submitted_at = pending, now
+            if pending.append.transactional:
+                self._transactions.submits(pending)
+            self._sequencers.submit(pending)
+            return
+        produce.waiting_for = None
+        self._send_produce(produce, now)
+
+    def admitted(self, pending: PendingAppend, now: float) -> None:
+        produce = self._holds.waiting_produce
+        if produce is not None and pending is produce.waiting_for:
+            if not produce.admitted:
+                produce.admitted_at = now
+            produce.admitted.append(pending)
+            produce.sequencer_seconds += now - produce.submitted_at
+            self._services.sequencer_waited(now - produce.submitted_at)
+            if produce.alone:
+                produce.alone = False
+                self._resubmit_admitted(produce)
+            self._submit_next(now)
+            return
+        pending_response, sent = self._completion.sent_produce_of(pending)
+        if (
+            pending_response is None
+            or sent is None
+            or pending_response.done
+            or self._state.client_closed
+            or self._state.upstream_closed
+        ):
+            self._sequencers.cancel(pending)
+            return
+        # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
+        if self._forwarding.without_id(sent, [pending]):
+            self._completion.not_sent(
+                pending_response, sent, pending, f"the id of topic {pending.partition.topic} is unknown"
+            )
+            self._completion.finish(pending_response, sent)
+            return
+        if self._state.streams_up:
+            # A frame of the client is half upstream, and ends when the client likes. Nothing can be sent in between,
+            # and the sequencer cannot wait for that.
+            self._completion.not_sent(pending_response, sent, pending, "the client's next request is being relayed")
+            self._completion.finish(pending_response, sent)
+            return
+        if now >= self._state.login_ends:
+            self._completion.not_sent(pending_response, sent, pending, _LOGIN_IS_OVER)
+            self._completion.finish(pending_response, sent)
+            return
+        self._completion.forward(pending_response, sent, sent.request_for(pending))
+        if pending.append.transactional:
+            self._transactions.sends(pending)
+        self._sequencers.sent(pending)
+
+    def completed(self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float) -> None:
+        if reason is not None:
+            expected = pending.append.expected_base_offset
+            self._state.commands.append(Count("refusal", reason, pending.partition, expected, result.base_offset))
+        self._services.idempotence.record_log_start(pending.partition, result.log_start_offset, now)
+        if pending.append.transactional:
+            self._transactions.was_appended(pending, result)
+        produce = self._holds.waiting_produce
+        if produce is not None and pending is produce.waiting_for:
+            produce.alone = False
+            produce.results[pending.partition] = result
+            if self._holds.waiting_response is not None:
+                self._pipelines.fail_with(self._holds.waiting_response, pending, result)
+            self._submit_next(now)
+            return
+        pending_response, sent = self._completion.sent_produce_of(pending)
+        if pending_response is not None and sent is not None:
+            sent.results.setdefault(pending.partition, result)
+            self._pipelines.fail_with(pending_response, pending, result)
+            self._completion.finish(pending_response, sent)
+
+    def _send_produce(self, produce: ProduceExchange, now: float) -> None:
+        """All appends are decided: forward the admitted ones, answer the refused ones."""
+        if produce.refused and self._services.refuse_whole_requests:
+            self._refuse_the_rest(produce)
+        pending_response = self._holds.waiting_response
+        assert pending_response is not None
+        first = not produce.sent
+        sent = self._send_admitted(pending_response, produce, now)
+        if produce.to_submit:
+            self._submit_next(now)
+            return
+        self._holds.waiting_produce, self._holds.waiting_response = None, None
+        self._queue.in_flight[pending_response] = produce
+        if produce.sent:
+            self._queue.answer_by[pending_response] = produce.answer_by
+        if sent and first:
+            self._services.forwarded(max(0.0, now - produce.received_at - produce.sequencer_seconds))
+        if not sent:
+            self._holds.made_here += not produce.sent
+            self._completion.finish(pending_response, produce)
+
+    def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:
+        """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""
+        if self._pipelines.failed:
+            self._return_after_failed(produce)
+        if produce.admitted and now >= self._state.login_ends:
+            self._return_unsent(produce)
+        if any(not self._sequencers.may_send(pending, now) for pending in produce.admitted):
+            # An admission without a confirmed fence expires.
+            self._resubmit_admitted(produce)
+            return False
+        for pending in self._forwarding.without_id(produce, produce.admitted):
+            produce.admitted.remove(pending)
+            self._completion.not_sent(
+                pending_response, produce, pending, f"the id of topic {pending.partition.topic} is unknown"
+            )
+        request = produce.upstream_request()
+        if request is None:
+            return False
+        produce.sent.update(produce.unsent())
+        for pending in produce.admitted:
+            if pending.append.transactional:
+                self._transactions.sends(pending)
+            self._sequencers.sent(pending)
+        produce.admitted = []
+        self._completion.forward(pending_response, produce, request)
+        return True
+
+    def send_ahead(self, now: float) -> None:
+        """Send admitted appends before the rest of their request, which takes too long.
+
+        Not if a refusal of the rest would refuse these too (`refusal_scope = "request"`). Then they are returned until
+        the slow partition admits its append, and after that all are submitted in order.
+        """
+        produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
+        if produce is None or pending_response is None or not produce.admitted or produce.waiting_for is None:
+            return
+        if now < produce.admitted_at + _BLOCKS_SECONDS:
+            return
+        if self._services.refuse_whole_requests:
+            produce.alone = True
+            self._resubmit_admitted(produce)
+            return
+        if self._send_admitted(pending_response, produce, now):
+            self._queue.in_flight[pending_response] = produce
+
+    def _resubmit_admitted(self, produce: ProduceExchange) -> None:
+        for pending in produce.admitted:
+            self._sequencers.cancel(pending)
+        produce.to_submit = sorted([*produce.to_submit, *produce.admitted], key=lambda t: t.partition, reverse=True)
+        produce.admitted = []
+
+    def _return_after_failed(self, produce: ProduceExchange) -> None:
+        """Cancel admitted appends whose pipeline has failed meanwhile:
+
+        1. B is submitted. Its sequencer completes A with an error and admits B before this session has processed A's
+           result.
+        2. The session gets both results before it sends B, but for the sequencer B no longer follows A.
+        """
+        for pending in tuple(produce.admitted):
+            if self._pipelines.refuse_after_failed(produce, pending):
+                produce.admitted.remove(pending)
+                self._sequencers.cancel(pending)
+
+    def _return_unsent(self, produce: ProduceExchange) -> None:
+        """The client's login expired while it waited. Kafka would close the connection without a result.
+
+        The client retries: on a connection that ends here, or after it has logged in again.
+        """
+        pending_response = self._holds.waiting_response
+        assert pending_response is not None
+        for key in list(produce.unsent()):
+            produce.results[key] = PartitionResult(
+                partition=key.partition,
+                error_code=Error.NOT_LEADER_OR_FOLLOWER,
+                error_message=f"TRY_AGAIN {_LOGIN_IS_OVER}",
+            )
+        for pending in produce.admitted:
+            self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
+            self._sequencers.cancel(pending)
+            self._state.commands.append(Count("refusal", "try_again", pending.partition))
+        produce.admitted = []
+
+    def _refuse_the_rest(self, produce: ProduceExchange) -> None:
+        """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
+        for pending in produce.admitted:
+            self._sequencers.cancel(pending)
+        produce.admitted, produce.to_submit = [], []
+        first = next(produce.refusals())
+        pending_response = self._holds.waiting_response
+        assert pending_response is not None
+        for key in produce.partitions():
+            if key not in produce.results:
+                message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
+                result = produce.results[key] = PartitionResult(
+                    partition=key.partition, error_code=first.error_code, error_message=message
+                )
+                if key in produce.pending_appends:
+                    self._pipelines.fail_with(pending_response, produce.pending_appends[key], result)
+
+    def answer_before_close(self, now: float) -> None:
+        """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a
+        retriable error. Appends sent and not answered are reported as unknown, as at their deadline.
+        """
+        if not self._draining.closes_soon(now):
+            return
+        self._completion.convert_direct()
+        produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
+        if produce is not None and pending_response is not None:
+            self.cancel_waiting()
+            if pending_response in self._queue.in_flight:
+                self._queue.answer_by[pending_response] = now
+            # No result of a transaction is reported before it is recorded: the client sees the end, and retries.
+            elif not (
+                produce.sent
+                or self._state.client_closed
+                or produce.silent
+                or produce.request.transactional_id is not None
+            ):
+                message = "TRY_AGAIN this proxy is shutting down"
+                left = set(produce.partitions()) - produce.results.keys() | set(self._refusals.unproved(produce))
+                for key in left:
+                    produce.results[key] = PartitionResult(
+                        partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+                    )
+                self._state.commands.append(Count("refusal", "try_again"))
+                self._queue.end(
+                    pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
+                )
+        for pending_response in self._queue.answer_by:
+            self._queue.answer_by[pending_response] = now
+
+    def cancel_waiting(self) -> None:
+        """The request that waits for a sequencer will not be sent any more."""
+        produce, self._holds.waiting_produce = self._holds.waiting_produce, None
+        pending_response, self._holds.waiting_response = self._holds.waiting_response, None
+        if produce is not None:
+            for pending in (*produce.admitted, produce.waiting_for):
+                if pending is not None:
+                    self._sequencers.cancel(pending)
+            if produce.sent:  # in part: it goes on as one of `in_flight`, until that is answered
+                for key in produce.partitions():
+                    if key not in produce.sent and key not in produce.results:
+                        produce.results[key] = PartitionResult(
+                            partition=key.partition,
+                            error_code=Error.NOT_LEADER_OR_FOLLOWER,
+                            error_message="TRY_AGAIN not sent: its connection ended",
+                        )
+                assert pending_response is not None
+                self._completion.finish(pending_response, produce)
+                return
+            self._transactions.end_appends(produce)
+            self._barriers.leave(produce, unsent=True)
+        if pending_response is not None:
+            self._queue.release(pending_response)

@@ -1,0 +1,377 @@
+"""Produce requests that concern checked partitions: from the frame, through the sequencers, to the one response.
+
+`ProduceExchange` (`produce_exchange.py`) is the state of one such request. The steps:
+
+1. Each checked partition gets a pending append, or a refusal.
+2. The pending appends are submitted, one partition sequencer after the other.
+3. Admitted appends are sent, and Kafka's results are reported to their sequencers.
+4. The sequencers' final results become one response.
+
+A request may name partitions that do not exist, or that cannot be appended to for long. Neither may delay other clients
+more than Kafka would. So partitions absent from metadata are answered before any partition is waited for
+(`_waits_for_metadata`), and an admitted append blocks its partition for a moment only before it is sent ahead of the
+rest (`Admission.send_ahead`).
+
+While a request waits for a sequencer, later requests are not read. A broker too handles one request of a connection at
+a time. Once sent, a request is one of `ResponseQueue.in_flight` until its last partition has a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import ClientProtocolError, Error, LimitError
+from fencepost_proxy.session.admission import Admission
+from fencepost_proxy.session.barriers import Barriers
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.cutter import INT32
+from fencepost_proxy.session.drafts import Drafts, due_by
+from fencepost_proxy.session.idempotence import IdempotenceChecks
+from fencepost_proxy.session.levels import leveled_produce
+from fencepost_proxy.session.messages import Count, TopicStale
+from fencepost_proxy.session.partition_counts import pipeline_of
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.primary import needs_primary
+from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange
+from fencepost_proxy.session.producer_ids import refuse_producer_id
+from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
+from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.session.transactions import TransactionalAppends
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.peeks import names_producer
+from fencepost_proxy.wire.primitives import split_tags
+from fencepost_proxy.wire.produce import (
+    LEVEL_TAG,
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    parse_produce_request,
+)
+
+
+class Arrival:
+    __slots__ = (
+        "_admission",
+        "_barriers",
+        "_drafts",
+        "_holds",
+        "_levels",
+        "_pipelines",
+        "_proofs",
+        "_queue",
+        "_services",
+        "_state",
+        "_threads",
+        "_transactions",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        transactions: TransactionalAppends,
+        barriers: Barriers,
+        drafts: Drafts,
+        levels: IdempotenceChecks,
+        admission: Admission,
+    ) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._threads = core.threads
+        self._proofs = core.proofs
+        self._transactions = transactions
+        self._barriers = barriers
+        self._drafts = drafts
+        self._levels = levels
+        self._admission = admission
+
+    def request(
+        self,
+        frame: memoryview,
+        now: float,
+        denied: Mapping[str, int] = NOTHING_DENIED,
+        readings: Readings | None = None,
+    ) -> None:
+        """`denied` – topics that the client may not write, with Kafka's errors, if already checked. `readings` – its
+        parsed batches, if that took long."""
+        services = self._services
+        try:
+            request = parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
+        except LimitError:
+            many = ManyPartitions(frame)
+            self._threads.read(many.read, lambda: self._produce_many(frame, many))
+            return
+        self._state.client_id = request.client_id
+        self._refuse_producer_ids(request)
+        if not self._may_begin(frame, request, denied, now):
+            return
+        if readings is None and services.fresh(now):
+            readings = self._requested_readings(request, denied, now)
+            if not readings.here():
+                self._threads.read(readings.elsewhere, lambda: self.request(frame, self._state.now, denied, readings))
+                return
+        self._begin(frame, request, denied, readings, now)
+
+    def _refuse_producer_ids(self, request: ProduceRequest) -> None:
+        """Clients may not use those of fenced appends. On checked topics such batches are refused one by one."""
+        for topic in request.topics:
+            policy = self._services.policy(topic.name)
+            if policy is not None and (policy.is_checked or policy.checks_count):
+                continue
+            if any(names_producer(data.records, self._services.shared_producer_ids) for data in topic.partitions):
+                raise refuse_producer_id()
+
+    def _may_begin(self, frame: memoryview, request: ProduceRequest, denied: Mapping[str, int], now: float) -> bool:
+        """False: it belongs to the primary worker, or continues once Kafka has answered what the client may do."""
+        services, fresh = self._services, self._services.fresh(now)
+        if not self._state.primary and fresh and any(needs_primary(services.policy(t.name)) for t in request.topics):
+            self._holds.move_to_primary(frame)
+            return False
+        if request.transactional_id is not None and self._transactions.needs_proof(request):
+
+            def done(allowed: bool) -> None:
+                if allowed:
+                    self.request(frame, self._state.now)
+                else:
+                    self._transactions.deny(request)
+
+            self._proofs.prove_use(request.transactional_id, request.correlation_id, request.client_id, done)
+            return False
+        if services.clients_log_in and fresh:
+            unproved = self._proofs.unproved(self._concerned(request, denied))
+            if unproved:
+                self._proofs.prove_write_first(
+                    request,
+                    unproved,
+                    due_by(now, request.timeout_ms),
+                    lambda reported: self.request(frame, self._state.now, {**denied, **reported}),
+                )
+                return False
+        return True
+
+    def _begin(
+        self,
+        frame: memoryview,
+        request: ProduceRequest,
+        denied: Mapping[str, int],
+        readings: Readings | None,
+        now: float,
+    ) -> None:
+        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        starts_at = self._state.read_bytes - len(frame)
+        produce = ProduceExchange(
+            request,
+            starts_at=starts_at,
+            answer_by=due_by(now, request.timeout_ms),
+            received_at=now,
+            submitted_at=now,
+            denied=denied,
+            readings=readings,
+        )
+        self._pipelines.forget_known(starts_at)  # whatever is read from here on was sent with knowledge of these
+        if not self._services.fresh(now):
+            self._fail_closed(pending_response, produce)
+        else:
+            self._levels.check(produce, now)
+            self._drafts.deny_topics(produce)
+            self._drafts.check_on_arrival(produce, now)
+            if not self._waits_before_sequencers(produce, now):
+                self._take_drafts_entered(produce, now)
+        # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
+        pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
+        if request.acks != 0:
+            self._queue.to_client.append(pending_response)
+        if not (
+            produce.at_barrier or produce.pending_appends or produce.results or produce.count_checked or produce.leveled
+        ):
+            self._forward_unread(pending_response, request, frame)
+            return
+        self._holds.waiting_produce, self._holds.waiting_response = produce, pending_response
+        if not produce.at_barrier:
+            self._pipelines_fail_at_barrier(pending_response, produce)
+            self._admission.start(produce, now)
+
+    def _requested_readings(self, request: ProduceRequest, denied: Mapping[str, int], now: float) -> Readings:
+        """Read its batches, as far as the decisions about them need it."""
+        services = self._services
+        readings = Readings(services.header_names, services.decompressed_bytes_max, services.read_here_bytes_max)
+        request, _ = leveled_produce(request, services.policy, now)  # may remove producer ids
+        for topic in request.topics:
+            policy = services.policy(topic.name)
+            if policy is None or topic.name in denied or topic.name == services.state_topic:
+                continue
+            if policy.reads_records:
+                placed = policy.partitioner is not None and services.in_grace_period(topic.name, now)
+                count = services.partition_count(topic.name, now) if placed else None
+                for data in topic.partitions:
+                    readings.add(TopicPartition(topic.name, data.partition), data.records, policy, count)
+        return readings
+
+    def _produce_many(self, frame: memoryview, many: ManyPartitions) -> None:
+        """It has too many partitions to be read. Check only its topics, some at a time."""
+        services, request = self._services, many.stated()
+        if not services.fresh(self._state.now):
+            self._queue.close("the topic configs are not (re)read yet, and a request has many partitions")
+            return
+        if any(field_tag == LEVEL_TAG for field_tag, _ in split_tags(request.header_tags)):
+            raise _too_many("it states an idempotence level")
+        end = many.probed_at + TOPICS_AT_ONCE
+        for name in many.topics[many.probed_at : end]:
+            if name == services.state_topic or services.policy(name) is not None:
+                raise _too_many(f"topic {name} is one that this proxy checks")
+        many.probed_at = end
+        if end < len(many.topics):
+            self._threads.read(lambda: None, lambda: self._produce_many(frame, many))
+            return
+        self._state.client_id = request.client_id
+        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
+        if request.acks != 0:
+            self._queue.to_client.append(pending_response)
+        self._forward_unread(pending_response, request, frame)
+
+    def check_waiting(self, now: float) -> None:
+        """A barrier opened, metadata arrived, or time has passed: check again whether the waiting request may enter."""
+        produce = self._holds.waiting_produce
+        if produce is None or not produce.at_barrier:
+            return
+        if not self._services.fresh(now):
+            produce.at_barrier = False
+            assert self._holds.waiting_response is not None
+            self._fail_closed(self._holds.waiting_response, produce)
+        elif self._waits_before_sequencers(produce, now):
+            return
+        else:
+            self._take_drafts_entered(produce, now)
+        assert self._holds.waiting_response is not None
+        self._pipelines_fail_at_barrier(self._holds.waiting_response, produce)
+        self._admission.start(produce, now)
+
+    def earlier_answered(self, now: float) -> None:
+        """The waiting request may have waited for that to be sent without a producer id."""
+        waiting = self._holds.waiting_produce
+        if waiting is not None and waiting.leveled is not None and waiting.leveled.waits:
+            self.check_waiting(now)
+
+    def _waits_before_sequencers(self, produce: ProduceExchange, now: float) -> bool:
+        return (
+            self._waits_for_metadata(produce, now)
+            or self._levels.waits(produce, now)
+            or self._barriers.waits(produce, now)
+        )
+
+    def _waits_for_metadata(self, produce: ProduceExchange, now: float) -> bool:
+        """False: all its partitions are known to exist, or are refused.
+
+        Metadata may be older than an expansion: a partition is absent only if metadata requested after the request's
+        arrival does not show it.
+        """
+        services = self._services
+        absent: dict[TopicPartition, PartitionData] = {}
+        stale: dict[str, None] = {}
+        for topic in produce.request.topics:
+            policy = None if topic.name in produce.denied else services.policy(topic.name)
+            if policy is None or not policy.is_checked or topic.name == services.state_topic:
+                continue
+            for data in topic.partitions:
+                key = TopicPartition(topic.name, data.partition)
+                exists = key in produce.results or services.partition_exists(key, produce.received_at)
+                if exists is None:
+                    stale[topic.name] = None
+                if not exists:
+                    absent[key] = data
+        produce.at_barrier = bool(stale) and now < produce.received_at + self._barriers.wait_seconds(
+            produce.request.timeout_ms
+        )
+        if produce.at_barrier:
+            self._state.commands += [TopicStale(topic) for topic in stale]
+            return True
+        for key, data in absent.items():
+            if key.topic in stale:
+                message = f"TRY_AGAIN topic={key.topic}: metadata could not be read in time"
+                self._state.refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+            else:
+                produce.results[key] = PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION)
+                self._state.commands.append(Count("refusal", "unknown_partition"))
+            produce.misread.append((key, pipeline_of(data)))
+            if produce.leveled is not None:
+                produce.leveled.safe.discard(key)
+        produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received_at)
+        return False
+
+    def _pipelines_fail_at_barrier(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        """A refusal before the sequencer fails the pipeline as the sequencer would: later appends leave a gap."""
+        if produce.leveled is not None:
+            for key in produce.leveled.tries_again:
+                self._pipelines.fail(pending_response, (key, produce.leveled.producers[key]), produce.results[key])
+        for pipeline_key in produce.misread:
+            self._pipelines.fail(pending_response, pipeline_key, produce.results[pipeline_key[0]])
+        for topic in produce.request.topics if produce.refused_by_policy or produce.denied else ():
+            policy = self._services.policy(topic.name)
+            for data in topic.partitions if policy is not None and policy.is_checked else ():
+                key = TopicPartition(topic.name, data.partition)
+                if key in produce.refused_by_policy or topic.name in produce.denied:
+                    self._pipelines.fail(pending_response, (key, pipeline_of(data)), produce.results[key])
+
+    def _forward_unread(self, pending_response: PendingResponse, request: ProduceRequest, frame: memoryview) -> None:
+        """It was collected because it might contain a checked topic; it does not."""
+        if request.acks != 0:
+            self._queue.to_client.pop()
+            self._services.release(pending_response.reserved_bytes)
+            pending_response = relayed_produce(request.api_version, request.correlation_id)
+            self._queue.to_client.append(pending_response)
+            self._queue.from_upstream.append(pending_response)
+        else:
+            self._services.release(pending_response.reserved_bytes)
+        self._queue.upstream_out += [INT32.pack(len(frame)), frame]
+        self._services.forwarded(0.0)
+
+    def _concerned(self, request: ProduceRequest, denied: Mapping[str, int]) -> dict[str, int]:
+        """The topics that it may have to wait for, with one partition each."""
+        services = self._services
+        return {
+            topic.name: topic.partitions[0].partition
+            for topic in request.topics
+            if topic.partitions
+            and topic.name not in denied
+            and topic.name != services.state_topic
+            and services.policy(topic.name) is not None
+        }
+
+    def _fail_closed(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        """The topic configs are outdated, so any topic may be checked: refuse all appends with a retriable error.
+
+        Their pipelines fail too, as at a sequencer:
+
+        1. A, expecting 15, arrives while the configs are outdated, and is refused.
+        2. B, expecting 16, was sent after A. It arrives when the configs are current again.
+        3. Meanwhile another writer has appended at 15. B must not be appended after that record.
+        """
+        message = "TRY_AGAIN the proxy has not (re)read its topic configs yet"
+        for topic in produce.request.topics:
+            for data in topic.partitions:
+                result = PartitionResult(
+                    partition=data.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+                )
+                key = TopicPartition(topic.name, data.partition)
+                produce.results[key] = result
+                self._pipelines.fail(pending_response, (key, pipeline_of(data)), result)
+        self._state.commands.append(Count("refusal", "not_ready"))
+
+    def _take_drafts_entered(self, produce: ProduceExchange, now: float) -> None:
+        try:
+            self._drafts.take(produce, now)
+        except ClientProtocolError:
+            self._barriers.leave(produce, unsent=True)
+            raise
+
+
+def _too_many(why: str) -> LimitError:
+    return LimitError(
+        f"a Produce request names more than {PARTITIONS_MAX} topics or partitions, and {why}; send smaller requests"
+    )

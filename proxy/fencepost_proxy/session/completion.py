@@ -1,0 +1,246 @@
+"""What Kafka and the sequencers answer for the appends of a Produce request, and how that becomes its one response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from uuid import UUID
+
+from fencepost_proxy.errors import ClientProtocolError, Error
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.barriers import Barriers
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.forwarding import PRODUCE_BY_ID, Forwarding
+from fencepost_proxy.session.idempotence import IdempotenceChecks
+from fencepost_proxy.session.messages import Count, TopicStale
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.refusals import Refusals
+from fencepost_proxy.session.transactions import TransactionalAppends
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import (
+    PartitionResult,
+    ProduceRequest,
+    encode_produce_response,
+    parse_produce_request,
+)
+
+#: Errors that show that the known topic id or leaders are outdated.
+_STALE = frozenset({Error.UNKNOWN_TOPIC_OR_PARTITION, Error.NOT_LEADER_OR_FOLLOWER})
+
+#: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
+_REASON_SECONDS = 1.0
+
+
+class Completion:
+    __slots__ = (
+        "_barriers",
+        "_forwarding",
+        "_levels",
+        "_pipelines",
+        "_proofs",
+        "_queue",
+        "_refusals",
+        "_sequencers",
+        "_services",
+        "_state",
+        "_transactions",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        transactions: TransactionalAppends,
+        barriers: Barriers,
+        forwarding: Forwarding,
+        refusals: Refusals,
+        levels: IdempotenceChecks,
+    ) -> None:
+        self._services = core.state.services
+        self._sequencers = core.state.sequencers
+        self._state = core.state
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._proofs = core.proofs
+        self._transactions = transactions
+        self._barriers = barriers
+        self._forwarding = forwarding
+        self._refusals = refusals
+        self._levels = levels
+
+    def sent_produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
+        self.convert_direct()
+        for pending_response, produce in self._queue.in_flight.items():
+            if produce.pending_appends.get(pending.partition) is pending:
+                return pending_response, produce
+        return None, None
+
+    def not_sent(
+        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend, why: str
+    ) -> None:
+        message = f"TRY_AGAIN {why}"
+        result = produce.results[pending.partition] = PartitionResult(
+            partition=pending.partition.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+        )
+        self._pipelines.fail_with(pending_response, pending, result)
+        self._state.commands += [
+            TopicStale(pending.partition.topic),
+            Count("refusal", "try_again", pending.partition),
+        ]
+        self._sequencers.cancel(pending)
+
+    def forward(self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest) -> None:
+        self._forwarding.forward(pending_response, produce, request, self._answered)
+
+    def _answered(
+        self,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
+        answers: Mapping[TopicPartition, PartitionResult],
+    ) -> None:
+        pending_response.answered_at = self._state.now
+        if produce.count_checked is not None:
+            produce.count_checked.was_answered()
+        again = [] if produce.leveled is None else self._levels.to_send_without(pending_response, produce, answers)
+        for key, result in answers.items():
+            if key not in again:
+                self._partition_answered(produce, key, self._levels.reported(produce, key, _for_names(result)))
+        if again:
+            self._levels.send_without(pending_response, produce, again, self._answered)
+        self.finish(pending_response, produce)
+
+    def _partition_answered(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> None:
+        self._proofs.record(key.topic, result.error_code)
+        if result.error_code in _STALE:
+            self._state.commands.append(TopicStale(key.topic))
+        pending = produce.pending_appends.get(key)
+        if pending is not None and key in produce.sent:
+            pending.may_write = self._proofs.has_proved(key.topic)
+            if result.error_code:
+                self._services.kafka_refused(result.error_code)
+            self._sequencers.answered(pending, result)
+        else:
+            produce.results.setdefault(key, result)
+
+    def finish(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        self._barriers.leave(produce)
+        if pending_response not in self._queue.in_flight or not produce.complete:
+            return
+        if not (self._state.client_closed or pending_response.done or produce.silent):
+            if produce.querying:
+                return
+            unreported = self._refusals.unproved(produce)
+            unproved = sorted({key.topic for key in unreported})
+            unknown = self._refusals.report_log_starts(produce, unproved)
+            if unproved:
+                if all(produce.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
+                    produce.answer_by = min(produce.answer_by, self._state.now + _REASON_SECONDS)
+                self._refusals.prove_write(pending_response, produce, unproved, self.finish)
+            if unknown:
+                self._refusals.query_log_starts(pending_response, produce, unknown, self.finish)
+            if produce.querying:
+                return
+        if produce.request.transactional_id is not None:
+            if self._transactions.waits_for_records(pending_response, produce, self.finish):
+                return
+            self._transactions.end_appends(produce)
+        del self._queue.in_flight[pending_response]
+        self._queue.answer_by.pop(pending_response, None)
+        if produce.silent:
+            self._services.release(pending_response.reserved_bytes)
+            failed = next((r for r in produce.results.values() if r.error_code), None)
+            if failed is not None:
+                raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
+        elif not pending_response.done:
+            self._queue.end(
+                pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
+            )
+
+    def answer_unknown_outcomes(self, now: float) -> None:
+        """Report what was sent and not answered in time as unknown; the sequencer continues to resolve it."""
+        for pending_response, deadline in list(self._queue.answer_by.items()):
+            if deadline > now:
+                continue
+            self.convert_direct()
+            del self._queue.answer_by[pending_response]
+            produce = self._queue.in_flight[pending_response]
+            self.stop_waiting(produce)
+            if produce.silent:
+                continue
+            self._transactions.answer_later_instead(produce)
+            message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
+            results = {
+                key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
+                for key in produce.partitions()
+            }
+            message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
+            unreported = self._refusals.unproved(produce)
+            unproved = {
+                key: PartitionResult(
+                    partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+                )
+                for key in unreported
+                if key not in produce.sent
+            }
+            # Without a proof, what was sent stays unknown: it may be in the log.
+            known = {
+                key: each for key, each in produce.results.items() if key not in produce.sent or key not in unreported
+            }
+            reported = ProduceExchange(produce.request, results=results | known | unproved)
+            for key, pending in produce.pending_appends.items():
+                if key not in produce.results:
+                    self._pipelines.fail_with(pending_response, pending, results[key])
+            self._state.commands.append(Count("refusal", "outcome_unknown"))
+            self._queue.end(
+                pending_response, [encode_produce_response(reported.response(), produce.request.api_version)]
+            )
+            if produce.request.transactional_id is not None and produce.open_records is None:
+                # Too late to wait for it. Later results are processed when they arrive.
+                for transaction in self._transactions.failed(produce, reported.results):
+                    self._transactions.record_abort_only(pending_response, produce, transaction, self.finish)
+                produce.open_records = None
+
+    def stop_waiting(self, produce: ProduceExchange) -> None:
+        """A leader that hangs may never answer, and never break the connection either: other appends must continue.
+
+        If it appends the batch later, the sequencer finds that in the log.
+        """
+        for pending in produce.pending_appends.values():
+            if pending.partition in produce.sent and pending.partition not in produce.results:
+                pending.may_write = self._proofs.has_proved(pending.partition.topic)
+                self._sequencers.lost(pending)
+                if produce.count_checked is not None:
+                    produce.count_checked.in_doubt = True  # the sequencer may resend it
+
+    def convert_direct(self) -> None:
+        """Convert the appends that took the fast path to `ProduceExchange`s, like all others."""
+        found = False
+        for index, pending_response in enumerate(self._queue.from_upstream):
+            direct = pending_response.direct
+            if direct is None:
+                continue
+            found = True
+            produce = ProduceExchange(
+                parse_produce_request(direct.frame), starts_at=direct.starts_at, answer_by=direct.answer_by
+            )
+            produce.pending_appends = {pending.partition: pending for pending in direct.pending_appends}
+            produce.sent.update(produce.pending_appends)
+            pending_response.answer, pending_response.direct = Answer.MADE_HERE, None
+            self._queue.in_flight[pending_response] = produce
+            names: dict[UUID | None, str] = {each.topic_id: each.partition.topic for each in direct.pending_appends}
+            queried = set(produce.pending_appends)
+            self._queue.from_upstream[index] = self._forwarding.upstream_response(
+                pending_response, produce, self._answered, version=PRODUCE_BY_ID, names=names, queried=queried
+            )
+        if found:
+            # In-doubt appends are resolved in the order in which they are reported: if a successor came first, its
+            # lookup would miss its predecessor, which is only about to be resent.
+            self._queue.in_flight = dict(sorted(self._queue.in_flight.items(), key=lambda item: item[1].starts_at))
+
+
+def _for_names(result: PartitionResult) -> PartitionResult:
+    """A client that identifies topics by name does not know UNKNOWN_TOPIC_ID: to it, the topic is unknown."""
+    if result.error_code in (Error.UNKNOWN_TOPIC_ID, Error.INCONSISTENT_TOPIC_ID):
+        return replace(result, error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
+    return result

@@ -1,0 +1,29 @@
+"""The parts of a session that the others are built on."""
+
+from __future__ import annotations
+
+from fencepost_proxy.session.draining import Draining
+from fencepost_proxy.session.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.proofs import Proofs
+from fencepost_proxy.session.read_holds import ReadHolds
+from fencepost_proxy.session.response_queue import ResponseQueue
+from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.session.threads import ThreadWork
+
+
+class Core:
+    """Only to make the other parts: each keeps those that it uses."""
+
+    __slots__ = ("draining", "holds", "pipelines", "proofs", "queue", "state", "threads")
+
+    def __init__(
+        self, connection: int, local_host: str, services: Services, opened_at: float, *, primary: bool
+    ) -> None:
+        self.state = ConnectionState(connection, local_host, services, opened_at, primary=primary)
+        self.holds = ReadHolds(self.state)
+        self.pipelines = FailedPipelines(self.state, self.holds)
+        self.queue = ResponseQueue(self.state, self.pipelines)
+        self.threads = ThreadWork(self.state, self.holds, self.queue)
+        self.proofs = Proofs(self.state, self.holds, self.queue)
+        self.draining = Draining(self.state, self.holds, self.queue, self.threads)

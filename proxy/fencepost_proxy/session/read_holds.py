@@ -1,0 +1,90 @@
+"""Why a session reads nothing more from its client, or from upstream, at the moment."""
+
+from __future__ import annotations
+
+from fencepost_proxy.session.messages import ReadClient, ReadUpstream
+from fencepost_proxy.session.pending_responses import PendingResponse
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.state import ConnectionState
+
+#: Bytes of control messages decoded for one connection before others are served: 3 ms, measured with Metadata.
+WORK_QUOTA_BYTES = 8 * 1024
+#: Added for each of these messages.
+MESSAGE_WORK_BYTES = 512
+#: Appends refused without Kafka per read: only Kafka's pace keeps one client from using all the time of the others.
+_MADE_HERE_MAX = 16
+
+
+class ReadHolds:
+    """- `waiting_produce`, `waiting_response` – the request that waits for a sequencer, a barrier or metadata.
+    - `paused` – another request waits before it is sent.
+    - `needs_migration` – to be migrated; `taken_frame` – the request to migrate for, if it is already collected.
+    - `draining_until` – no further request is started; then the connection closes.
+    - `made_here` – answers without Kafka since the last read. `quota` – what is left of it until `QuotaRenewed`.
+    - `client_paused`, `upstream_paused` – reading has stopped.
+    """
+
+    __slots__ = (
+        "_services",
+        "_state",
+        "client_paused",
+        "draining_because",
+        "draining_until",
+        "made_here",
+        "needs_migration",
+        "paused",
+        "quota",
+        "taken_frame",
+        "upstream_paused",
+        "waiting_produce",
+        "waiting_response",
+    )
+
+    def __init__(self, state: ConnectionState) -> None:
+        self._services = state.services
+        self._state = state
+        self.waiting_produce: ProduceExchange | None = None
+        self.waiting_response: PendingResponse | None = None
+        self.paused = False
+        self.needs_migration = False
+        self.taken_frame: bytes | None = None
+        self.draining_until: float | None = None
+        self.draining_because = ""
+        self.client_paused = False
+        self.upstream_paused = False
+        self.made_here = 0
+        self.quota = WORK_QUOTA_BYTES
+
+    def client_is_blocked(self, open_requests: int) -> bool:
+        return (
+            self.waiting_produce is not None
+            or self.paused
+            or self.needs_migration
+            or self.draining_until is not None
+            or open_requests >= self._services.in_flight_requests_max
+            or self.quota_is_used_up
+        )
+
+    @property
+    def quota_is_used_up(self) -> bool:
+        return self.quota <= 0 or self.made_here >= _MADE_HERE_MAX
+
+    def renew_quota(self) -> None:
+        self.quota, self.made_here = WORK_QUOTA_BYTES, 0
+
+    def pause_client(self) -> None:
+        if not self.client_paused:
+            self.client_paused = True
+            self._state.commands.append(ReadClient(False))
+
+    def pause_upstream(self) -> None:
+        if not self.upstream_paused:
+            self.upstream_paused = True
+            self._state.commands.append(ReadUpstream(False))
+
+    def move_to_primary(self, frame: memoryview | None = None) -> None:
+        """Stop reading; `frame`, already collected, is the first that the primary worker gets."""
+        self.needs_migration = True
+        if frame is not None:
+            self.taken_frame = bytes(frame)
+        self.pause_client()

@@ -1,0 +1,252 @@
+"""Reads what the client sends: streams requests to the broker, or collects them for the part that processes them."""
+
+from __future__ import annotations
+
+from fencepost_proxy.errors import ClientProtocolError
+from fencepost_proxy.session.checked_appends import CheckedAppends
+from fencepost_proxy.session.control import ControlMessages
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.cutter import REQUEST_PREFIX, CutterState
+from fencepost_proxy.session.fast_path import FastPath
+from fencepost_proxy.session.known import known_start
+from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.primary import needs_primary
+from fencepost_proxy.session.producer_ids import ProducerIdWatch
+from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
+from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
+from fencepost_proxy.wire.produce import FLEXIBLE, ProducePeek, peek_produce
+
+#: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
+_PRODUCE_VERSION_MIN = 3
+
+#: If the Produce header is longer, the request is collected whole.
+_PEEK_BYTES_MAX = 4096
+
+#: Control messages up to this size are not charged to the memory budget.
+_SMALL_FRAME_BYTES = 16 * 1024
+
+#: A Produce request with more partitions is collected: checking each one takes long.
+_STREAMED_PARTITIONS_MAX = 1000
+
+
+class RequestReader:
+    __slots__ = (
+        "_appends",
+        "_control",
+        "_draining",
+        "_fast_path",
+        "_holds",
+        "_logins",
+        "_proofs",
+        "_queue",
+        "_services",
+        "_state",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        control: ControlMessages,
+        logins: Logins,
+        appends: CheckedAppends,
+        fast_path: FastPath,
+    ) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._holds = core.holds
+        self._queue = core.queue
+        self._proofs = core.proofs
+        self._control = control
+        self._logins = logins
+        self._draining = core.draining
+        self._appends = appends
+        self._fast_path = fast_path
+
+    def pump(self, now: float) -> None:
+        cutter = self._state.client
+        while not self._state.closing:
+            state = cutter.state
+            if state is CutterState.PASSING:
+                view = cutter.take()
+                if not view:
+                    break
+                self._queue.upstream_out.append(view)
+                if cutter.state is CutterState.START:
+                    self.frame_relayed()
+            elif state is CutterState.COLLECTING:
+                frame = cutter.collected()
+                if frame is None:
+                    break
+                self._request(frame, now)
+            elif state is CutterState.TOKEN:
+                token_bytes = cutter.token_length(LOGIN_BYTES_MAX)
+                if token_bytes is None:
+                    break
+                if self._holds.client_is_blocked(len(self._queue.to_client)):
+                    self._holds.pause_client()
+                    break
+                if not self._collect(token_bytes, now, charged=token_bytes > _SMALL_FRAME_BYTES):
+                    break
+            else:
+                head = cutter.head()
+                if head is None:
+                    break
+                if self._holds.client_is_blocked(len(self._queue.to_client)):
+                    # Pause only with a next request at hand: most clients wait for their answer anyway.
+                    self._holds.pause_client()
+                    break
+                if not self._start_request(head[0], head[1], now):
+                    break
+                api_key, version, _ = REQUEST_PREFIX.unpack_from(head[1])
+                # Only ApiVersions is answered for unknown versions.
+                known = api_key != API_VERSIONS or APIS[API_VERSIONS].serves(version)
+                self._services.count_request(api_key, version if known else UNKNOWN_VERSION)
+        cutter.save()
+
+    def frame_relayed(self) -> None:
+        self._services.forwarded(0.0)
+        self._queue.send_waiting()
+
+    def _start_request(self, length: int, head: memoryview, now: float) -> bool:
+        """Decide about the frame that begins here; False if that needs more bytes, or memory that is not free."""
+        api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(head)
+        relayed_versions = self._services.relayed_versions.get(api_key)
+        if (
+            relayed_versions is not None
+            and not relayed_versions[2]
+            and relayed_versions[0] <= version <= relayed_versions[1]
+        ):
+            self._relay(PendingResponse(api_key, version, correlation_id, Answer.RELAYED), length)
+            return True
+        api = APIS.get(api_key)
+        if api is None or api.gated:
+            raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy serves")
+        handling = api.handling
+        if not api.serves(version) and api_key != API_VERSIONS:
+            raise ClientProtocolError(
+                f"{api.name} v{version} is not served: this proxy advertises {api.min_version} to {api.max_version}"
+            )
+        if handling is Handling.ALONE:
+            return self._start_login(length, now)
+        if handling is Handling.PRODUCE:
+            if now >= self._state.login_ends:
+                return self._end_with_its_login()
+            return self._start_produce(length, head, version, correlation_id, now)
+        # Small frames are freed by this call or the next, and must pass while other connections use up the budget.
+        return self._collect(length, now, charged=length > _SMALL_FRAME_BYTES)
+
+    def _relay(self, pending_response: PendingResponse, length: int, watch: ProducerIdWatch | None = None) -> None:
+        self._state.client.pass_frame(length, watch)
+        self._queue.to_client.append(pending_response)
+        self._queue.from_upstream.append(pending_response)
+
+    def _start_login(self, length: int, now: float) -> bool:
+        """Wait until nothing is in progress: Kafka closes a connection that sends anything else during a login.
+
+        That includes the proxy's resends. While the client sends only login frames, the proxy sends nothing else.
+        """
+        if length > LOGIN_BYTES_MAX:
+            raise ClientProtocolError(f"a login of {length} bytes: at most {LOGIN_BYTES_MAX} are accepted")
+        if not self._draining.nothing_under_way():
+            self._holds.pause_client()
+            return False
+        return self._collect(length, now, charged=length > _SMALL_FRAME_BYTES)
+
+    def _end_with_its_login(self) -> bool:
+        """As Kafka does, once all earlier requests are answered: a later append would have an unknown outcome."""
+        if self._draining.nothing_under_way():
+            self._queue.close("the client's login expired and was not renewed", hang_up=True)
+        else:
+            self._holds.pause_client()
+        return False
+
+    def _collect(self, length: int, now: float, *, charged: bool = True) -> bool:
+        if charged:
+            if not self._services.reserve(length):
+                self._holds.pause_client()
+                return False
+            self._state.collecting_bytes = length
+        self._state.collecting_started = now
+        self._state.client.collect_frame(length)
+        return True
+
+    def _start_produce(self, length: int, head: memoryview, version: int, correlation_id: int, now: float) -> bool:
+        """Stream a Produce request without checked topics; its first bytes show its topics."""
+        if version < _PRODUCE_VERSION_MIN:
+            raise ClientProtocolError(f"Produce v{version} is older than record batches; use v3 or newer")
+        peek = peek_produce(head, length)
+        if peek is None:
+            if len(head) < min(_PEEK_BYTES_MAX, length):
+                return False
+            return self._collect(length, now)
+        services = self._services
+        if peek.acks == 0 and not services.fresh(now):
+            # acks=0: the client cannot receive a retriable error. It waits, as for a broker that does not read.
+            self._holds.pause_client()
+            return False
+        if (
+            not self._state.primary
+            and peek.topic_count == 1
+            and services.fresh(now)
+            and needs_primary(services.policy(peek.first_topic))
+        ):
+            self._holds.move_to_primary()
+            return False
+        streamed = (
+            services.fresh(now)
+            and peek.topic_count == 1
+            and peek.first_topic != services.state_topic
+            and services.policy(peek.first_topic) is None
+        )
+        if not streamed:
+            if (
+                peek.topic_count == 1
+                and peek.acks != 0
+                and peek.transactional_id is None
+                and version >= FLEXIBLE
+                and peek.first_topic != services.state_topic
+                and (peek.first_topic in self._proofs.may_write or not services.clients_log_in)
+            ):
+                self._record_known(version, head, peek, is_checked=True)
+            return self._collect(length, now)
+        flexible = version >= FLEXIBLE
+        try:
+            count, first_at = partitions_of(head, peek.end, flexible=flexible)
+        except UNREADABLE:
+            if len(head) < min(peek.end + 5, length):
+                return False
+            count, first_at = 0, length
+        if count > _STREAMED_PARTITIONS_MAX:
+            return self._collect(length, now)
+        watch = ProducerIdWatch(first_at, count, services.shared_producer_ids, flexible=flexible)
+        if peek.acks == 0:
+            services.record_unanswered(now)
+            self._state.client.pass_frame(length, watch)
+            self._state.silent_to = self._state.read_bytes + self._state.client.passing_bytes
+        else:
+            self._relay(relayed_produce(version, correlation_id), length, watch)
+            self._record_known(version, head, peek, is_checked=False)
+        return True
+
+    def _record_known(self, version: int, head: memoryview, peek: ProducePeek, *, is_checked: bool) -> None:
+        known = known_start(version, bytes(head[:_PEEK_BYTES_MAX]), peek, is_checked=is_checked)
+        self._state.known = known or self._state.known
+
+    def _request(self, frame: memoryview, now: float) -> None:
+        """A whole request, or a login token."""
+        if self._logins.tokens is not None:
+            self._logins.token(self._logins.tokens, frame)
+            return
+        api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
+        if api_key == PRODUCE:
+            if not self._fast_path.direct(frame, now):
+                self._appends.arrival.request(frame, now)
+        elif APIS[api_key].handling is Handling.ALONE:
+            self._logins.request(api_key, version, correlation_id, frame)
+        elif api_key == END_TXN:
+            self._appends.commits.request(version, correlation_id, frame)
+        else:
+            self._control.request(api_key, version, correlation_id, frame)

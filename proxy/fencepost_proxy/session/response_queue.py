@@ -1,0 +1,143 @@
+"""Requests in progress, in two queues (`pending_responses.py`), and how their answers leave in order."""
+
+from __future__ import annotations
+
+from fencepost_proxy.session.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.messages import CloseClient, ToClient, ToUpstream
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.wire.apis import PRODUCE
+
+#: The first version whose response can name a broker's address.
+_PRODUCE_ENDPOINTS_FROM = 10
+
+
+class ResponseQueue:
+    """- `to_client`, `from_upstream` – the queues.
+    - `in_flight` – Produce requests with checked appends that are sent and not completely answered, but for those of
+      the fast path. `answer_by` – when the client must have an answer.
+    - `client_out`, `upstream_out` – bytes to write at the end of the event.
+    """
+
+    __slots__ = (
+        "_pipelines",
+        "_probes",
+        "_services",
+        "_state",
+        "answer_by",
+        "client_out",
+        "from_upstream",
+        "in_flight",
+        "to_client",
+        "upstream_out",
+    )
+
+    def __init__(self, state: ConnectionState, pipelines: FailedPipelines) -> None:
+        self._services = state.services
+        self._state = state
+        self._pipelines = pipelines
+        self.to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
+        self.from_upstream: list[PendingResponse] = []
+        self.in_flight: dict[PendingResponse, ProduceExchange] = {}
+        self.answer_by: dict[PendingResponse, float] = {}
+        self.client_out: list[bytes | memoryview] = []
+        self.upstream_out: list[bytes | memoryview] = []
+        self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
+
+    @property
+    def empty(self) -> bool:
+        return not (self.to_client or self.from_upstream or self.in_flight or self._probes)
+
+    # ---- requests
+
+    def expect(self, pending_response: PendingResponse) -> None:
+        """The client waits for this answer. The memory reserved for its request is released with it."""
+        pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
+        self.to_client.append(pending_response)
+
+    def send(self, pending_response: PendingResponse, request: bytes | memoryview) -> None:
+        self.from_upstream.append(pending_response)
+        self.upstream_out.append(request)
+
+    def forward(self, pending_response: PendingResponse, request: bytes | memoryview) -> None:
+        """The same, for a request of the client that did not wait."""
+        self.send(pending_response, request)
+        self._services.forwarded(0.0)
+
+    def send_between_frames(self, pending_response: PendingResponse, chunks: list[bytes | memoryview]) -> None:
+        """A request of the proxy. It waits while a client's frame is being streamed."""
+        self._probes.append((pending_response, chunks))
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        while self._probes and not self._state.streams_up:
+            upstream, chunks = self._probes.pop(0)
+            self.from_upstream.append(upstream)
+            self.upstream_out += chunks
+
+    # ---- answers
+
+    def end(self, pending_response: PendingResponse, chunks: list[bytes | memoryview]) -> None:
+        pending_response.chunks = chunks
+        pending_response.done = True
+        self.answer_front()
+
+    def answer_front(self) -> None:
+        while self.to_client and self.to_client[0].done:
+            pending_response = self.to_client.pop(0)
+            self.release(pending_response)
+            if pending_response.answered_at is not None:
+                self._services.answered(self._state.now - pending_response.answered_at)
+            self.client_out += pending_response.chunks
+            self._pipelines.may_know(pending_response.pipeline_keys)
+
+    def release(self, pending_response: PendingResponse) -> None:
+        self._services.release(pending_response.reserved_bytes)
+        pending_response.reserved_bytes = 0
+
+    # ---- ends
+
+    def client_lost(self) -> None:
+        """No client needs the order any more."""
+        self._services.release(self._state.collecting_bytes)
+        self._state.collecting_bytes = 0
+        for pending_response in self.to_client:
+            self.release(pending_response)
+        self.to_client.clear()
+
+    def upstream_lost(self) -> None:
+        for pending_response in (*self.to_client, *self.in_flight):
+            self.release(pending_response)
+        self.in_flight.clear()
+        self.answer_by.clear()
+        self.from_upstream.clear()
+        self._probes.clear()
+
+    def close(self, reason: str, fault: type[Exception] | None = None, *, hang_up: bool = False) -> None:
+        """The client's connection ends, once what is written is sent."""
+        if not self._state.closing:
+            self._state.closing = True
+            if self.client_out:
+                self._flush_client()
+            self._state.commands.append(CloseClient(reason, fault, hang_up))
+
+    def flush(self) -> None:
+        if self.upstream_out:
+            if not self._state.upstream_closed:
+                self._state.commands.append(ToUpstream(self.upstream_out))
+            self.upstream_out = []
+        if self.client_out:
+            self._flush_client()
+
+    def _flush_client(self) -> None:
+        if not self._state.client_closed:
+            self._state.commands.append(ToClient(self.client_out))
+        self.client_out = []
+
+
+def relayed_produce(version: int, correlation_id: int) -> PendingResponse:
+    """For a request relayed unchanged: the proxy rewrites only the addresses in its answer."""
+    if version < _PRODUCE_ENDPOINTS_FROM:
+        return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED)
+    return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)

@@ -1,0 +1,167 @@
+"""Reads what the broker sends: streams answers to the client, or collects them for what made the request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fencepost_proxy.errors import UpstreamProtocolError
+from fencepost_proxy.session.checked_appends import CheckedAppends
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.cutter import INT32, CutterState
+from fencepost_proxy.session.fast_path import FastPath
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
+from fencepost_proxy.wire.apis import PRODUCE, api_name
+from fencepost_proxy.wire.produce import encode_produce_response, parse_produce_response
+
+PRODUCED_HERE_BYTES_MAX = 1 << 16
+
+
+class ResponseReader:
+    __slots__ = (
+        "_appends",
+        "_fast_path",
+        "_holds",
+        "_queue",
+        "_services",
+        "_state",
+        "_threads",
+    )
+
+    def __init__(self, core: Core, appends: CheckedAppends, fast_path: FastPath) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._holds = core.holds
+        self._queue = core.queue
+        self._threads = core.threads
+        self._appends = appends
+        self._fast_path = fast_path
+
+    def is_blocked(self) -> bool:
+        """The next answer must wait: for an earlier one, for one that a thread works on, or for the quota."""
+        if self._threads.answers:
+            return True
+        if not self._queue.from_upstream:
+            return False
+        pending_response = self._queue.from_upstream[0]
+        if pending_response.answer is Answer.MADE_FROM_RESPONSE:
+            return self._holds.quota <= 0 and not pending_response.inner
+        return (
+            pending_response.answer is Answer.RELAYED
+            and bool(self._queue.to_client)
+            and self._queue.to_client[0] is not pending_response
+        )
+
+    def _overtaken(self, pending_response: PendingResponse, length: int) -> bool:
+        """Whether to buffer in memory, not in the socket, an answer that must wait for the front one.
+
+        Needed if a partition sequencer waits for a later answer. Example: a checked append was refused because of its
+        fence and resent, so the front request's answer comes later. False also if memory is short: then the front
+        request ends by its time limit.
+
+        Not while a thread works: the client may be lost, and then nothing would release the reserved memory.
+        """
+        a_sequencer_waits = any(each.inner or each.direct is not None for each in self._queue.from_upstream)
+        if self._threads.answers or not a_sequencer_waits or not self._services.reserve(length):
+            return False
+        pending_response.reserved_bytes += length
+        return True
+
+    def pump(self, now: float) -> None:
+        cutter = self._state.upstream
+        while True:
+            state = cutter.state
+            if state is CutterState.PASSING:
+                view = cutter.take()
+                if not view:
+                    break
+                self._queue.client_out.append(view)
+                if cutter.state is CutterState.START:
+                    self.frame_relayed()
+            elif state is CutterState.COLLECTING:
+                frame = cutter.collected()
+                if frame is None:
+                    break
+                self._collected(frame, now)
+            else:
+                head = cutter.head()
+                if head is None:
+                    break
+                length, view = head
+                pending_response = self._expected_response(view)
+                relayed = pending_response.answer is Answer.RELAYED
+                if self.is_blocked():
+                    if not (relayed and self._overtaken(pending_response, length)):
+                        self._holds.pause_upstream()
+                        break
+                    cutter.collect_frame(length)
+                elif relayed:
+                    cutter.pass_frame(length)
+                elif length > self._services.frame_bytes_max:
+                    raise UpstreamProtocolError(
+                        f"an answer of {length} bytes to {api_name(pending_response.api_key)}, which is buffered: "
+                        f"limits.frame_bytes_max is {self._services.frame_bytes_max}"
+                    )
+                else:
+                    cutter.collect_frame(length)
+        cutter.save()
+
+    def frame_relayed(self) -> None:
+        self._services.answered(0.0)
+        self._queue.end(self._queue.from_upstream.pop(0), [])
+
+    def _expected_response(self, head: memoryview) -> PendingResponse:
+        (correlation_id,) = INT32.unpack_from(head)
+        if not self._queue.from_upstream:
+            raise UpstreamProtocolError(f"an answer with correlation id {correlation_id}, but no request is open")
+        pending_response = self._queue.from_upstream[0]
+        if pending_response.correlation_id != correlation_id:
+            raise UpstreamProtocolError(
+                f"an answer with correlation id {correlation_id} where {pending_response.correlation_id} "
+                f"({api_name(pending_response.api_key)}) comes next"
+            )
+        return pending_response
+
+    def _collected(self, frame: memoryview, now: float) -> None:
+        if self._queue.from_upstream[0].answer is Answer.DIRECT:
+            self._collected_direct(frame, now)
+            return
+        pending_response = self._queue.from_upstream.pop(0)
+        if not pending_response.inner:
+            pending_response.answered_at = now
+        if pending_response.answer is Answer.MADE_FROM_RESPONSE:
+            if not pending_response.inner:
+                self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
+            on_response, pending_response.on_response = pending_response.on_response, None  # break the reference cycle
+            assert on_response is not None
+            on_response(frame)
+            if pending_response.api_key == PRODUCE:
+                self._appends.arrival.earlier_answered(now)
+            self._queue.answer_front()
+        elif pending_response.answer is Answer.RELAYED_UNLESS_BROKERS:
+            self._threads.answer(
+                len(frame) > PRODUCED_HERE_BYTES_MAX,
+                lambda: self._with_own_addresses(pending_response, frame),
+                lambda chunks: self._queue.end(pending_response, chunks),
+            )
+        else:
+            self._queue.end(pending_response, [INT32.pack(len(frame)), frame])
+
+    def _collected_direct(self, frame: memoryview, now: float) -> None:
+        pending_response = self._queue.from_upstream[0]
+        answer = self._fast_path.end_direct(pending_response, frame, now)
+        if answer is None:
+            self._appends.completion.convert_direct()
+            self._collected(frame, now)
+        else:
+            del self._queue.from_upstream[0]
+            pending_response.answered_at = now
+            self._queue.end(pending_response, [answer])
+
+    def _with_own_addresses(self, pending_response: PendingResponse, frame: memoryview) -> list[bytes | memoryview]:
+        """A Produce response with broker addresses rewritten for clients."""
+        response = parse_produce_response(frame, pending_response.version)
+        if not response.node_endpoints:
+            return [INT32.pack(len(frame)), frame]
+        endpoints = tuple(self._services.endpoint(each, self._state.local_host) for each in response.node_endpoints)
+        return [encode_produce_response(replace(response, node_endpoints=endpoints), pending_response.version)]

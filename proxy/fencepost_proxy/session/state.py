@@ -1,0 +1,122 @@
+"""What all parts of a session know about its connection, and the commands that they emit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.session.appends import refused
+from fencepost_proxy.session.cutter import REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN, CutterState, FrameCutter
+from fencepost_proxy.session.known import NOTHING_KNOWN, Known
+from fencepost_proxy.session.messages import Command, Count
+from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.services import Services
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.api_versions import Software
+
+
+class ConnectionState:
+    """`opened_at` – when its upstream connection opened, monotonic seconds. `local_host` – the address by which this
+    client reached the proxy. `primary` – whether this process is the primary worker.
+
+    - `client_id`, `software` – as the client reported them, None before.
+    - `client`, `upstream` – cut what each peer sends into frames.
+    - `now` – time of the current event. `received_bytes` – from the client, in total.
+    - `collecting_bytes` – reserved for the client's frame that is being collected; `collecting_started` – when.
+    - `silent_to` – end of the client's last streamed Produce with acks=0.
+    - `known` – the start of the client's last Produce request.
+    - `login_ends` – from about then, Kafka closes at the next request.
+    """
+
+    __slots__ = (
+        "_continuations",
+        "_last_token",
+        "client",
+        "client_closed",
+        "client_id",
+        "closing",
+        "collecting_bytes",
+        "collecting_started",
+        "commands",
+        "connection",
+        "known",
+        "local_host",
+        "login_ends",
+        "now",
+        "opened_at",
+        "primary",
+        "received_bytes",
+        "sequencers",
+        "services",
+        "silent_to",
+        "software",
+        "upstream",
+        "upstream_closed",
+    )
+
+    def __init__(
+        self, connection: int, local_host: str, services: Services, opened_at: float, *, primary: bool
+    ) -> None:
+        self.connection = connection
+        self.local_host = local_host
+        self.services = services
+        self.sequencers = services.sequencers
+        self.opened_at = opened_at
+        self.primary = primary
+        self.client_id: str | None = None
+        self.software: Software | None = None
+        self.client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)
+        self.upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
+        self.commands: list[Command] = []
+        self.now = 0.0
+        self.received_bytes = 0
+        self.collecting_bytes = 0
+        self.collecting_started = 0.0
+        self.known: Known = NOTHING_KNOWN
+        self.login_ends = float("inf")
+        self.silent_to = -1
+        self.closing = False
+        self.client_closed = False
+        self.upstream_closed = False
+        self._last_token = 0
+        self._continuations: dict[int, Callable[[Any], None]] = {}
+
+    @property
+    def read_bytes(self) -> int:
+        """How many of the client's bytes belong to frames that were begun."""
+        return self.received_bytes - self.client.unread_bytes
+
+    @property
+    def streams_up(self) -> bool:
+        """A frame of the client is half upstream: nothing else may be sent there before its end."""
+        return self.client.state is CutterState.PASSING
+
+    @property
+    def mid_header(self) -> bool:
+        """The client has sent only part of a frame's header."""
+        return self.client.at_start and self.client.unread_bytes > 0
+
+    @property
+    def collecting_since(self) -> float | None:
+        """When the frame started that is being buffered, None while there is none."""
+        return self.collecting_started if self.client.state is CutterState.COLLECTING else None
+
+    def refuse(self, produce: ProduceExchange, key: TopicPartition, refusal: Refusal) -> None:
+        produce.results[key] = refused(key, refusal)
+        self.commands.append(Count("refusal", refusal.reason, key))
+
+    # ---- commands whose result comes back by an event
+
+    def token(self, continuation: Callable[[Any], None]) -> int:
+        """For a command whose result `continuation` gets."""
+        self._last_token += 1
+        self._continuations[self._last_token] = continuation
+        return self._last_token
+
+    def resume(self, token: int, result: object) -> None:
+        """The event with this token has arrived. `ClearAbortOnly` may have none."""
+        continuation = self._continuations.pop(token, None)
+        if continuation is not None:
+            continuation(result)
