@@ -2,8 +2,7 @@
 
 The table in `observability/exposition.py` defines names and meanings and produces the Prometheus text on a scrape.
 
-Values are plain integers: a `prometheus_client` counter takes a lock each time, and importing that library takes more
-than half of the start time.
+Values are plain integers: counting is part of relaying each request (`docs/decisions/0016`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Monotonic, TopicPartition
 from fencepost_proxy.wire.apis import APIS
 
-#: Reasons are fixed words. If one came from a peer's text, it would be counted as `other` above this limit.
+#: Words of one kind; above this limit a new one is counted as `other`.
 _REASONS_MAX: Final = 64
 _OTHER: Final = "other"
 #: A relay takes tens of microseconds; a thousand times more means waiting.
@@ -56,6 +55,17 @@ class Count:
 
     def dec(self) -> None:
         self.value -= 1
+
+
+class Counts(dict[str, int]):
+    """Counts by a fixed word: a reason or a result. Their number is bounded, should a word come from a peer's text."""
+
+    __slots__ = ()
+
+    def inc(self, reason: str, by: int = 1) -> None:
+        if reason not in self and len(self) >= _REASONS_MAX:
+            reason = _OTHER
+        self[reason] = self.get(reason, 0) + by
 
 
 class Distribution:
@@ -164,6 +174,17 @@ class Moment:
         self.partitions_left_out = 0
 
 
+class ProcessNumbers(NamedTuple):
+    """`started_at`: seconds since 1970."""
+
+    cpu_seconds: float = 0.0
+    virtual_bytes: int = 0
+    resident_bytes: int = 0
+    started_at: float = 0.0
+    open_files: int = 0
+    open_files_max: int = 0
+
+
 class WorkerNumbers(NamedTuple):
     """Values that are shown per worker process."""
 
@@ -172,9 +193,7 @@ class WorkerNumbers(NamedTuple):
     accepted: int
     requests: int
     starts: int
-    cpu_seconds: float
-    resident_bytes: int
-    open_files: int
+    process: ProcessNumbers = ProcessNumbers()
 
 
 def observed() -> None:
@@ -213,111 +232,38 @@ class Metrics:
         self.transactions: Callable[[], TransactionsReport] | None = None
         #: If this is a sum over worker processes: each of them.
         self.workers: Sequence[WorkerNumbers] = ()
-        self._refusals: dict[str, int] = {}
-        self._closed: dict[str, int] = {}
-        self._expansions: dict[str, int] = {}
-        self._commits: dict[str, int] = {}
-        self._downgrades: dict[str, int] = {}
-        self._tls_handshakes: dict[str, int] = {}
-        self._upstream_tls_failures: dict[str, int] = {}
-        self._logins: dict[str, int] = {}
-        self._upstream_errors: dict[str, dict[str, int]] = {"clients": {}, "proxy": {}}
-        self._kafka_errors: dict[str, int] = {}
-        self._certificate_reloads: dict[str, int] = {}
+        #: Batches that the proxy refused, by reason.
+        self.refusals = Counts()
+        #: Client connections closed by the proxy: a limit's name, `protocol`, `drain`, …
+        self.connections_closed = Counts()
+        #: Finished expansions of topics with partition-count checks, by result.
+        self.expansions = Counts()
+        #: Validated transaction commits: `pass`, or the reason for the refusal.
+        self.commits = Counts()
+        #: Batches for `safe` topics sent to Kafka without their producer ids, by reason.
+        self.downgrades = Counts()
+        #: TLS handshakes of clients: `ok`, or the reason for the failure.
+        self.tls_handshakes = Counts()
+        #: Failed TLS handshakes with brokers, by reason.
+        self.upstream_tls_failures = Counts()
+        #: Logins of the proxy itself, by result.
+        self.logins = Counts()
+        #: Broker connections that failed or were lost, by user and reason.
+        self.upstream_errors = {"clients": Counts(), "proxy": Counts()}
+        #: Errors that Kafka returned for appends to checked topics, by name.
+        self.kafka_errors = Counts()
+        self.certificate_reloads = Counts()
         #: Expiry of each own certificate, seconds since 1970; not summed over workers.
         self.certificate_ends: tuple[tuple[str, float], ...] = ()
 
-    @property
-    def tls_handshakes(self) -> Mapping[str, int]:
-        """TLS handshakes of clients: `ok`, or the reason for the failure."""
-        return self._tls_handshakes
-
-    def tls_handshake(self, result: str) -> None:
-        _count(self._tls_handshakes, result)
-
-    @property
-    def upstream_tls_failures(self) -> Mapping[str, int]:
-        """Failed TLS handshakes with brokers, by reason."""
-        return self._upstream_tls_failures
-
-    def upstream_tls_failed(self, reason: str) -> None:
-        _count(self._upstream_tls_failures, reason)
-
-    @property
-    def logins(self) -> Mapping[str, int]:
-        """Logins of the proxy itself, by result."""
-        return self._logins
-
     def logged_in(self, succeeded: bool) -> None:
-        _count(self._logins, "ok" if succeeded else "failed")
-
-    @property
-    def certificate_reloads(self) -> Mapping[str, int]:
-        return self._certificate_reloads
+        self.logins.inc("ok" if succeeded else "failed")
 
     def certificates_loaded(self, succeeded: bool) -> None:
-        _count(self._certificate_reloads, "ok" if succeeded else "failed")
+        self.certificate_reloads.inc("ok" if succeeded else "failed")
 
     def certificates_end(self, ends: Mapping[str, float]) -> None:
         self.certificate_ends = tuple(ends.items())
-
-    @property
-    def upstream_errors(self) -> Mapping[str, Mapping[str, int]]:
-        """Broker connections that failed or were lost, by user (`clients`, `proxy`) and reason."""
-        return self._upstream_errors
-
-    def upstream_failed(self, of: str, reason: str) -> None:
-        _count(self._upstream_errors[of], reason)
-
-    @property
-    def kafka_errors(self) -> Mapping[str, int]:
-        """Errors that Kafka returned for appends to checked topics, by name."""
-        return self._kafka_errors
-
-    def kafka_refused(self, error: str) -> None:
-        _count(self._kafka_errors, error)
-
-    @property
-    def downgrades(self) -> Mapping[str, int]:
-        """Batches for `safe` topics sent to Kafka without their producer ids, by reason."""
-        return self._downgrades
-
-    def downgraded(self, why: str, batches: int) -> None:
-        self._downgrades[why] = self._downgrades.get(why, 0) + batches
-
-    @property
-    def commits(self) -> Mapping[str, int]:
-        """Validated transaction commits: `pass`, or the reason for the refusal."""
-        return self._commits
-
-    def validated(self, outcome: str) -> None:
-        _count(self._commits, outcome)
-
-    @property
-    def expansions(self) -> Mapping[str, int]:
-        """Finished expansions of topics with partition-count checks, by result."""
-        return self._expansions
-
-    def expanded(self, result: str) -> None:
-        _count(self._expansions, result)
-
-    @property
-    def refusals(self) -> Mapping[str, int]:
-        """Batches refused so far, by reason."""
-        return self._refusals
-
-    @property
-    def connections_closed(self) -> Mapping[str, int]:
-        """Client connections closed by the proxy, by reason."""
-        return self._closed
-
-    def refused(self, reason: str) -> None:
-        """Count a batch that the proxy refused."""
-        _count(self._refusals, reason)
-
-    def closed(self, reason: str) -> None:
-        """Count a client connection closed by the proxy: a limit's name, `protocol`, `drain`, …"""
-        _count(self._closed, reason)
 
     def ended(self) -> None:
         """Reset gauges after the process ended; counters stay, because they never decrease."""
@@ -350,16 +296,10 @@ def _together(one: Any, other: Any) -> Any:
         return [_together(each, others) for each, others in zip(one, other, strict=True)]
     if isinstance(one, dict):
         both = {key: _together(value, other[key]) if key in other else value for key, value in one.items()}
-        return both | {key: value for key, value in other.items() if key not in one}
+        return type(one)(both | {key: value for key, value in other.items() if key not in one})
     if isinstance(one, Count | Traffic | Moment | Metrics):
         whole = copy.copy(one)
         for name in vars(one) if isinstance(one, Metrics) else one.__slots__:
             setattr(whole, name, _together(getattr(one, name), getattr(other, name)))
         return whole
     return one
-
-
-def _count(reasons: dict[str, int], reason: str) -> None:
-    if reason not in reasons and len(reasons) >= _REASONS_MAX:
-        reason = _OTHER
-    reasons[reason] = reasons.get(reason, 0) + 1

@@ -176,9 +176,9 @@ class Proxy:
         access = Access(
             lambda: self._certificates.upstream,
             config.control_sasl,
-            on_failure=self._metrics.upstream_tls_failed,
+            on_failure=self._metrics.upstream_tls_failures.inc,
             on_login=self._metrics.logged_in,
-            on_error=lambda reason: self._metrics.upstream_failed("proxy", reason),
+            on_error=self._metrics.upstream_errors["proxy"].inc,
         )
         self._is_sidecar = config.mode == "sidecar"
         self._sidecar: SidecarProbe | None = None
@@ -774,7 +774,7 @@ class Proxy:
 
     def _downgraded(self, topic: str, why: str, batches: int) -> None:
         """Counts every time, logs once."""
-        self._metrics.downgraded(why, batches)
+        self._metrics.downgrades.inc(why, batches)
         if (topic, why) not in self._logged_downgraded and len(self._logged_downgraded) < _REPORTED_MAX:
             self._logged_downgraded.add((topic, why))
             _log.warning("idempotence dropped for a topic with level `safe`", topic=topic, why=_WHY_DOWNGRADED[why])
@@ -841,11 +841,11 @@ class Proxy:
         except OSError as error:
             kind, why = of_client(error)
         else:
-            self._metrics.tls_handshake("ok")
+            self._metrics.tls_handshakes.inc("ok")
             proxied.opened_at = time.monotonic()
             return True
-        self._metrics.tls_handshake(kind)
-        self._metrics.closed("tls")
+        self._metrics.tls_handshakes.inc(kind)
+        self._metrics.connections_closed.inc("tls")
         _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
         proxied.close_reason = why
         proxied.client.abort()
@@ -908,7 +908,7 @@ class Proxy:
                 self.traffic.bytes_to_kafka += sum(map(len, chunks))
             case sessions.Count(what, label):
                 if what == "refusal":
-                    self._metrics.refused(label)
+                    self._metrics.refusals.inc(label)
                     self._refusals.record(command, proxied)
                 return
             case sessions.Downgraded(topic, why, batches):
@@ -944,9 +944,9 @@ class Proxy:
 
     def _closing(self, proxied: ProxiedConnection, command: sessions.CloseClient) -> None:
         if command.fault is None:
-            self._metrics.closed("stale_partition_count" if command.hang_up else "upstream_closed")
+            self._metrics.connections_closed.inc("stale_partition_count" if command.hang_up else "upstream_closed")
             return
-        self._metrics.closed(command.fault.__name__)
+        self._metrics.connections_closed.inc(command.fault.__name__)
         _limited_log.warning(_kind(command), "connection closed", peer=proxied.peer, reason=command.reason)
 
     def _renew_later(self, took: float) -> None:
@@ -1024,7 +1024,7 @@ class Proxy:
             _limited_log.warning(
                 "migrate", "connection closed", peer=proxied.peer, reason="the primary worker cannot be reached"
             )
-            self._metrics.closed("primary_unreachable")
+            self._metrics.connections_closed.inc("primary_unreachable")
 
     def _movable(self, sock: Socket) -> socket.socket:
         """TLS cannot move to another process: its socket stays here, and a bridge to it moves instead."""
@@ -1214,10 +1214,10 @@ class Proxy:
         self.traffic.requests[api_key][version] += 1
 
     def kafka_refused(self, error_code: int) -> None:
-        self._metrics.kafka_refused(error_name(error_code))
+        self._metrics.kafka_errors.inc(error_name(error_code))
 
     def upstream_lost(self) -> None:
-        self._metrics.upstream_failed("clients", "lost")
+        self._metrics.upstream_errors["clients"].inc("lost")
 
     def unread_bytes(self, connection: int) -> int:
         proxied = self.proxied_connections.get(connection)

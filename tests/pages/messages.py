@@ -23,7 +23,7 @@ KINDS: Final = {
     "command line": "`help`, `description`, `epilog`, `title`, `metavar`; other texts of `cli/`, `commands/`",
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
     "log events": "calls of `_log` and `_limited_log`",
-    "metrics": "`Shown(...)` and `Section(...)`",
+    "metrics": "`Section(...)`, and the docstrings of metrics",
     "options and config keys": "config keys, `Option(...)`, texts of `config/{__init__,keys}.py`, `virtual_configs.py`",
     "API table": "texts of `wire/apis.py`",
     "other": "every other string of two words or more",
@@ -34,7 +34,7 @@ _CALLS: Final = {
     "Problem": "status and advice",
     "Finding": "checks",
     **dict.fromkeys(("print", "say", "write", "_progress", "progress", "exit", "error", "SystemExit"), "printed"),
-    **dict.fromkeys(("Shown", "Section"), "metrics"),
+    "Section": "metrics",
     "Option": "options and config keys",
 }
 _FILES: Final = {
@@ -47,6 +47,7 @@ _FILES: Final = {
     "wire/apis": "API table",
     **dict.fromkeys(("cli/", "commands/"), "command line"),
 }
+_METRICS: Final = ("fencepost_", "process_")
 _HELP: Final = ("help", "description", "epilog", "title", "metavar")
 #: Calls whose texts are not shown: patterns, type names and binary formats.
 _HIDDEN: Final = ("compile", "cast", "Struct", "TypeVar", "NewType", "dataclass", "get_context")
@@ -150,8 +151,10 @@ class _Module:
                 yield from self._at(value, kind if kind == self._kind else "other", scope)
             return
         match node:
-            case ast.Expr(value=ast.Constant(value=str())):
-                return  # a docstring
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                if scope.startswith(_METRICS):
+                    yield Text("metrics", f"{self._path}:{scope}", " ".join(text.split()))
+                return  # another docstring
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 scope = f"{scope}.{name}".strip(".")
             case ast.Raise():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fencepost_proxy.observability.exposition import TABLE, Shown
+from fencepost_proxy.observability.exposition import SECTIONS
+from fencepost_proxy.observability.prometheus import Shown
 
 _HEAD: Final = """\
 # Metrics and health checks
@@ -50,7 +51,7 @@ The tables are generated from `proxy/fencepost_proxy/observability/exposition.py
 
 def page() -> str:
     parts = [_HEAD]
-    for section in TABLE:
+    for section in SECTIONS:
         parts.append(
             f"\n## {section.title}\n\n{section.text}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n"
         )
@@ -60,4 +61,4 @@ def page() -> str:
 
 def _row(shown: Shown) -> str:
     labels = ", ".join(f"`{label}`" for label in shown.labels) or "–"
-    return f"| `{shown.name}` | {shown.kind.value} | {labels} | {shown.help} |\n"
+    return f"| `{shown.name}` | {shown.kind} | {labels} | {shown.help} |\n"

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fencepost_proxy import logs
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability import http
-from fencepost_proxy.observability.exposition import exposition
+from fencepost_proxy.observability.exposition import SECTIONS, exposition
 from fencepost_proxy.observability.status import (
     BrokerStatus,
     CheckedTopicStatus,
@@ -134,7 +135,7 @@ async def test_metrics_show_recorded_values() -> None:
     metrics.traffic.bytes_to_kafka += 1_000
     metrics.traffic.requests[PRODUCE][9] += 2
     metrics.traffic.requests[API_VERSIONS][UNKNOWN_VERSION] += 1
-    metrics.refused("offset_mismatch")
+    metrics.refusals.inc("offset_mismatch")
     metrics.violations.inc()
     metrics.sequencer_wait_seconds.observe(0.003)
 
@@ -153,12 +154,33 @@ async def test_metrics_show_recorded_values() -> None:
         assert 900 < float(lease.split()[1]) <= 1000
 
 
+def test_prometheus_reads_every_metric_and_label() -> None:
+    metrics = Metrics()
+    metrics.refusals.inc('a "quoted" \\ reason\nof two lines', 3)
+    metrics.sequencer_wait_seconds.observe(0.003, times=2)
+    metrics.traffic.bytes_to_kafka = 10**12
+
+    families = {each.name: each for each in text_string_to_metric_families(exposition(metrics).decode())}
+
+    values = {(each.name, *each.labels.values()): each.value for of in families.values() for each in of.samples}
+    assert values["fencepost_refusals_total", 'a "quoted" \\ reason\nof two lines'] == 3
+    assert values["fencepost_relayed_bytes_total", "to_kafka"] == 1e12
+    assert values["fencepost_sequencer_wait_seconds_bucket", "+Inf"] == 2
+    assert values["fencepost_sequencer_wait_seconds_count",] == 2
+    assert values["fencepost_sequencer_wait_seconds_sum",] == 0.006
+    assert values["process_resident_memory_bytes",] > 1_000_000
+    assert 0 < time.time() - values["process_start_time_seconds",] < 86_400
+    assert families["fencepost_sequencer_wait_seconds"].type == "histogram"
+    shown = {each.name.removesuffix("_total"): each for section in SECTIONS for each in section.shown}
+    assert all(each.documentation == shown[name].help for name, each in families.items())
+
+
 def test_number_of_reasons_is_bounded() -> None:
     metrics = Metrics()
 
     for number in range(1_000):
-        metrics.refused(f"from a peer {number}")
-        metrics.closed(f"from a peer {number}")
+        metrics.refusals.inc(f"from a peer {number}")
+        metrics.connections_closed.inc(f"from a peer {number}")
 
     assert len(metrics.refusals) == 65
     assert metrics.refusals["other"] == 936

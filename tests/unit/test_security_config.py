@@ -58,13 +58,13 @@ def test_start_with_missing_certificate_files_is_refused(tmp_path: Path) -> None
 def test_tls_and_login_metrics_are_exported() -> None:
     metrics, other = Metrics(), Metrics()
     for result in ("ok", "ok", "not_tls"):
-        metrics.tls_handshake(result)
-    metrics.upstream_tls_failed("untrusted")
+        metrics.tls_handshakes.inc(result)
+    metrics.upstream_tls_failures.inc("untrusted")
     metrics.logged_in(True)
     metrics.logged_in(False)
     metrics.certificates_loaded(False)
     metrics.certificates_end({"listener": 2_000_000_000.0})
-    other.tls_handshake("ok")
+    other.tls_handshakes.inc("ok")
 
     text = exposition(metrics.plus(other)).decode()
 
@@ -75,6 +75,6 @@ def test_tls_and_login_metrics_are_exported() -> None:
         'fencepost_control_logins_total{result="ok"} 1.0',
         'fencepost_control_logins_total{result="failed"} 1.0',
         'fencepost_certificate_reloads_total{result="failed"} 1.0',
-        'fencepost_certificate_not_after_timestamp_seconds{of="listener"} 2e+09',
+        'fencepost_certificate_not_after_timestamp_seconds{of="listener"} 2000000000.0',
     ):
         assert f"{line}\n" in text

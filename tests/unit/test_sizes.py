@@ -19,7 +19,6 @@ LARGER: dict[str, tuple[int, ...]] = {
     "proxy/fencepost_proxy/cli/transactions.py:_describe()": (80,),
     "proxy/fencepost_proxy/cluster/state_topic.py:StateTopic": (403, 25),
     "proxy/fencepost_proxy/expansion/procedure.py:Procedure.handle()": (70,),
-    "proxy/fencepost_proxy/metrics.py:Metrics": (155, 27),
     "proxy/fencepost_proxy/observability/diagnosis.py:of_process()": (68,),
     "proxy/fencepost_proxy/sequencer/fence.py:SequencerState": (321, 30),
     "proxy/fencepost_proxy/sequencer/in_doubt.py:InDoubtResolver": (467, 30),

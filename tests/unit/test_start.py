@@ -35,7 +35,6 @@ def test_proxy_start_loads_no_unneeded_modules() -> None:
 
     assert "fencepost_proxy.server" in loaded
     assert not loaded & {
-        "prometheus_client",
         "http.server",
         "kafka",
         "fencepost_dev.commands.dev",

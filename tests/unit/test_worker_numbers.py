@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from fencepost_proxy.metrics import AddressNumbers, Metrics, PartitionNumbers, WorkerNumbers
+from fencepost_proxy.metrics import AddressNumbers, Metrics, PartitionNumbers, ProcessNumbers, WorkerNumbers
 from fencepost_proxy.observability.exposition import exposition
 from fencepost_proxy.transport.listeners import Acceptor, bind
 from fencepost_proxy.types import Address, TopicPartition
@@ -29,13 +29,13 @@ def counts_of(times: int) -> Metrics:
         metrics.traffic.bytes_to_kafka += 1000
         metrics.traffic.request_seconds.observe(0.001)
         metrics.sequencer_wait_seconds.observe(0.1)
-        metrics.refused("offset_mismatch")
+        metrics.refusals.inc("offset_mismatch")
     return metrics
 
 
 def test_numbers_of_two_processes_are_added_without_changes() -> None:
     one, other = counts_of(2), counts_of(3)
-    other.refused("not_ready")
+    other.refusals.inc("not_ready")
 
     whole = one.plus(pickle.loads(pickle.dumps(other)))
 
@@ -56,8 +56,8 @@ def test_most_advanced_numbers_of_a_shared_partition_win() -> None:
     other.moment.partitions = {both: PartitionNumbers(9, 2)}
     one.moment.sequencers = other.moment.sequencers = {"open": 2}
     one.moment.address, other.moment.address = AddressNumbers(7, 100), AddressNumbers(5, 100)
-    one.upstream_failed("clients", "lost")
-    other.upstream_failed("clients", "lost")
+    one.upstream_errors["clients"].inc("lost")
+    other.upstream_errors["clients"].inc("lost")
 
     whole = one.plus(pickle.loads(pickle.dumps(other)))
 
@@ -88,11 +88,15 @@ def test_only_multiple_workers_have_a_series_each() -> None:
     metrics = counts_of(1)
     assert b"worker" not in exposition(metrics)
 
-    metrics.workers = [WorkerNumbers(0, 3, 5, 70, 1, 1.5, 1 << 20, 9), WorkerNumbers(1, 4, 6, 80, 2, 2.5, 1 << 21, 9)]
+    metrics.workers = [
+        WorkerNumbers(0, 3, 5, 70, 1, ProcessNumbers(1.5)),
+        WorkerNumbers(1, 4, 6, 80, 2, ProcessNumbers(2.5)),
+    ]
     text = exposition(metrics).decode()
 
     assert 'fencepost_worker_client_connections{worker="1"} 4.0' in text
     assert 'fencepost_worker_starts_total{worker="1"} 2.0' in text
+    assert 'fencepost_worker_cpu_seconds_total{worker="1"} 2.5' in text
     assert "fencepost_connection_migrations_total 0.0" in text
 
 

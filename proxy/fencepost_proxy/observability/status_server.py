@@ -7,14 +7,12 @@ GET and HEAD, and one POST with a token (`status_token_file`) by which an operat
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -25,6 +23,7 @@ from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.diagnosis import diagnose, state_of
+from fencepost_proxy.observability.exposition import exposition
 from fencepost_proxy.observability.http import TEXT, HttpServer, Refused, Request, Response
 from fencepost_proxy.observability.status import (
     OFFSET_MAX,
@@ -140,9 +139,6 @@ class StatusServer:
             raise Refused(503, f"{_ANSWERING_MAX} requests are in progress; retry")
         self._answering[of_readiness] += 1
         try:
-            if request.path == "/metrics":
-                # The first import takes about 50 ms; it must not block clients.
-                await asyncio.to_thread(import_module, "fencepost_proxy.observability.exposition")
             if self._refresh is not None:
                 await self._refresh()
             return await (self._posted(request) if posts else self._shown(request))
@@ -177,8 +173,6 @@ class StatusServer:
     async def _shown(self, request: Request) -> Response:
         path = request.path
         if path == "/metrics":
-            from fencepost_proxy.observability.exposition import exposition  # noqa: PLC0415 - imported on the first scrape
-
             return Response(_PROMETHEUS, exposition(self._metrics()))
         if path == "/readyz":
             snapshot = self._snapshot()

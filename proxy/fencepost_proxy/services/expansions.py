@@ -320,7 +320,7 @@ class Expansions:
         took = " ".join(f"{step.value}={seconds:.3f}" for step, seconds in procedure.took.items())
         ended = self._history(expansion).ended(expansion.proposal)
         blocked_ms = None if ended is None else ended.blocked_ms
-        self._metrics.expanded(end.result.value)
+        self._metrics.expansions.inc(end.result.value)
         if end.result is ex.Result.DONE and blocked_ms is not None:
             self._metrics.expansion_blocked_seconds.observe(blocked_ms / 1000)
         say = _log.info if end.result is ex.Result.DONE else _log.warning
@@ -488,7 +488,7 @@ class Expansions:
                 was=history.count,
                 partitions=info.partition_count,
             )
-            self._metrics.expanded("unordered")
+            self._metrics.expansions.inc("unordered")
             self._barriers.open_barrier(info.name, info.partition_count)
 
     # ---- status

@@ -170,7 +170,9 @@ class Commits:
             # transaction, under v1 with the same epoch. 3. Passing this commit now would commit half of that one.
             decision = Decision(Outcome.LATER, "unknown", "this process was suspended during the validation")
         self._metrics.commit_wait_seconds.observe(time.monotonic() - began)
-        self._metrics.validated(decision.outcome.name.lower() if decision.outcome is Outcome.PASS else decision.reason)
+        self._metrics.commits.inc(
+            decision.outcome.name.lower() if decision.outcome is Outcome.PASS else decision.reason
+        )
         if decision.outcome is not Outcome.PASS:
             _limited_log.warning(
                 f"commit {decision.reason}",

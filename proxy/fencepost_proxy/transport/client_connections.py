@@ -44,14 +44,14 @@ class ClientConnections:
             self.refused(peer)
             return False
         if self._from[peer.host] >= limits.address_connections_max:
-            self._metrics.closed("address_connections_max")
+            self._metrics.connections_closed.inc("address_connections_max")
             kind = "connections from one", peer.host
             _limited_log.warning(kind, "connection refused: address_connections_max is reached", peer=peer)
             return False
         return True
 
     def refused(self, peer: Address) -> None:
-        self._metrics.closed("connections_max")
+        self._metrics.connections_closed.inc("connections_max")
         _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
 
     def add(self, proxied: ProxiedConnection) -> None:

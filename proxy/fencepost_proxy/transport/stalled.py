@@ -32,7 +32,7 @@ class StalledConnections:
             )
             if reason is not None:
                 _limited_log.info(reason, "connection closed", peer=proxied.peer, reason=reason)
-                self._metrics.closed("stalled")
+                self._metrics.connections_closed.inc("stalled")
                 proxied.client.close(now)
 
     def _abort_unread(self, proxied: ProxiedConnection, now: float) -> None:

@@ -59,9 +59,9 @@ class Upstreams:
                 if node_id is not None:
                     self._failures.pop(node_id, None)
                 return sock
-            self._metrics.upstream_failed("clients", kind)
+            self._metrics.upstream_errors["clients"].inc(kind)
         if kind == "unknown_broker":
-            self._metrics.upstream_failed("clients", kind)
+            self._metrics.upstream_errors["clients"].inc(kind)
         if node_id is not None:
             self._failures[node_id] = time.monotonic(), str(reason)
         raise UpstreamUnavailable(str(reason))
@@ -95,7 +95,7 @@ class Upstreams:
         except OSError as error:
             sock.close()
             kind, words = of_broker(error)
-            self._metrics.upstream_tls_failed(kind)
+            self._metrics.upstream_tls_failures.inc(kind)
             raise UpstreamUnavailable(f"{address}: {words}") from error
         except BaseException:
             sock.close()

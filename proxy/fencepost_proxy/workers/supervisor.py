@@ -32,7 +32,7 @@ from typing import Final
 from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.metrics import Metrics, WorkerNumbers, fencepost_version
+from fencepost_proxy.metrics import Metrics, ProcessNumbers, WorkerNumbers, fencepost_version
 from fencepost_proxy.observability.lists import Found, merged
 from fencepost_proxy.observability.status import BrokerStatus, Listed, PageRequest, StatusSnapshot
 from fencepost_proxy.observability.status_server import StatusServer
@@ -419,7 +419,9 @@ class Supervisor:
         fresh_until = float("inf")
         for worker_state in self._worker_states:
             of_worker = Metrics() if worker_state.retired is None else worker_state.retired
+            of_process = ProcessNumbers()
             if worker_state.report is not None:
+                of_process = worker_state.report.process
                 of_worker = of_worker.plus(worker_state.report.metrics)
                 fresh_until = min(fresh_until, worker_state.report.state_fresh_until)
             else:
@@ -432,9 +434,7 @@ class Supervisor:
                     of_worker.connections_accepted.value,
                     of_worker.traffic.requests_in_all,
                     worker_state.starts,
-                    0.0 if worker_state.report is None else worker_state.report.cpu_seconds,
-                    0 if worker_state.report is None else worker_state.report.resident_bytes,
-                    0 if worker_state.report is None else worker_state.report.open_files,
+                    of_process,
                 )
             )
         primary = self._worker_states[PRIMARY].report

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import resource
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -17,8 +16,9 @@ from typing import Final, Protocol
 
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.metrics import Metrics, ProcessNumbers
 from fencepost_proxy.observability.lists import Found
+from fencepost_proxy.observability.process import process_numbers
 from fencepost_proxy.observability.status import PageRequest, StatusSnapshot
 from fencepost_proxy.session.messages import MigratedConnection
 from fencepost_proxy.types import Address, NodeId
@@ -64,9 +64,7 @@ class Report:
     snapshot: StatusSnapshot
     metrics: Metrics
     state_fresh_until: float
-    cpu_seconds: float
-    resident_bytes: int
-    open_files: int
+    process: ProcessNumbers
 
 
 class Proxy(Protocol):
@@ -160,9 +158,7 @@ class Worker:
             self._proxy.reload(message)
         elif packet.kind == REPORT:
             snapshot, metrics, fresh_until = self._proxy.report()
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            cpu_seconds = usage.ru_utime + usage.ru_stime
-            report = Report(snapshot, metrics, fresh_until, cpu_seconds, _resident_bytes(), _open_files())
+            report = Report(snapshot, metrics, fresh_until, process_numbers() or ProcessNumbers())
             self._send(Packet.of(REPORT, (message, report)))
         elif packet.kind == LIST:
             number, requested = message
@@ -172,12 +168,3 @@ class Worker:
         if self._channel is not None:
             self._channel.close()
         self._listeners.close()
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists the directory
