@@ -76,6 +76,7 @@ from tests.fuzz.log import INVALID_RECORD, SHARED, UNIX_SECONDS, Log, carry_out
 from tests.support.batches import batch
 from tests.support.counting import Counting
 from tests.support.kio_messages import by_kio
+from tests.support.sequencer_view import view_of
 from tests.support.under_way import left_under_way
 
 STATE_TOPIC = "__state"
@@ -412,6 +413,19 @@ def relayed_versions(frame: bytes) -> bool:
 
 # --- the target -------------------------------------------------------------------------------------------------------
 
+SEQUENCER_MODULES = (
+    "proxy/fencepost_proxy/sequencer/sequencer.py",
+    "proxy/fencepost_proxy/sequencer/admitter.py",
+    "proxy/fencepost_proxy/sequencer/kafka_answers.py",
+    "proxy/fencepost_proxy/sequencer/state.py",
+    "proxy/fencepost_proxy/sequencer/appends.py",
+    "proxy/fencepost_proxy/sequencer/fence.py",
+    "proxy/fencepost_proxy/sequencer/fence_bases.py",
+    "proxy/fencepost_proxy/sequencer/transactions.py",
+    "proxy/fencepost_proxy/sequencer/queued_in_brokers.py",
+    "proxy/fencepost_proxy/sequencer/in_doubt.py",
+)
+
 
 class Dialogue:
     name = "session"
@@ -438,10 +452,7 @@ class Dialogue:
         "proxy/fencepost_proxy/session/dispatcher.py",
         "proxy/fencepost_proxy/session/cutter.py",
         "proxy/fencepost_proxy/session/rewriters.py",
-        "proxy/fencepost_proxy/sequencer/sequencer.py",
-        "proxy/fencepost_proxy/sequencer/fence.py",
-        "proxy/fencepost_proxy/sequencer/fence_bases.py",
-        "proxy/fencepost_proxy/sequencer/in_doubt.py",
+        *SEQUENCER_MODULES,
     )
 
     # ---- generating programs
@@ -881,14 +892,14 @@ class _Run:
             if sequencer.waiting > 2 * self.limits.queue_max + self.limits.in_flight_max:
                 raise Failure("a sequencer's queue exceeds its limit", sequencer.waiting)
             if (
-                len(sequencer.memory.appended_batch) > self.limits.remembered_batches_max
-                or len(sequencer.memory.fenced) > self.limits.remembered_producers_max
+                len(sequencer.state.retries.appended_batch) > self.limits.remembered_batches_max
+                or len(sequencer.state.retries.fenced) > self.limits.remembered_producers_max
             ):
                 raise Failure(
                     "a sequencer remembers too much",
-                    (len(sequencer.memory.appended_batch), len(sequencer.memory.fenced)),
+                    (len(sequencer.state.retries.appended_batch), len(sequencer.state.retries.fenced)),
                 )
-            view = sequencer.view(self.now)
+            view = view_of(sequencer, self.now)
             observed.add(
                 (
                     "sequencer",

@@ -21,9 +21,10 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
-from tests.fuzz.dialogue import LIMITS, NOW_MS, make_batch
+from tests.fuzz.dialogue import LIMITS, NOW_MS, SEQUENCER_MODULES, make_batch
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 from tests.fuzz.log import SHARED, Log, carry_out
+from tests.support.sequencer_view import view_of
 
 PARTITION = TopicPartition("checked", 0)
 _CONNECTIONS = 3
@@ -33,12 +34,7 @@ _ROUNDS_MAX = 300
 
 class Sequencers:
     name = "sequencer"
-    modules = (
-        "proxy/fencepost_proxy/sequencer/sequencer.py",
-        "proxy/fencepost_proxy/sequencer/fence.py",
-        "proxy/fencepost_proxy/sequencer/fence_bases.py",
-        "proxy/fencepost_proxy/sequencer/in_doubt.py",
-    )
+    modules = SEQUENCER_MODULES
 
     def setup(self, rng: random.Random) -> dict[str, Any]:
         return {"required": rng.random() < 0.5, "append_time": rng.random() < 0.25, "calm": rng.random() < 0.6}
@@ -250,10 +246,10 @@ class _Run:
                     if same and not isinstance(effect, g.ReadBatch | g.Resend):
                         raise Failure("a second read of the same kind", type(effect).__name__)
                     self.control.append((effect, self.now))
-        sequencer, view = self.sequencer, self.sequencer.view(self.now)
+        sequencer, view = self.sequencer, view_of(self.sequencer, self.now)
         if (
-            len(sequencer.memory.appended_batch) > LIMITS.remembered_batches_max
-            or len(sequencer.memory.fenced) > LIMITS.remembered_producers_max
+            len(sequencer.state.retries.appended_batch) > LIMITS.remembered_batches_max
+            or len(sequencer.state.retries.fenced) > LIMITS.remembered_producers_max
         ):
             raise Failure("a sequencer remembers too much")
         if len(view.in_flight) > LIMITS.in_flight_max:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from fencepost_proxy.sequencer.admitter import Admitter
+from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import arrival, control, reading, session
 from fencepost_proxy.session.cutter import FrameCutter
@@ -77,16 +79,16 @@ DEFECTS: dict[str, list[tuple[str, int, Change]]] = {
         ("a partition is missing in a response", 200, body(ProduceExchange, "complete", "return bool(self.results)")),
     ],
     "sequencer": [
-        ("success anywhere", 300, body(PartitionSequencer, "_appended_elsewhere", "self._answer(pending, result)")),
-        ("in-doubt appends are not resolved", 300, body(PartitionSequencer, "_resolve_later", "pass")),
+        ("success anywhere", 300, body(Lookups, "appended_elsewhere", "self._state.answer(pending, result)")),
+        ("in-doubt appends are not resolved", 300, body(InDoubtResolver, "_resolve_later", "pass")),
         ("queued appends never time out", 200, body(PartitionSequencer, "_tick", "pass")),
         (
             "admitted twice",
             200,
             edit(
-                PartitionSequencer,
+                Admitter,
                 "_admit",
-                ("self._queue.popleft()", "if pending.append.record_count != 3: self._queue.popleft()"),
+                ("appends.queue.popleft()", "if pending.append.record_count != 3: appends.queue.popleft()"),
             ),
         ),
     ],

@@ -13,6 +13,7 @@ from tests.simulation.clients import RETRIABLE
 from tests.simulation.clock import Connection
 from tests.simulation.history import Try, Write
 from tests.simulation.world import TOPIC, Proxy, World
+from tests.support.sequencer_view import view_of
 from tests.support.under_way import left_under_way
 
 _ACTUAL = re.compile(r"^OFFSET_MISMATCH .* actual=(-?\d+)( POSSIBLY_YOURS)?$")
@@ -413,8 +414,8 @@ def check_bounds(world: World) -> list[str]:
             if sequencer.waiting > limits.queue_max + limits.in_flight_max:
                 found.append(f"UNBOUNDED: {sequencer.waiting} wait at {sequencer.partition}")
             if (
-                len(sequencer.memory.appended_batch) > limits.remembered_batches_max
-                or len(sequencer.memory.fenced) > limits.remembered_producers_max
+                len(sequencer.state.retries.appended_batch) > limits.remembered_batches_max
+                or len(sequencer.state.retries.fenced) > limits.remembered_producers_max
             ):
                 found.append(f"UNBOUNDED: {sequencer.partition} remembers too much")
     return found
@@ -432,7 +433,7 @@ def check_rest(world: World) -> list[str]:
         found += _check_under_way(proxy)
         for sequencer in proxy.dispatcher.sequencers.values():
             if not sequencer.idle:
-                view = sequencer.view(world.sim.now)
+                view = view_of(sequencer, world.sim.now)
                 found.append(
                     f"STUCK: sequencer {sequencer.partition} of proxy {proxy.number} is {sequencer.phase.name}: "
                     f"queue {sequencer.waiting}, in flight {len(view.in_flight)}, in doubt {len(view.in_doubt)}, "

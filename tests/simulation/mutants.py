@@ -12,13 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fencepost_proxy.expansion.barrier import AppendBarrier
+from fencepost_proxy.sequencer import appends as sequencer_appends_module
 from fencepost_proxy.sequencer import fence as fence_module
 from fencepost_proxy.sequencer import fence_bases as fence_bases_module
+from fencepost_proxy.sequencer import kafka_answers as kafka_answers_module
 from fencepost_proxy.sequencer import retry_cache as retry_cache_module
-from fencepost_proxy.sequencer import sequencer as sequencer_module
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer import transactions as transactions_module
+from fencepost_proxy.sequencer.admitter import Admitter
+from fencepost_proxy.sequencer.appends import Appends
+from fencepost_proxy.sequencer.events import AppendedBatch, PendingAppend
+from fencepost_proxy.sequencer.fence import PartitionFence
+from fencepost_proxy.sequencer.fence_bases import FenceBases
+from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
+from fencepost_proxy.sequencer.kafka_answers import KafkaAnswers
+from fencepost_proxy.sequencer.queued_in_brokers import QueuedInBrokers
 from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.sequencer.transactions import PartitionTransactions
 from fencepost_proxy.session import appends as appends_module
 from fencepost_proxy.session import drafts as drafts_module
 from fencepost_proxy.session import fast_path as fast_path_module
@@ -57,10 +67,11 @@ def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) ->
     client_lost(self, now)
 
 
-def _admit_its_connection_first(advance: Callable[..., None], self: PartitionSequencer, now: float) -> None:
-    if self._in_flight:
-        holder = self._in_flight[-1].connection
-        self._queue = type(self._queue)(sorted(self._queue, key=lambda each: each.connection != holder))
+def _admit_its_connection_first(advance: Callable[..., None], self: Admitter, now: float) -> None:
+    appends = self._state.appends
+    if appends.in_flight:
+        holder = appends.in_flight[-1].connection
+        appends.queue = type(appends.queue)(sorted(appends.queue, key=lambda each: each.connection != holder))
     advance(self, now)
 
 
@@ -70,8 +81,8 @@ MUTANTS = (
         "no-fence",
         "appends are sent unfenced: only the sequencer compares",
         ("race", "one-broker"),
-        edit(PartitionSequencer, "_fence", ("self._limits.fencing", "False")),
-        edit(PartitionSequencer, "_may_resend", ("self._limits.fencing", "False")),
+        edit(PartitionFence, "put_on", ("limits.fencing", "False")),
+        edit(InDoubtResolver, "_may_resend", ("self._state.log.limits.fencing", "False")),
         rule="Kafka itself compares",
     ),
     Mutant(
@@ -89,28 +100,28 @@ MUTANTS = (
         "no-wrap",
         "sequences do not wrap",
         ("race",),
-        *(put(module, "SEQUENCE_MODULUS", 1 << 40) for module in (sequencer_module, fence_bases_module)),
+        *(put(module, "SEQUENCE_MODULUS", 1 << 40) for module in (fence_module, fence_bases_module)),
         rule="sequence = (expected − sequence offset) mod 2³¹",
     ),
     Mutant(
         "base-offset-not-compared",
         "a response's base offset is not compared",
         ("bypass", "bypass-true"),
-        edit(PartitionSequencer, "_fenced_success", ("result.base_offset != pending.at", "False")),
+        edit(KafkaAnswers, "_fenced_success", ("result.base_offset != pending.at", "False")),
         rule="0 means success only at the expected offset",
     ),
     Mutant(
         "duplicate-is-success",
         "a duplicate is reported as success",
         ("race", "one-broker"),
-        edit(PartitionSequencer, "_fenced_success", ("result.log_append_time_ms != -1", "False")),
+        edit(KafkaAnswers, "_fenced_success", ("result.log_append_time_ms != -1", "False")),
         rule="the batch there may be another writer's: rule 5",
     ),
     Mutant(
         "log-append-time-not-read-back",
         "with LogAppendTime, a 0 is not read back",
         ("log-append-time",),
-        body(PartitionSequencer, "_fenced_success", "self._appended_at(pending, result.log_append_time_ms, -1, now)"),
+        body(KafkaAnswers, "_fenced_success", "self._state.appended(pending, result.log_append_time_ms, -1, now)"),
         rule="new appends and duplicates look alike: rule 4",
     ),
     Mutant(
@@ -118,11 +129,12 @@ MUTANTS = (
         "a violation is reported as a mismatch",
         ("bypass", "bypass-true"),
         body(
-            PartitionSequencer,
-            "_appended_elsewhere",
-            "self._unconfirm()\n"
-            "refusal = offset_mismatch(pending.append, result.base_offset, self._log_start(), possibly_yours=False)\n"
-            "self._refuse(pending, refusal)",
+            Lookups,
+            "appended_elsewhere",
+            "fence = self._state.fence\n"
+            "fence.unconfirm()\n"
+            "refusal = offset_mismatch(pending.append, result.base_offset, fence.log_start, possibly_yours=False)\n"
+            "self._state.refuse(pending, refusal)",
         ),
         rule="44 without OFFSET_VIOLATION means nothing appended",
     ),
@@ -131,9 +143,9 @@ MUTANTS = (
         "an append advances the known log end by too few records",
         ("pipelines", "race"),
         edit(
-            PartitionSequencer,
-            "_record_appended",
-            ("max(self._log_end, pending.at + pending.append.record_count)", "max(self._log_end, pending.at + 1)"),
+            PartitionFence,
+            "appended",
+            ("max(self.log_end, end)", "self.log_end + 1"),
         ),
         rule="the log end advances by the batch's record count",
     ),
@@ -142,7 +154,7 @@ MUTANTS = (
         "confirmed-indefinitely",
         "a confirmed fence stays confirmed",
         ("idle-pipelines",),
-        body(PartitionSequencer, "_is_confirmed", "return self.phase is Phase.OPEN and self._confirmed_until > 0"),
+        body(PartitionFence, "is_confirmed", "return self.phase is Phase.OPEN and self.confirmed_until > 0"),
         rule="confirmation lasts a quarter of producer.id.expiration.ms",
     ),
     Mutant(
@@ -150,10 +162,10 @@ MUTANTS = (
         "appends are pipelined while the fence is unconfirmed",
         ("refused-pipelines",),
         edit(
-            PartitionSequencer,
-            "_fits_with_in_flight",
+            Admitter,
+            "fits_with_in_flight",
             ("pending.alone", "True"),
-            ("self._is_confirmed(pending, now)", "True"),
+            ("self._state.fence.is_confirmed(pending, now)", "True"),
         ),
         rule="pipeline only with a confirmed fence: rule 13",
     ),
@@ -161,7 +173,7 @@ MUTANTS = (
         "any-timestamp",
         "batches with old or missing timestamps are fenced",
         ("expiry",),
-        body(PartitionSequencer, "_timestamps", "return None"),
+        body(PartitionFence, "too_old", "return None"),
         rule="fence only fresh timestamps: rules 2, 3",
     ),
     Mutant(
@@ -169,9 +181,9 @@ MUTANTS = (
         "unfenced appends are sent while fenced ones are in flight",
         ("true-one", "liars-true"),
         edit(
-            PartitionSequencer,
-            "_fits_with_in_flight",
-            ("all(other.kind is AppendMode.PASS_THROUGH for other in self._in_flight)", "True"),
+            Admitter,
+            "fits_with_in_flight",
+            ("all(other.kind is AppendMode.PASS_THROUGH for other in in_flight)", "True"),
         ),
         rule="an unfenced append moves the log end",
     ),
@@ -179,8 +191,8 @@ MUTANTS = (
         "sequence-offset-not-updated",
         "unfenced appends do not change the sequence offset",
         ("true-one", "liars-true"),
-        body(PartitionSequencer, "_pass_through_success", "self._answer(pending, result)"),
-        body(PartitionSequencer, "_moved_by_pass_through", "pass"),
+        body(KafkaAnswers, "_pass_through_success", "self._state.answer(pending, result)"),
+        body(PartitionFence, "appended_unfenced", "pass"),
         rule="every unfenced append changes the sequence offset: rule 6",
     ),
     # ---- fence base
@@ -188,7 +200,7 @@ MUTANTS = (
         "base-never-published",
         "appends outside the fence sequence are not noticed",
         ("bypass",),
-        body(PartitionSequencer, "_fence_outside_log", "return None"),
+        body(FenceBases, "outside_log", "return None"),
         rule="publish a new fence base: rule 6",
     ),
     Mutant(
@@ -208,16 +220,14 @@ MUTANTS = (
         "epoch-not-adopted",
         "the partition's current epoch is not adopted",
         ("bypass-true",),
-        edit(
-            PartitionSequencer, "_log_end_read", ("self._epoch = state.producer_epoch", "self._epoch = published_epoch")
-        ),
+        edit(PartitionFence, "read", ("self.epoch = state.producer_epoch", "self.epoch = published_epoch")),
         rule="adopt what DescribeProducers reports: rule 15",
     ),
     Mutant(
         "epochs-run-out",
         "a producer id is not replaced after its last epoch",
         ("rotating",),
-        edit(PartitionSequencer, "_new_base", ("epoch + 1", "min(epoch + 1, self._limits.producer_epochs - 1)")),
+        edit(FenceBases, "_new_base", ("epoch + 1", "min(epoch + 1, self._log.limits.producer_epochs - 1)")),
         rule="continue with the next producer id",
     ),
     Mutant(
@@ -231,7 +241,7 @@ MUTANTS = (
         "fence-errors-relayed",
         "45 and 47 are relayed to the client",
         ("race", "one-broker", "true-many"),
-        *(put(module, "FENCE_ERRORS", frozenset()) for module in (sequencer_module, fence_module)),
+        *(put(module, "FENCE_ERRORS", frozenset()) for module in (kafka_answers_module, sequencer_appends_module)),
         rule="no bare 45 for a fenced append",
     ),
     # ---- in-doubt appends
@@ -240,10 +250,10 @@ MUTANTS = (
         "7, 20 and errors with a base offset are final",
         ("cluster", "one-broker"),
         edit(
-            PartitionSequencer,
-            "_answered",
+            KafkaAnswers,
+            "answered",
             ("in_doubt and not (may_be_final and pending.kind is AppendMode.PASS_THROUGH)", "False"),
-            ("self._answer(pending, result)", 'self._answer_later(pending, "")'),
+            ("self._state.answer(pending, result)", 'self._state.try_again(pending, "")'),
         ),
         rule="an error after the append is no refusal: rule 1",
     ),
@@ -251,7 +261,7 @@ MUTANTS = (
         "first-attempt-ignored",
         "a retry is sent to the log end, although its first attempt was appended since the last read",
         ("wide-logged-in",),
-        body(PartitionSequencer, "_first_try_decides", "return None"),
+        body(Admitter, "_first_try_decides", "return None"),
         rule="only the log decides: rule 1",
     ),
     Mutant(
@@ -259,15 +269,15 @@ MUTANTS = (
         "an error for a resend is final",
         ("resends",),
         body(
-            PartitionSequencer,
-            "_resent",
-            "if pending not in self._in_doubt_appends:\n"
+            InDoubtResolver,
+            "resent",
+            "if pending not in self._state.appends.in_doubt:\n"
             "    return\n"
             "if result is None:\n"
             "    self._resolve_later(pending, now)\n"
             "else:\n"
             "    self._resolved(pending, now)\n"
-            "    self._answer(pending, result)",
+            "    self._state.answer(pending, result)",
         ),
         rule="only the log decides: rule 1",
     ),
@@ -275,7 +285,7 @@ MUTANTS = (
         "no-second-read",
         "the log is not read again for in-doubt appends",
         ("one-broker", "cluster"),
-        edit(PartitionSequencer, "_tick", ("self._resolve_again", "False")),
+        edit(InDoubtResolver, "read_again", ("self._resolve_again", "False")),
         rule="in-doubt appends are always resolved",
     ),
     Mutant(
@@ -284,10 +294,10 @@ MUTANTS = (
         ("true-one", "liars-true"),
         wrap(Session, "_client_lost", _cancel_sent),
         edit(
-            PartitionSequencer,
-            "_canceled",
-            ("pending in self._queue", "pending in self._in_flight"),
-            ("self._queue.remove(pending)", "self._in_flight.remove(pending)"),
+            Appends,
+            "cancel",
+            ("pending in self.queue", "pending in self.in_flight"),
+            ("self.queue.remove(pending)", "self.in_flight.remove(pending)"),
         ),
         rule="a lost client does not release its append",
     ),
@@ -297,7 +307,7 @@ MUTANTS = (
         "a producer's retry is not recognized",
         ("retries",),
         body(RetryCache, "retry_of", "return None"),
-        body(PartitionSequencer, "_known_retry", "return False"),
+        body(Admitter, "_is_known_retry", "return False"),
         rule="recognize retries before comparing offsets",
     ),
     Mutant(
@@ -311,7 +321,7 @@ MUTANTS = (
         "equality-is-success",
         "equal records count as the client's append",
         ("race", "one-broker"),
-        body(PartitionSequencer, "_names_itself", "return there.digest == pending.digest"),
+        body(AppendedBatch, "has_write_id_of", "return self.digest == pending.digest"),
         rule="equal records do not prove success: rule 5",
     ),
     Mutant(
@@ -319,11 +329,11 @@ MUTANTS = (
         "a write-id alone proves success",
         ("liars",),
         edit(
-            PartitionSequencer,
+            Lookups,
             "_end_mismatch",
             (
-                "there is not None and equal and self._names_itself(pending, there)",
-                "there is not None and self._names_itself(pending, there)",
+                "there is not None and equal and there.has_write_id_of(pending)",
+                "there is not None and there.has_write_id_of(pending)",
             ),
         ),
         rule="the records must be equal too",
@@ -332,7 +342,7 @@ MUTANTS = (
         "write-id-ignored",
         "write-ids are ignored",
         ("one-broker", "race"),
-        body(PartitionSequencer, "_names_itself", "return False"),
+        body(AppendedBatch, "has_write_id_of", "return False"),
         rule="a named write is recognized while it is in the log",
     ),
     Mutant(
@@ -340,11 +350,11 @@ MUTANTS = (
         "POSSIBLY_YOURS is omitted",
         ("race", "one-broker"),
         edit(
-            PartitionSequencer,
+            Lookups,
             "_end_mismatch",
             (
-                "offset_mismatch(pending.append, pending.actual, self._log_start(), possibly_yours=equal)",
-                "offset_mismatch(pending.append, pending.actual, self._log_start(), possibly_yours=False)",
+                "offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=equal)",
+                "offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=False)",
             ),
         ),
         rule="report an equal batch at the expected offset: rule 14",
@@ -353,7 +363,7 @@ MUTANTS = (
         "old-actual",
         "a remembered log end is reported",
         ("race", "one-broker"),
-        edit(PartitionSequencer, "_decide", ("self._end_as_of < pending.submitted_at", "False")),
+        edit(Admitter, "_decide", ("fence.end_as_of < pending.submitted_at", "False")),
         rule="actual was the log end during the call",
     ),
     # ---- transactions, topics
@@ -362,18 +372,18 @@ MUTANTS = (
         "open transactions are ignored",
         ("calm-transactions",),
         edit(
-            PartitionSequencer,
-            "_another_transaction_is_open",
+            PartitionTransactions,
+            "another_is_open",
             ("snapshot.open_transactions - {pending.append.producer_id}", "False"),
         ),
-        body(PartitionSequencer, "_joined", "pass"),
+        body(PartitionTransactions, "believe_from", "pass"),
         rule="a marker takes an offset: rule 7",
     ),
     Mutant(
         "joins-not-recorded",
         "a transaction that adds the partition is not recorded",
         ("calm-stranded",),
-        body(PartitionSequencer, "_joined", "pass"),
+        body(PartitionTransactions, "believe_from", "pass"),
         rule="markers come even where nothing was written: rule 7",
     ),
     Mutant(
@@ -382,8 +392,8 @@ MUTANTS = (
         ("stranded",),
         edit(
             PartitionSequencer,
-            "_let_join",
-            ("any(pending.kind.fenced for pending in (*self._in_flight, *self._in_doubt_appends))", "False"),
+            "_finish",
+            ("self.state.appends.fenced_unanswered", "False"),
         ),
         rule="its marker would move them by one",
     ),
@@ -391,21 +401,21 @@ MUTANTS = (
         "joins-never",
         "AddPartitionsToTxn is delayed indefinitely",
         ("atomic",),
-        body(PartitionSequencer, "_let_join", "pass"),
+        body(PartitionTransactions, "let_join", "pass"),
         rule="it proceeds once all fenced appends are answered",
     ),
     Mutant(
         "transactions-deadlock",
         "a transaction that holds a partition waits for another one",
         ("atomic-crossing",),
-        body(PartitionSequencer, "_may_not_wait", "return False"),
+        body(PartitionTransactions, "may_not_wait", "return False"),
         rule="two would wait for each other",
     ),
     Mutant(
         "transactions-deadlock-across-processes",
         "partitions that a transaction holds through another process are ignored",
         ("atomic-crossing-v2",),
-        edit(PartitionSequencer, "_may_not_wait", ("waited and not pending.alone", "False")),
+        edit(PartitionTransactions, "may_not_wait", ("waited and not pending.alone", "False")),
         rule="with several processes the wait is limited",
     ),
     Mutant(
@@ -413,8 +423,8 @@ MUTANTS = (
         "a transaction without records on the partition blocks others",
         ("atomic-crossing",),
         edit(
-            PartitionSequencer,
-            "_another_transaction_is_open",
+            PartitionTransactions,
+            "another_is_open",
             ("not joined.isdisjoint(snapshot.ending_transactions)", "bool(joined)"),
         ),
         rule="two that added each other's partitions would deadlock",
@@ -424,8 +434,8 @@ MUTANTS = (
         "another transaction's records do not block a transaction",
         ("atomic-calm",),
         edit(
-            PartitionSequencer,
-            "_another_transaction_is_open",
+            PartitionTransactions,
+            "another_is_open",
             (
                 "pending.append.expected_base_offset is None",
                 "pending.append.expected_base_offset is None or pending.append.transactional",
@@ -437,7 +447,7 @@ MUTANTS = (
         "previous-marker-ignored",
         "a transactional append relies on a log end read before it arrived",
         ("atomic-calm",),
-        body(PartitionSequencer, "_knows_transaction", "return True"),
+        body(PartitionTransactions, "is_known", "return True"),
         rule="its producer's previous marker may have come since",
     ),
     Mutant(
@@ -445,8 +455,8 @@ MUTANTS = (
         "an ending transaction is not waited for",
         ("atomic-calm",),
         edit(
-            PartitionSequencer,
-            "_another_transaction_is_open",
+            PartitionTransactions,
+            "another_is_open",
             ("pending.transactional_id in snapshot.ending_transactions", "False"),
             ("not joined.isdisjoint(snapshot.ending_transactions)", "False"),
         ),
@@ -456,21 +466,21 @@ MUTANTS = (
         "own-batch-not-recognized",
         "a transactional batch at its expected offset is not recognized",
         ("atomic", "atomic-v2"),
-        body(PartitionSequencer, "_is_itself", "return False"),
+        body(Lookups, "_is_itself", "return False"),
         rule="its sequence identifies it",
     ),
     Mutant(
         "taken-sequence-ignored",
         "a transactional batch at another offset is not searched for",
         ("atomic-bypassing",),
-        body(PartitionSequencer, "_sequence_is_taken", "return False"),
+        body(Lookups, "_sequence_is_taken", "return False"),
         rule="44 alone means nothing appended",
     ),
     Mutant(
         "refused-while-queued",
         "a batch is refused while an earlier attempt may be queued",
         ("atomic", "atomic-bypassing"),
-        body(PartitionSequencer, "_is_queued", "return False"),
+        body(QueuedInBrokers, "contains", "return False"),
         rule="it could be appended after its refusal",
     ),
     Mutant(
@@ -478,7 +488,7 @@ MUTANTS = (
         "in a transaction, a duplicate is reported as success",
         ("atomic-bypassed", "atomic-cluster"),
         edit(
-            PartitionSequencer,
+            KafkaAnswers,
             "_pass_through_success",
             ("pending.append.transactional and result.log_append_time_ms != -1", "False"),
         ),
@@ -503,7 +513,7 @@ MUTANTS = (
         "anothers-producer-id",
         "an authorized transactional id admits any producer id",
         ("atomic-unauthorized", "atomic-unauthorized-v2"),
-        body(PartitionSequencer, "_is_anothers_producer", "return False"),
+        body(PartitionTransactions, "is_anothers_producer", "return False"),
         rule="Kafka would add the batch to that producer's open transaction",
     ),
     Mutant(
@@ -580,7 +590,7 @@ MUTANTS = (
         "transactions-on-required",
         "`required` topics accept transactions",
         ("refused-transactions-v2",),
-        body(PartitionSequencer, "_no_transactions", "return None"),
+        body(transactions_module, "not_supported", "return None"),
         rule="no unfenced appends there: rule 7",
     ),
     Mutant(
@@ -646,7 +656,7 @@ MUTANTS = (
         "queue-unbounded",
         "a sequencer's queue is unbounded",
         ("crowd",),
-        edit(PartitionSequencer, "_submitted", ("len(self._queue) >= self._limits.queue_max", "False")),
+        edit(Admitter, "submit", ("len(queue) >= self._state.log.limits.queue_max", "False")),
         rule="a partition's queue is bounded",
     ),
     Mutant(
@@ -668,7 +678,7 @@ MUTANTS = (
         "canceled-stays-admitted",
         "a canceled append stays admitted",
         ("whole-requests", "true-cluster"),
-        edit(PartitionSequencer, "_canceled", ("self._admitted = None", "return")),
+        edit(Appends, "cancel", ("self.admitted = None", "return")),
         rule="no stuck sequencer",
     ),
     Mutant(
@@ -694,7 +704,7 @@ MUTANTS = (
         "sent-successors-retried",
         "appends sent after a failed batch are sent again",
         ("mixed-pipelines",),
-        body(PartitionSequencer, "_sent_after", "return iter(())"),
+        body(Appends, "sent_after", "return iter(())"),
         rule="a pipeline fails as a whole: rule 13",
     ),
     Mutant(
@@ -708,28 +718,36 @@ MUTANTS = (
         "last-come-first-served",
         "the newest append is admitted first",
         ("queues", "crowd"),
-        edit(PartitionSequencer, "_submitted", ("self._queue.append(pending)", "self._queue.appendleft(pending)")),
+        edit(
+            Admitter,
+            "submit",
+            ("queue.append(pending)", "queue.appendleft(pending)"),
+        ),
         rule="a sequencer is fair",
     ),
     Mutant(
         "one-connection-first",
         "a connection with appends in flight is preferred",
         ("queues", "pipelines"),
-        wrap(PartitionSequencer, "_advance", _admit_its_connection_first),
+        wrap(Admitter, "advance", _admit_its_connection_first),
         rule="a sequencer is fair",
     ),
     Mutant(
         "waits-indefinitely",
         "queued appends do not time out",
         ("hanging", "one-broker"),
-        edit(PartitionSequencer, "_tick", ("[t for t in self._queue if t.deadline <= now]", "[]")),
+        edit(
+            Admitter,
+            "answer_late",
+            ("[each for each in self._state.appends.queue if each.deadline <= now]", "[]"),
+        ),
         rule="a sequencer answers in time",
     ),
     Mutant(
         "unconfirmed-admission-never-stale",
         "an append admitted with an unconfirmed fence may be sent at any time",
         ("wide-required", "wide", "cluster"),
-        body(PartitionSequencer, "may_send", "return pending is self._admitted"),
+        body(PartitionSequencer, "may_send", "return pending is self.state.appends.admitted"),
         rule="unconfirmed: send soon after the read: rule 12",
     ),
     # ---- agreement between processes
@@ -779,7 +797,7 @@ MUTANTS = (
         "instance-id-ignored",
         "the instance id in a fence is ignored",
         ("twins",),
-        body(PartitionSequencer, "_is_from_here", "return True"),
+        body(InDoubtResolver, "_is_from_here", "return True"),
         rule="what is not proved is no success: rule 5",
     ),
     # ---- log reads and takeovers
@@ -794,7 +812,7 @@ MUTANTS = (
         "queued-not-waited-for",
         "appends that may still be queued are not waited for",
         ("true-one", "true-cluster"),
-        body(PartitionSequencer, "_waits_for_queued", "return False"),
+        body(QueuedInBrokers, "block", "return False"),
         rule="separate them from unfenced appends: rule 8",
     ),
     Mutant(
@@ -809,9 +827,9 @@ MUTANTS = (
         "an append at another offset is reported as success",
         ("takeover", "true-many"),
         body(
-            PartitionSequencer,
-            "_appended_elsewhere",
-            "self._accept(pending, self.memory.add(pending, result.log_append_time_ms))",
+            Lookups,
+            "appended_elsewhere",
+            "self._state.accept(pending, self._state.retries.add(pending, result.log_append_time_ms))",
         ),
         rule="detect it after a takeover: rule 8",
     ),
@@ -867,7 +885,7 @@ MUTANTS = (
         edit(
             PartitionSequencer,
             "_fence_at_end",
-            ("not (self._in_flight or self._is_confirmed(pending, now) or self._snapshot_is_fresh(now))", "False"),
+            ("not (in_flight or fence.is_confirmed(pending, now) or fence.is_fresh(now))", "False"),
         ),
         rule="unconfirmed: send soon after the read: rule 12",
     ),
@@ -878,7 +896,7 @@ MUTANTS = (
         edit(
             PartitionSequencer,
             "may_take",
-            ("its_retry_is_known_here and (memory.retry_of(pending) or self._follows(pending))", "False"),
+            ("its_retry_is_known_here and (retries.retry_of(pending) or appends.earlier_attempt(pending))", "False"),
         ),
         rule="recognize retries before comparing offsets",
     ),
@@ -897,21 +915,21 @@ MUTANTS = (
         "fast-path-any-timestamp",
         "the fast path fences old timestamps",
         ("expiry",),
-        edit(PartitionSequencer, "_fence_at_end", ("self._timestamps(pending, snapshot, now) is not None", "False")),
+        edit(PartitionSequencer, "_fence_at_end", ("fence.too_old(pending, snapshot, now) is not None", "False")),
         rule="fence only fresh timestamps: rules 2, 3",
     ),
     Mutant(
         "fast-path-contradiction",
         "the fast path accepts contradictory expected offsets",
         ("liars-true",),
-        edit(PartitionSequencer, "_fence_at_end", ("pending.append.contradiction is not None", "False")),
+        edit(PartitionSequencer, "_fence_at_end", ("append.contradiction is not None", "False")),
         rule="an expected offset that contradicts its place is a mismatch",
     ),
     Mutant(
         "fast-path-past-the-queue",
         "the fast path overtakes queued appends",
         ("queues", "crowd"),
-        edit(PartitionSequencer, "may_take", ("self._queue", "False")),
+        edit(PartitionSequencer, "may_take", ("appends.queue", "False")),
         rule="a sequencer is fair",
     ),
     Mutant(
@@ -939,7 +957,7 @@ MUTANTS = (
         "fast-path-out-of-order",
         "the fast path completes appends out of order",
         ("true-many", "true-one", "true-cluster"),
-        edit(PartitionSequencer, "may_complete", ("self._in_flight[0] is not pending", "False")),
+        edit(PartitionSequencer, "may_complete", ("in_flight[0] is not pending", "False")),
         rule="no stuck sequencer",
     ),
     Mutant(
@@ -949,7 +967,7 @@ MUTANTS = (
         edit(
             PartitionSequencer,
             "complete",
-            ("self._record_appended(pending, result.log_append_time_ms, now)", "pass"),
+            ("state.record_appended(pending, result.log_append_time_ms, now)", "pass"),
         ),
         rule="recognize retries before comparing offsets",
     ),
@@ -960,7 +978,7 @@ MUTANTS = (
         edit(
             PartitionSequencer,
             "complete",
-            ("self._moved_by_pass_through(result.base_offset + pending.append.record_count, pending)", "pass"),
+            ("state.fence.appended_unfenced(pending, result.base_offset + pending.append.record_count)", "pass"),
         ),
         rule="every unfenced append changes the sequence offset: rule 6",
     ),
@@ -1093,7 +1111,7 @@ MUTANTS = (
         "inconclusive-error-is-final",
         "an inconclusive error is a refusal",
         ("server-errors", "server-errors-required"),
-        put(sequencer_module, "IN_DOUBT", sequencer_module.IN_DOUBT - fence_module.MAY_BE_FINAL),
+        put(kafka_answers_module, "IN_DOUBT", kafka_answers_module.IN_DOUBT - kafka_answers_module.MAY_BE_FINAL),
         rule="only the log decides after it",
     ),
     Mutant(
@@ -1101,9 +1119,9 @@ MUTANTS = (
         "a repeated error is final without a read",
         ("server-errors",),
         edit(
-            PartitionSequencer,
+            InDoubtResolver,
             "_resent_fenced",
-            ("self._resolve_first(now)", "self._resolved(pending, now); self._answer(pending, result)"),
+            ("self._resolve_first(now)", "self._resolved(pending, now); self._state.answer(pending, result)"),
         ),
         rule="the log is read after the second",
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.fence import SequencerView
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -14,6 +13,7 @@ from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from tests.simulation.clock import Sim
 from tests.simulation.history import History
+from tests.support.sequencer_view import SequencerView, view_of
 
 _LATE_SECONDS = 1.0
 
@@ -68,7 +68,7 @@ class WatchedDispatcher(Dispatcher):
         now: float,
     ) -> None:
         """The fast path: submit, admit and send in one call."""
-        view = sequencer.view(now)
+        view = view_of(sequencer, now)
         overtakable = {_pipeline(t) for t in view.overtakable}
         before = [t for t in view.queued if t.connection != pending.connection and _pipeline(t) not in overtakable]
         take(pending, now)
@@ -80,7 +80,7 @@ class WatchedDispatcher(Dispatcher):
             self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
 
     def record_overtakable(self, sequencer: PartitionSequencer) -> None:
-        self._overtakable |= sequencer.view(self._sim.now).overtakable
+        self._overtakable |= view_of(sequencer, self._sim.now).overtakable
 
     def _carry_out(self, sequencer: PartitionSequencer, effect: g.Effect, now: float) -> None:
         self.record_overtakable(sequencer)
@@ -106,7 +106,7 @@ class WatchedDispatcher(Dispatcher):
             self._check_pipeline(sequencer, pending)
         if pending.attempts or pending.resolve_until:
             return
-        mine, view = self._order[pending], sequencer.view(self._sim.now)
+        mine, view = self._order[pending], view_of(sequencer, self._sim.now)
         # An append that waits for requests queued at a broker blocks only its own pipeline.
         overtakable = {_pipeline(t) for t in view.queued if t in self._overtakable}
         before = [
@@ -127,7 +127,7 @@ class WatchedDispatcher(Dispatcher):
         mine = self._order.get(pending, 0)
         before = [
             t
-            for t in sequencer.view(self._sim.now).being_read
+            for t in view_of(sequencer, self._sim.now).being_read
             if t.attempts and _pipeline(t) == _pipeline(pending) and self._order[t] < mine
         ]
         failed = [self._failed.get((_pipeline(pending), False), (0, 0.0))]
@@ -140,7 +140,7 @@ class WatchedDispatcher(Dispatcher):
         """With an unconfirmed fence Kafka compares nothing, so a read is valid for a short time only."""
         sequencer = self.sequencers.get(pending.partition)
         if sequencer is not None:
-            view = sequencer.view(self._sim.now)
+            view = view_of(sequencer, self._sim.now)
             if not (view.in_flight or view.fence_confirmed):
                 self._check_read(view, pending)
 
@@ -160,7 +160,7 @@ class WatchedDispatcher(Dispatcher):
         return [
             f"STARVED: an append to {sequencer.partition} is {self._sim.now - pending.deadline:.2f} s late"
             for sequencer in self.sequencers.values()
-            for pending in sequencer.view(self._sim.now).queued
+            for pending in view_of(sequencer, self._sim.now).queued
             if pending.deadline + _LATE_SECONDS < self._sim.now and not pending.attempts
         ]
 

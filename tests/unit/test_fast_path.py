@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from dataclasses import replace
+from collections import Counter, deque
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -49,6 +49,9 @@ from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produce
 _PROGRAMS = 40
 _SEQUENCER_PROGRAMS = 400
 _OPS = 60
+_FIELDS_OF_APPENDS = ("at", "fence", "kind", "sent_at", "sent_as", "attempts", "may_write", "predecessor_result")
+#: The first orders the queue, which the fast path does not enter.
+_NOT_COMPARED = ("_submitted_count", "names")
 
 
 class _GeneralRun(_Run):
@@ -132,56 +135,17 @@ def _meaning(frame: bytes) -> Any:
     return replace(request, topics=topics)
 
 
-def _sequencer_observed(sequencer: PartitionSequencer) -> list[Any]:
-    """What decides about its future."""
-    memory = sequencer.memory
-    return [
-        (sequencer.phase, sequencer.idle, sequencer.waiting, sequencer.in_transaction, sequencer._transactions),
-        (
-            sequencer._log_end,
-            sequencer._end_as_of,
-            sequencer._sequence_offset,
-            sequencer._epoch,
-            sequencer._check,
-            sequencer._accounted,
-        ),
-        (
-            sequencer._confirmed_until,
-            sequencer._confirmed_since,
-            sequencer._confirmed_epoch,
-            sequencer._retry_at,
-            sequencer._sent_count,
-        ),
-        (
-            sequencer._fenced_queued_until,
-            sequencer._fenced_queued_to,
-            sequencer._pass_through_queued_until,
-            sequencer._sequence_gaps,
-        ),
-        (memory.appended_batch, memory.fenced, memory._pass_through, memory._unresolved, memory._violations),
-        [
-            [
-                (
-                    t.at,
-                    t.fence,
-                    t.kind,
-                    t.sent_at,
-                    t.sent_as,
-                    t.attempts,
-                    t.may_write,
-                    t.predecessor_result,
-                    len(t.duplicate_waiters),
-                )
-                for t in pending_appends
-            ]
-            for pending_appends in (
-                sequencer._in_flight,
-                sequencer._in_doubt_appends,
-                sequencer._queue,
-                sequencer._being_read,
-            )
-        ],
-    ]
+def _state_of(part: Any) -> Any:
+    """All that decides about the future of a sequencer: its parts and their fields, nested."""
+    if isinstance(part, g.PendingAppend):
+        return [getattr(part, name) for name in _FIELDS_OF_APPENDS], len(part.duplicate_waiters)
+    if isinstance(part, deque | list):
+        return [_state_of(each) for each in part]
+    if is_dataclass(part) and type(part).__module__.startswith("fencepost_proxy.sequencer"):
+        return {
+            each.name: _state_of(getattr(part, each.name)) for each in fields(part) if each.name not in _NOT_COMPARED
+        }
+    return part
 
 
 def _observed(run: _Run) -> list[Any]:
@@ -201,7 +165,7 @@ def _observed(run: _Run) -> list[Any]:
     for partition, log in run.logs.items():
         observed.append((partition, log.end, log.batches))
     for partition, sequencer in run.dispatcher.sequencers.items():
-        observed += [partition, *_sequencer_observed(sequencer)]
+        observed += [partition, _state_of(sequencer.state)]
     observed.append([(each.partition, type(each.effect)) for each in run.control])
     return observed
 
@@ -404,7 +368,7 @@ class _SequencerRun(sequencers._Run):
         reported = [line for line in self.transcript if line != "Admit"]
         queried = [(type(each), getattr(each, "offset", None), at) for each, at in self.control]
         return [
-            *_sequencer_observed(self.sequencer),
+            _state_of(self.sequencer.state),
             reported,
             queried,
             self.log.end,
@@ -626,7 +590,7 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
 
     # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
     waiting, other = TopicPartition("checked", 0), TopicPartition("checked", 1)
-    dispatcher._sequencer(waiting)._fenced_queued_until = 105.0
+    dispatcher._sequencer(waiting).state.queued.fenced_until = 105.0
     client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
     # And A at another one, whose fence Kafka refused: the sequencer reads whether A was appended already
     client(1, 99.5, query(1, 1, expecting(5, b"a")))
@@ -664,16 +628,16 @@ def _differ(defect: Change, run: Any) -> bool:
 
 _SEQUENCER_DEFECTS = {
     "does not wait for what is queued": edit(
-        PartitionSequencer, "may_take", ("self._waits_for_queued(pending, now)", "False")
+        PartitionSequencer, "may_take", ("state.queued.block(pending, now)", "False")
     ),
     "ignores transactions": edit(
-        PartitionSequencer, "_fence_at_end", ("self._another_transaction_is_open(pending, snapshot)", "False")
+        PartitionSequencer, "_fence_at_end", ("state.transactions.another_is_open(pending, snapshot)", "False")
     ),
     "pipelines while unconfirmed": edit(
-        PartitionSequencer, "may_take", ("not self._fits_with_in_flight(pending, now)", "False")
+        PartitionSequencer, "may_take", ("not admitter.fits_with_in_flight(pending, now)", "False")
     ),
     "forgets a producer whose sequences stay here": edit(
-        PartitionSequencer, "take", ("self.memory.record_fenced(pending)", "pass")
+        PartitionSequencer, "take", ("state.retries.record_fenced(pending)", "pass")
     ),
 }
 _SESSION_DEFECTS = {

@@ -233,8 +233,8 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
         talk.kafka(pending, base_offset=at)
         talk.accepted(pending, at)
     talk.silent()
-    assert len(talk.sequencer.memory.appended_batch) == 3
-    assert len(talk.sequencer.memory.fenced) == 2
+    assert len(talk.sequencer.state.retries.appended_batch) == 3
+    assert len(talk.sequencer.state.retries.fenced) == 2
     # The newest are known at once; an older one has to be looked for in the log.
     talk.accepted(talk.submit(sent[-1], connection=2), 15)
     talk.submit(sent[0], connection=2)

@@ -409,8 +409,8 @@ class _Proxy:
         sequencer = self.sequencers[TopicPartition(topic, partition)] = PartitionSequencer(
             TopicPartition(topic, partition), SequencerLimits()
         )
-        sequencer.phase = type(sequencer.phase).OPEN
-        sequencer._log_end = log_end
+        fence = sequencer.state.fence
+        fence.phase, fence.log_end = type(fence.phase).OPEN, log_end
 
     def refuse(self, topic: str, partition: int, reason: str = "offset_mismatch") -> None:
         self.refusals.record(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)

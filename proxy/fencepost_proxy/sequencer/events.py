@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 from uuid import UUID
 
 from fencepost_policies.append import Append, Check
@@ -114,7 +115,7 @@ class PendingAppend:
     submitted_at: float
     deadline: float
     instance_id: int = 0
-    connected_at: float = float("-inf")
+    connected_at: float = -inf
     leader_epoch: int = -1
     alone: bool = False
     taken_over: bool = True
@@ -146,6 +147,15 @@ class PendingAppend:
     @property
     def producer(self) -> tuple[int, int]:
         return self.append.producer_id, self.append.producer_epoch
+
+    @property
+    def batch_name(self) -> tuple[tuple[int, int], int]:
+        """Identifies the batch if it has a producer id."""
+        return self.producer, self.append.base_sequence
+
+    @property
+    def pipeline_key(self) -> tuple[int, int]:
+        return self.connection, self.append.producer_id
 
     @property
     def pipeline(self) -> int:
@@ -200,10 +210,10 @@ class LogEndSnapshot:
     clock_offset_seconds: float
     ended_transactions: frozenset[str] = frozenset()
     ending_transactions: frozenset[str] = frozenset()
-    transactions_as_of: float = float("-inf")
+    transactions_as_of: float = -inf
     in_transaction: Mapping[int, ProducerState] = field(default_factory=dict)
     producer_ids: Mapping[str, int] | None = None
-    expiration_known_until: float = float("inf")
+    expiration_known_until: float = inf
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -235,6 +245,9 @@ class AppendedBatch:
     @property
     def end(self) -> int:
         return self.base_offset + self.record_count
+
+    def has_write_id_of(self, pending: PendingAppend) -> bool:
+        return self.write_id is not None and self.write_id == pending.append.write_id
 
 
 @value

@@ -11,21 +11,33 @@ old id: older epochs by their epoch, the last epoch by its sequence.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
+
 from fencepost_proxy.sequencer.events import LogEndSnapshot, PublishBase, Violation
-from fencepost_proxy.sequencer.fence import Phase, SequencerState
+from fencepost_proxy.sequencer.log_view import LogView
 from fencepost_proxy.types import SEQUENCE_MODULUS
 
 
-class Publishing(SequencerState):
-    """Phase PUBLISHING: from a log-end snapshot that does not fit the base, to a stored base (`BasePublished`)."""
+@dataclass(slots=True, eq=False)
+class FenceBases:
+    """From a log-end snapshot that does not fit the base, to a stored base."""
 
-    def _fence_outside_log(self, snapshot: LogEndSnapshot) -> str | None:
+    _log: LogView
+    _due: float = -inf  # when its bases would have been published at one per `base_seconds`
+    _foreign: LogEndSnapshot | None = None  # of the base to be stored, if its epoch was not published
+
+    def is_last_epoch(self, epoch: int) -> bool:
+        """The last epoch of its producer id."""
+        return epoch % self._log.limits.producer_epochs == self._log.limits.producer_epochs - 1
+
+    def outside_log(self, snapshot: LogEndSnapshot) -> str | None:
         """Why the published base no longer fits the log; None if it fits."""
         epoch, base = snapshot.fence_base
         if snapshot.log_end_offset < base:
             return f"log end {snapshot.log_end_offset} is before the fence base {base}"
         state = snapshot.producer_state
-        if self._is_last_epoch(epoch):
+        if self.is_last_epoch(epoch):
             if snapshot.log_end_offset != base or (state is not None and state.producer_epoch >= epoch):
                 return f"the last epoch of producer id {snapshot.producer_id} has been used"
             return None
@@ -40,6 +52,17 @@ class Publishing(SequencerState):
             )
         return None
 
+    def propose(self, snapshot: LogEndSnapshot, reason: str, now: float) -> bool:
+        """False if there were too many recently. Meanwhile appends wait, then get a retriable error."""
+        limits = self._log.limits
+        due = max(self._due, now)
+        if due - now > limits.bases_burst * limits.base_seconds:
+            self._log.retry_at = due - limits.bases_burst * limits.base_seconds
+            return False
+        self._due = due + limits.base_seconds
+        self._log.effects.append(self._new_base(snapshot, reason))
+        return True
+
     def _new_base(self, snapshot: LogEndSnapshot, reason: str) -> PublishBase:
         """The base to propose. An epoch has one base, so a new base needs a new epoch.
 
@@ -52,45 +75,32 @@ class Publishing(SequencerState):
         if state is not None and state.producer_epoch > epoch:
             self._foreign = snapshot
             epoch = state.producer_epoch
-            if not self._is_last_epoch(epoch):
-                return PublishBase(self.partition, epoch, snapshot.log_end_offset - state.next_sequence, reason)
-        return PublishBase(self.partition, epoch + 1, snapshot.log_end_offset, reason)
+            if not self.is_last_epoch(epoch):
+                return PublishBase(self._log.partition, epoch, snapshot.log_end_offset - state.next_sequence, reason)
+        return PublishBase(self._log.partition, epoch + 1, snapshot.log_end_offset, reason)
 
-    def _publish(self, snapshot: LogEndSnapshot, reason: str, now: float) -> None:
-        """Delayed if there were too many recently. Meanwhile appends wait, then get a retriable error."""
-        limits = self._limits
-        due = max(self._bases_due, now)
-        if due - now > limits.bases_burst * limits.base_seconds:
-            self.phase = Phase.UNCONFIRMED
-            self._retry_at = due - limits.bases_burst * limits.base_seconds
-            return
-        self._bases_due = due + limits.base_seconds
-        self.phase = Phase.PUBLISHING
-        self._effects.append(self._new_base(snapshot, reason))
+    def published(self, ok: bool, ours: bool, now: float) -> None:
+        foreign, self._foreign = self._foreign, None
+        if ok and ours and foreign is not None:
+            # No instance had published a base under that epoch, so another writer used it.
+            self.report_foreign_epoch(foreign)
+        if not ok:
+            self._log.retry(now)
 
-    def _report_foreign_epoch(self, snapshot: LogEndSnapshot) -> None:
-        last = max(
-            snapshot.log_end_offset - 1, 0
-        )  # the last record of the foreign batch; the snapshot does not show where it begins
-        self._effects.append(Violation(self.partition, last, log_end_offset=snapshot.log_end_offset))
+    def report_foreign_epoch(self, snapshot: LogEndSnapshot) -> None:
+        """The snapshot shows only the last record of the foreign batch, not where it begins."""
+        self._report(max(snapshot.log_end_offset - 1, 0), snapshot)
 
-    @staticmethod
-    def _first_unfenced(snapshot: LogEndSnapshot) -> int | None:
-        """First offset that is not fenced; None if the log became shorter, or has an unknown epoch."""
+    def report_unfenced(self, snapshot: LogEndSnapshot) -> None:
+        """From the first offset that is not fenced; not if the log became shorter, or has an unknown epoch."""
         epoch, base = snapshot.fence_base
         state = snapshot.producer_state
         if state is None or state.producer_epoch > epoch or snapshot.log_end_offset < base:
-            return None
+            return
         next_sequence = state.next_sequence if state.producer_epoch == epoch else 0
         missing = (snapshot.log_end_offset - base - next_sequence) % SEQUENCE_MODULUS
-        return snapshot.log_end_offset - missing if 0 < missing <= snapshot.log_end_offset - base else None
+        if 0 < missing <= snapshot.log_end_offset - base:
+            self._report(snapshot.log_end_offset - missing, snapshot)
 
-    def _base_published(self, ok: bool, ours: bool, now: float) -> None:
-        foreign, self._foreign = self._foreign, None
-        if self.phase is Phase.PUBLISHING:
-            self.phase = Phase.UNCONFIRMED
-            if ok and ours and foreign is not None:
-                # No instance had published a base under that epoch, so another writer used it.
-                self._report_foreign_epoch(foreign)
-            if not ok:
-                self._retry_at = now + self._limits.read_retry_seconds
+    def _report(self, offset: int, snapshot: LogEndSnapshot) -> None:
+        self._log.effects.append(Violation(self._log.partition, offset, log_end_offset=snapshot.log_end_offset))

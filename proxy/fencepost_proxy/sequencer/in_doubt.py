@@ -1,22 +1,26 @@
-"""Resolver: decides from the log how an in-doubt append ended, and which batch lies at an expected offset.
+"""What only the log can decide: how an in-doubt append ended, and which batch lies at an expected offset.
 
-Three cases need a read (`ReadBatch`) at the offset where an append was expected:
+Four cases need a read at the offset where an append was expected:
 
 - *In doubt*: its connection was lost, or its answer is not conclusive. Only a batch proved to be the client's own is
   reported as success. Proof is its write-id, or the fence with this process's *instance id* and the records that this
   process sent there. If the log still ends there and waits for this fence, the batch is sent again: only one of the two
-  is appended. The cases are in `_resolved_by_read`.
+  is appended. The cases are in `InDoubtResolver.found`.
 - *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log.
+- *Duplicate*: Kafka reports that a batch under its own producer id is there: this one, or another with its sequence.
+  That may be one of an earlier transaction that waited in a broker's queue while its transaction was aborted.
 - *Violation*: it was appended at another offset. The report names the producer of the batch at the expected one.
 
-In-doubt appends are resolved one by one, in order, and block all admissions. The other two cases block none.
+In-doubt appends are resolved one by one, in order, and block all admissions. The other cases block none.
 """
 
 from __future__ import annotations
 
-from fencepost_policies.append import Check, Refusal
+from dataclasses import dataclass
+
+from fencepost_policies.append import Check, Refusal, where
 from fencepost_policies.conditional_publish import offset_mismatch
-from fencepost_proxy.errors import Error, ProtocolError
+from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import (
     AppendedBatch,
     AppendMode,
@@ -26,24 +30,32 @@ from fencepost_proxy.sequencer.events import (
     NotYet,
     OutOfRange,
     PendingAppend,
-    ReadBatch,
     ReadLogEnd,
     Resend,
     Unreadable,
     Violation,
 )
-from fencepost_proxy.sequencer.fence import IN_DOUBT, MAY_BE_FINAL, Phase, pipeline_key_of
-from fencepost_proxy.sequencer.fence_bases import Publishing
-from fencepost_proxy.sequencer.log_view import read_appended_batch
+from fencepost_proxy.sequencer.fence import Phase
+from fencepost_proxy.sequencer.log_view import end_of_other_sequence, has_its_sequence, is_compacted, producer_of
+from fencepost_proxy.sequencer.retry_cache import same_write
+from fencepost_proxy.sequencer.state import PartitionState
 from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult
 
-#: Cause of a violation if the batch at the expected offset has the same fence sequence, which Kafka would refuse.
-FORGOTTEN = (
-    "Kafka had forgotten the proxy's producer id and did not compare: producer.id.expiration.ms was lowered, or its "
-    "clock was moved"
+#: After these the batch may be in the log although the answer is an error.
+IN_DOUBT = frozenset(
+    {
+        Error.UNKNOWN_SERVER_ERROR,
+        Error.REQUEST_TIMED_OUT,
+        Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        Error.KAFKA_STORAGE_ERROR,
+        13,  # NETWORK_EXCEPTION
+    }
 )
+#: Those that Kafka gives before it appends, or after an unexpected failure at any moment. If the same batch gets the
+#: same one again while log end and sequence do not move, it was not appended and will not be.
+MAY_BE_FINAL = frozenset({Error.UNKNOWN_SERVER_ERROR, Error.KAFKA_STORAGE_ERROR})
 #: Answers to a resend that are temporary.
 _FOR_NOW = frozenset(
     {
@@ -53,205 +65,244 @@ _FOR_NOW = frozenset(
         Error.NOT_ENOUGH_REPLICAS,
     }
 )
+#: Cause of a violation if the batch at the expected offset has the same fence sequence, which Kafka would refuse.
+FORGOTTEN = (
+    "Kafka had forgotten the proxy's producer id and did not compare: producer.id.expiration.ms was lowered, or its "
+    "clock was moved"
+)
 
 
-class InDoubtResolver(Publishing):
-    """Phase RESOLVING, and the appends of any phase that are being looked up without blocking others."""
+@dataclass(slots=True, eq=False)
+class Lookups:
+    """Mismatches, duplicates and violations: `Appends.being_read`."""
 
-    def _probed(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
-        if pending in self._in_doubt_appends:
-            self._resolved_by_read(pending, result, now)
-        elif pending in self._being_read:
-            if isinstance(result, (NotYet, Unreadable)):
-                self._retry_at = now + self._limits.read_retry_seconds
-                return
-            self._being_read.remove(pending)
+    _state: PartitionState
+
+    def _begin(self, pending: PendingAppend, offset: int) -> None:
+        self._state.appends.being_read.append(pending)
+        self._state.log.read(pending, offset)
+
+    def read_again(self) -> None:
+        for pending in self._state.appends.being_read:
+            at = pending.append.expected_base_offset if pending.reported_at is None else pending.reported_at
+            assert at is not None
+            self._state.log.read(pending, at)
+
+    def found(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
+        if pending not in self._state.appends.being_read:
+            return
+        if isinstance(result, (NotYet, Unreadable)):
+            self._state.log.retry(now)
+            return
+        self._state.appends.being_read.remove(pending)
+        if pending.appended_at is not None:
+            self._end_violation(pending, result)
+        elif pending.reported_at is not None:
+            self._end_duplicate(pending, result, now)
+        else:
+            self._end_mismatch_read(pending, result, now)
+
+    def end_late(self, now: float) -> None:
+        for pending in [each for each in self._state.appends.being_read if each.deadline <= now]:
+            self._state.appends.being_read.remove(pending)
             if pending.appended_at is not None:
-                self._end_violation(pending, result)
-                return
-            if pending.reported_at is not None:
-                self._end_duplicate(pending, result, now)
-                return
-            expected = pending.append.expected_base_offset
-            assert expected is not None
-            there = self._read_appended_batch(result, expected, pending) if isinstance(result, Found) else None
-            if isinstance(result, Found) and there is not None and self._is_itself(result, there, pending):
-                self._is_not_queued(pending)
-                self._accept(pending, there)
-                return
-            deleted = isinstance(result, OutOfRange) or (isinstance(result, Found) and _is_compacted(result, pending))
-            if deleted:
-                # Deleted: only this process's memory can show what lay there.
-                there = self.memory.appended_batch.get(expected)
-            self._end_mismatch(pending, there, now, deleted=there is None and deleted)
+                self._end_violation(pending, None)
+            elif pending.reported_at is not None:
+                self._end_duplicate(pending, None, now)
+            else:
+                self._state.try_again(pending, "the record at the expected offset could not be read in time")
 
-    def _read_appended_batch(self, found: Found, offset: int, pending: PendingAppend) -> AppendedBatch | None:
-        if found.appended_batch_at == offset:
-            return found.appended_batch
-        return read_appended_batch(found.batch, offset, pending, self._names, self._limits.decompressed_bytes_max)
+    # ---- mismatches
 
-    # ---- mismatches: which batch lies there?
-
-    def _mismatch(self, pending: PendingAppend, expected: int, end: int, now: float) -> None:
-        """The expectation does not hold. Before refusing, check whether it is a retry that is already in the log."""
+    def mismatch(self, pending: PendingAppend, expected: int, end: int, now: float) -> None:
         pending.actual = end
         if not 0 <= expected < end or pending.append.contradiction is not None:
             self._end_mismatch(pending, None, now)
             return
         pending.is_there = self._sequence_is_taken(pending)
-        remembered = self.memory.appended_batch.get(expected)
-        if (
-            remembered is not None
-            and remembered.digest != pending.digest
-            and not self._names_itself(pending, remembered)
-        ):
+        remembered = self._state.retries.appended_batch.get(expected)
+        if remembered is not None and remembered.digest != pending.digest and not remembered.has_write_id_of(pending):
             self._end_mismatch(pending, None, now)
             return
-        self._being_read.append(pending)
-        self._effects.append(ReadBatch(pending, expected))
+        self._begin(pending, expected)
 
     def _sequence_is_taken(self, pending: PendingAppend) -> bool:
         """Its open transaction here has passed its sequence, so the log has it, at some offset. A resend is a
         duplicate, and Kafka reports the offset."""
-        if not pending.append.transactional or self._snapshot is None:
+        if not pending.append.transactional or self._state.fence.snapshot is None:
             return False
-        known = self._snapshot.in_transaction.get(pending.append.producer_id)
+        known = self._state.fence.snapshot.in_transaction.get(pending.append.producer_id)
         if known is None or known.producer_epoch != pending.append.producer_epoch:
             return False
         return 0 < (known.next_sequence - pending.append.base_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
 
+    def _end_mismatch_read(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
+        expected = pending.append.expected_base_offset
+        assert expected is not None
+        there = self._state.log.decode(result, expected, pending)
+        if there is not None and self._is_itself(result, there, pending):
+            self._state.queued.appended(pending)
+            self._state.accept(pending, there)
+            return
+        deleted = isinstance(result, OutOfRange) or (isinstance(result, Found) and is_compacted(result, pending))
+        if deleted:
+            # Only this process's memory can show what lay there.
+            there = self._state.retries.appended_batch.get(expected)
+        self._end_mismatch(pending, there, now, deleted=there is None and deleted)
+
     @staticmethod
-    def _is_itself(found: Found, there: AppendedBatch, pending: PendingAppend) -> bool:
+    def _is_itself(found: BatchReadResult, there: AppendedBatch, pending: PendingAppend) -> bool:
         """For a transactional batch: whether it is the one found, by its producer's sequence."""
-        append = pending.append
-        if not append.transactional or there.digest != pending.digest:
+        if not isinstance(found, Found) or not pending.append.transactional or there.digest != pending.digest:
             return False
         header = parse_batch_header(found.batch)
-        return (append.producer_id, append.producer_epoch, append.base_sequence) == (
-            header.producer_id,
-            header.producer_epoch,
-            header.base_sequence,
-        )
+        return pending.batch_name == ((header.producer_id, header.producer_epoch), header.base_sequence)
 
     def _end_mismatch(
         self, pending: PendingAppend, there: AppendedBatch | None, now: float, *, deleted: bool = False
     ) -> None:
         if pending.is_there:
             pending.at = pending.append.expected_base_offset
-            self._queue.appendleft(pending)
+            self._state.appends.queue.appendleft(pending)
             return
         equal = deleted or (there is not None and there.digest == pending.digest)
-        if there is not None and equal and self._names_itself(pending, there):
-            self._accept(pending, there)
-        elif self._pass_through_queued_until > now and self._is_queued(pending, now):
+        if there is not None and equal and there.has_write_id_of(pending):
+            self._state.accept(pending, there)
+        elif self._state.queued.contains(pending, now):
             # It might be appended after its refusal, in its producer's next transaction if that has the same epoch.
-            self._answer_later(pending, "an earlier attempt of this batch may still be queued")
+            self._state.try_again(pending, "an earlier attempt of this batch may still be queued")
         else:
-            refusal = offset_mismatch(pending.append, pending.actual, self._log_start(), possibly_yours=equal)
-            self._refuse(pending, refusal)
+            refusal = offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=equal)
+            self._state.refuse(pending, refusal)
 
-    def _confirm(self, pending: PendingAppend, result: PartitionResult) -> None:
-        """Kafka reports that a batch under its own producer id is there: this one, or another with its sequence.
+    # ---- duplicates
 
-        That may be one of an earlier transaction that waited in a broker's queue while its transaction was aborted.
-        """
-        pending.reported_at = result.base_offset
-        self._being_read.append(pending)
-        self._effects.append(ReadBatch(pending, result.base_offset))
+    def duplicate(self, pending: PendingAppend, offset: int) -> None:
+        pending.reported_at = offset
+        self._begin(pending, offset)
 
     def _end_duplicate(self, pending: PendingAppend, result: BatchReadResult | None, now: float) -> None:
         at, pending.reported_at = pending.reported_at, None
         assert at is not None
-        there = self._read_appended_batch(result, at, pending) if isinstance(result, Found) else None
-        if isinstance(result, Found) and there is not None and self._is_itself(result, there, pending):
-            self._is_not_queued(pending)
+        if not isinstance(result, Found):
+            why = "Kafka reports it as a duplicate, but it could not be read back"
+            self._state.unknown(pending, why, now, queued=False)
+            return
+        there = self._state.log.decode(result, at, pending)
+        if there is not None and self._is_itself(result, there, pending):
+            self._state.queued.appended(pending)
             if at == pending.at:
-                self._accept(pending, there)
+                self._state.accept(pending, there)
             else:
-                self._appended_elsewhere(pending, PartitionResult(pending.partition.partition, Error.NONE, at), now)
-        elif isinstance(result, Found):
-            where = f"topic={self.partition.topic} partition={self.partition.partition}"
-            message = (
-                f"SEQUENCE_TAKEN {where} offset={at}: an earlier batch of this producer has its sequence number "
-                f"({pending.append.base_sequence}) and other records (abort the transaction and begin a new epoch)"
-            )
-            self._refuse(pending, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message))
-        else:
-            self._answer_unknown(
-                pending, "Kafka reports it as a duplicate, but it could not be read back", now, queued=False
-            )
+                self.appended_elsewhere(pending, PartitionResult(pending.partition.partition, Error.NONE, at), now)
+            return
+        message = (
+            f"SEQUENCE_TAKEN {where(pending.append)} offset={at}: an earlier batch of this producer has its sequence "
+            f"number ({pending.append.base_sequence}) and other records (abort the transaction and begin a new epoch)"
+        )
+        self._state.refuse(pending, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message))
 
-    @staticmethod
-    def _names_itself(pending: PendingAppend, there: AppendedBatch) -> bool:
-        return there.write_id is not None and there.write_id == pending.append.write_id
+    # ---- violations
 
-    # ---- violations: which batch lies at the expected offset?
-
-    def _appended_elsewhere(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
+    def appended_elsewhere(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         assert pending.at is not None
-        self._unconfirm()
+        self._state.fence.unconfirm()
         if pending.kind is AppendMode.SEQUENCED:
             pending.at = result.base_offset
-            self._accept(pending, self.memory.add(pending, result.log_append_time_ms), result.log_start_offset)
+            appended_batch = self._state.retries.add(pending, result.log_append_time_ms)
+            self._state.accept(pending, appended_batch, result.log_start_offset)
             return
-        self._accounted = False  # this report covers what the next read of the log would find
+        self._state.fence.accounted = False  # this report covers what the next read of the log would find
         pending.appended_at = result.base_offset
-        pending.deadline = now + self._limits.violation_seconds
-        self._being_read.append(pending)
-        self._effects.append(ReadBatch(pending, pending.at))
+        pending.deadline = now + self._state.log.limits.violation_seconds
+        self._begin(pending, pending.at)
+
+    def is_violation(self, pending: PendingAppend) -> bool:
+        """Whether an earlier attempt was appended elsewhere, and is about to be answered so, and this one with it."""
+        for other in self._state.appends.being_read:
+            if other.appended_at is not None and same_write(other, pending):
+                other.duplicate_waiters.append(pending)
+                return True
+        return False
 
     def _end_violation(self, pending: PendingAppend, result: BatchReadResult | None) -> None:
         assert pending.at is not None
         assert pending.appended_at is not None
-        producer_id, is_marker = _producer_of(result)
+        producer_id, is_marker = producer_of(result)
         if is_marker and (pending.append.transactional or pending.searched_to is not None):
             # Of a transaction that had only joined, as allowed, or joined after this append's outcome became unknown:
             # no writer bypasses the proxy.
             why = "the marker of another transaction came between"
         else:
-            forgotten = isinstance(result, Found) and _has_its_sequence(result, pending)
+            forgotten = isinstance(result, Found) and has_its_sequence(result, pending, pending.at)
             why = FORGOTTEN if forgotten else "a client bypasses the proxy and writes to this partition"
-            self._effects.append(
-                Violation(self.partition, pending.at, pending.appended_at, producer_id=producer_id, forgotten=forgotten)
+            self._state.log.effects.append(
+                Violation(
+                    pending.partition, pending.at, pending.appended_at, producer_id=producer_id, forgotten=forgotten
+                )
             )
         message = (
-            f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
+            f"OFFSET_VIOLATION {where(pending.append)} "
             f"expected={pending.at} appended_at={pending.appended_at} "
             f"producer_id={'unknown' if producer_id is None else producer_id}: {why}"
         )
         refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, pending.appended_at)
-        self.memory.add_violation(pending, refusal)
-        self._refuse(pending, refusal)
+        self._state.retries.add_violation(pending, refusal)
+        self._state.refuse(pending, refusal)
 
-    # ---- in-doubt appends
 
-    def _mark_in_doubt(self, pending: PendingAppend, until: float) -> None:
+@dataclass(slots=True, eq=False)
+class InDoubtResolver:
+    """Phase RESOLVING: `Appends.in_doubt`."""
+
+    _state: PartitionState
+    _lookups: Lookups
+    _clean: bool = True  # every in-doubt append so far was acknowledged and only had to be confirmed
+    _resolve_again: bool = False  # read again for the first in-doubt append when `LogView.retry_at` is due
+    _reads_to_resend: bool = False  # a log-end snapshot was requested
+
+    def add(self, pending: PendingAppend, until: float) -> None:
         pending.resolve_until = until
         pending.searched_to = None
-        self._in_doubt_appends.append(pending)
+        self._state.appends.in_doubt.append(pending)
 
-    def _resolve(self, now: float) -> None:
+    def begin(self, now: float) -> None:
         """No append is in flight or admitted."""
-        self.phase = Phase.RESOLVING
+        self._state.fence.phase = Phase.RESOLVING
         self._clean = True
-        self._sequence_gaps.clear()
+        self._state.appends.sequence_gaps.clear()
         self._resolve_first(now)
+
+    def read_again(self, now: float) -> None:
+        if self._resolve_again:
+            self._resolve_first(now)
 
     def _resolve_first(self, now: float) -> None:
         self._resolve_again = False
-        pending = self._in_doubt_appends[0]
+        pending = self._state.appends.in_doubt[0]
         if pending.kind.fenced:
             at = pending.at if pending.searched_to is None else pending.searched_to
             assert at is not None
-            self._effects.append(ReadBatch(pending, at))
-        elif pending.predecessor_result is not None or pipeline_key_of(pending) in self._sequence_gaps:
+            self._state.log.read(pending, at)
+        elif pending.predecessor_result is not None or pending.pipeline_key in self._state.appends.sequence_gaps:
             # Kafka would find the gap, but only if it knows this producer.
-            self._resolved(pending, now)
-            self._answer_unknown(pending, "an earlier append failed or has an unknown outcome", now)
+            self._end_unknown(pending, "an earlier append failed or has an unknown outcome", now)
         else:
-            self._effects.append(Resend(pending))
+            self._state.log.effects.append(Resend(pending))
 
-    def _resolved_by_read(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
+    # ---- results of reads
+
+    def log_end_read(self, snapshot: LogEndSnapshot | None, now: float) -> None:
+        """None: it could not be read."""
+        if self._state.fence.phase is Phase.RESOLVING and self._reads_to_resend:
+            self._reads_to_resend = False
+            pending = self._state.appends.in_doubt[0]
+            if snapshot is None:
+                self._resolve_later(pending, now)
+            else:
+                self._resend(pending, snapshot, now)
+
+    def found(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
         """Cases, by what lies at the offset where the in-doubt batch should be.
 
         | the log has there              | then                                                                  |
@@ -276,51 +327,44 @@ class InDoubtResolver(Publishing):
         assert pending.at is not None
         match result:
             case Found():
-                self._resolved_by_found_batch(pending, result, now)
+                self._batch_found(pending, result, now)
             case NotYet(log_end) if pending.searched_to is not None and log_end <= pending.searched_to:
-                if pending.sent_at is None and now >= self._fenced_queued_until:
+                if pending.sent_at is None and now >= self._state.queued.fenced_until:
                     self._sequence_is_lost(pending, now)
                 else:
-                    self._resolved(pending, now)
-                    self._answer_unknown(
-                        pending, "another append came first, and it may still be appended after that", now
-                    )
+                    why = "another append came first, and it may still be appended after that"
+                    self._end_unknown(pending, why, now)
             case NotYet(log_end) if log_end <= pending.at and pending.sent_at is None:
                 # Its last attempt may still be queued in Kafka: `_first_try_decides` handles it.
                 self._resolved(pending, now)
                 self._decide_again(pending)
             case NotYet(log_end) if log_end == pending.at and self._may_decide(pending):
                 self._reads_to_resend = True
-                self._effects.append(ReadLogEnd(self.partition))
+                self._state.log.effects.append(ReadLogEnd(pending.partition))
             case NotYet(log_end) if log_end <= pending.at:
-                self._resolved(pending, now)
-                self._answer_in_doubt(pending, now)
+                self._end_in_doubt(pending, now)
             case OutOfRange():
-                self._resolved(pending, now)
-                self._answer_unknown(
-                    pending, "the record at the expected offset is no longer readable", now, queued=False
-                )
+                why = "the record at the expected offset is no longer readable"
+                self._end_unknown(pending, why, now, queued=False)
             case _:
                 self._resolve_later(pending, now)
 
-    def _resolved_by_found_batch(self, pending: PendingAppend, found: Found, now: float) -> None:
-        end = _end_of_other_sequence(found, pending)
+    def _batch_found(self, pending: PendingAppend, found: Found, now: float) -> None:
+        end = end_of_other_sequence(found, pending)
         if end is not None:
             self._search_after(pending, end, now)
             return
         at = pending.at if pending.searched_to is None else pending.searched_to
         assert at is not None
-        there = self._read_appended_batch(found, at, pending)
-        if self._is_fence(found, pending) and _is_compacted(found, pending):
-            self._resolved(pending, now)
-            self._answer_unknown(
-                pending, "the record at the expected offset is compacted: may be yours", now, queued=False
-            )
+        there = self._state.log.decode(found, at, pending)
+        if has_its_sequence(found, pending) and is_compacted(found, pending):
+            why = "the record at the expected offset is compacted: may be yours"
+            self._end_unknown(pending, why, now, queued=False)
             return
-        if there is None or there.digest != pending.digest or not self._is_fence(found, pending):
+        if there is None or there.digest != pending.digest or not has_its_sequence(found, pending):
             self._sequence_is_lost(pending, now)
             return
-        named = self._names_itself(pending, there)
+        named = there.has_write_id_of(pending)
         mine = self._is_from_here(found, pending, at)
         if mine is None and pending.kind is AppendMode.SEQUENCED:
             mine = True
@@ -330,19 +374,17 @@ class InDoubtResolver(Publishing):
             mine = False
         if (named or mine) and pending.searched_to is not None:
             self._resolved(pending, now)
-            self._appended_elsewhere(pending, PartitionResult(pending.partition.partition, Error.NONE, at), now)
+            result = PartitionResult(pending.partition.partition, Error.NONE, at)
+            self._lookups.appended_elsewhere(pending, result, now)
         elif named or mine:
-            self._appended_at(pending, there.log_append_time_ms, self._log_start(), now)
-            self._resolved(
-                pending,
-                now,
-                clean=pending.acknowledged and self._snapshot is not None and self._snapshot.log_append_time,
-            )
+            self._state.appended(pending, there.log_append_time_ms, self._state.fence.log_start, now)
+            snapshot = self._state.fence.snapshot
+            clean = pending.acknowledged and snapshot is not None and snapshot.log_append_time
+            self._resolved(pending, now, clean=clean)
         elif mine is None:
             # This send, or an equal batch of another client that won the race through another instance.
-            self._resolved(pending, now)
             why = "connection to Kafka lost, and an equal batch is at the expected offset: may be yours"
-            self._answer_unknown(pending, why, now, queued=False)
+            self._end_unknown(pending, why, now, queued=False)
         else:
             self._sequence_is_lost(pending, now)
 
@@ -355,7 +397,7 @@ class InDoubtResolver(Publishing):
         if pending.kind is AppendMode.SEQUENCED:
             pending.at = offset
             if pending.sent_before:
-                self.memory.add_unresolved(pending)
+                self._state.retries.add_unresolved(pending)
         else:
             pending.searched_to = offset
         if now < pending.resolve_until:
@@ -365,7 +407,7 @@ class InDoubtResolver(Publishing):
 
     def _sequence_is_lost(self, pending: PendingAppend, now: float) -> None:
         """Another batch used the sequence: none of its attempts can be appended any more."""
-        self.memory.resolved(pending)
+        self._state.retries.resolved(pending)
         self._resolved(pending, now)
         self._decide_again(pending)
 
@@ -380,37 +422,28 @@ class InDoubtResolver(Publishing):
         Two clients of this process may have sent equal batches there, the first of them answered "unknown". The batch
         belongs to the one that is answered success first.
         """
-        if at in self.memory.appended_batch:
+        if at in self._state.retries.appended_batch:
             return False
         instance_id = parse_batch_header(found.batch).instance_id
         if not instance_id or pending.fence is None or not pending.fence.instance_id:
             return None
         return instance_id == pending.fence.instance_id
 
-    @staticmethod
-    def _is_fence(found: Found, pending: PendingAppend) -> bool:
-        header = parse_batch_header(found.batch)
-        fence = pending.fence
-        return fence is not None and (fence.producer_id, fence.producer_epoch, fence.base_sequence) == (
-            header.producer_id,
-            header.producer_epoch,
-            header.base_sequence,
-        )
-
     def _decide_again(self, pending: PendingAppend) -> None:
-        self._sequence_gaps.add(pipeline_key_of(pending))
+        self._state.appends.sequence_gaps.add(pending.pipeline_key)
         if pending.sent_at is None:  # a retry that only had to be looked up first
             pending.at = pending.fence = None
-            ahead = sum(1 for each in self._queue if each.submitted_as < pending.submitted_as)
-            self._queue.insert(ahead, pending)
-        else:
-            self._again(pending)
+        self._state.send_again(pending)
 
     # ---- resend
 
     def _may_resend(self, pending: PendingAppend) -> bool:
         """Not for a client without write access, and not after a gap in its pipeline."""
-        return pending.may_write and pipeline_key_of(pending) not in self._sequence_gaps and self._limits.fencing
+        return (
+            pending.may_write
+            and pending.pipeline_key not in self._state.appends.sequence_gaps
+            and self._state.log.limits.fencing
+        )
 
     def _may_decide(self, pending: PendingAppend) -> bool:
         """Whether to read the log end: for a resend, or because Kafka's answer may be final."""
@@ -428,7 +461,7 @@ class InDoubtResolver(Publishing):
         if snapshot.log_end_offset != pending.at:
             self._resolve_later(pending, now)
             return
-        epochs = self._limits.producer_epochs
+        epochs = self._state.log.limits.producer_epochs
         epoch = snapshot.fence_base[0] // epochs * epochs + fence.producer_epoch
         next_sequence = fence.base_sequence
         if state is not None:
@@ -437,35 +470,34 @@ class InDoubtResolver(Publishing):
         unmoved = next_sequence == fence.base_sequence and snapshot.producer_id == fence.producer_id
         again = self._may_resend(pending)
         if unmoved and pending.error_code and (pending.repeated or not again):
-            self._resolved(pending, now)
             if pending.unanswered or pending.sent_before:
-                self._answer_in_doubt(pending, now)
+                self._end_in_doubt(pending, now)
             else:
-                self._answer(pending, PartitionResult(pending.partition.partition, pending.error_code))
+                self._resolved(pending, now)
+                self._state.answer(pending, PartitionResult(pending.partition.partition, pending.error_code))
             return
         fits = (
             unmoved
             and (pending.check is not Check.REQUIRED or snapshot.fence_base[0] == epoch)
-            and not self._another_transaction_is_open(pending, snapshot)
-            and self._timestamps(pending, snapshot, now) is None
-            and now <= snapshot.requested_at + self._limits.unconfirmed_send_seconds
+            and not self._state.transactions.another_is_open(pending, snapshot)
+            and self._state.fence.too_old(pending, snapshot, now) is None
+            and now <= snapshot.requested_at + self._state.log.limits.unconfirmed_send_seconds
         )
         if fits and again:
-            self._snapshot = snapshot
-            self._effects.append(Resend(pending))
+            self._state.fence.snapshot = snapshot
+            self._state.log.effects.append(Resend(pending))
         else:
-            self._resolved(pending, now)
-            self._answer_in_doubt(pending, now)
+            self._end_in_doubt(pending, now)
 
-    def _answer_in_doubt(self, pending: PendingAppend, now: float) -> None:
+    def _end_in_doubt(self, pending: PendingAppend, now: float) -> None:
         queued = pending.unanswered or pending.sent_before or not pending.error_code
         why = "connection to Kafka lost before the answer"
         if pending.error_code:
             why = f"Kafka's answer, error {pending.error_code}, is not conclusive"
-        self._answer_unknown(pending, why, now, queued=queued)
+        self._end_unknown(pending, why, now, queued=queued)
 
-    def _resent(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
-        if pending not in self._in_doubt_appends:
+    def resent(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
+        if pending not in self._state.appends.in_doubt:
             return
         if result is None:
             pending.unanswered = True
@@ -476,17 +508,16 @@ class InDoubtResolver(Publishing):
         if pending.kind.fenced:
             self._resent_fenced(pending, result, now)
         elif result is not None and result.error_code == Error.NONE:
-            self._is_not_queued(pending)
+            self._state.queued.appended(pending)
             self._resolved(pending, now)
-            self._answer(pending, result)
+            self._state.answer(pending, result)
         elif result is None or result.error_code in (IN_DOUBT - MAY_BE_FINAL) | _FOR_NOW:
             self._resolve_later(pending, now)
         else:
             # Kafka checks size, timestamps and ACLs before duplicates, and after a restart knows only a producer's last
             # batch. So no error on a resend proves that the first send was not appended.
-            self._sequence_gaps.add(pipeline_key_of(pending))
-            self._resolved(pending, now)
-            self._answer_unknown(pending, f"the resend was answered with error {result.error_code}", now)
+            self._state.appends.sequence_gaps.add(pending.pipeline_key)
+            self._end_unknown(pending, f"the resend was answered with error {result.error_code}", now)
 
     def _resent_fenced(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
         appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
@@ -495,75 +526,33 @@ class InDoubtResolver(Publishing):
         elif result is None or not appended_now:
             self._resolve_later(pending, now)  # one of the sends may lie there, or another's batch
         elif result.base_offset == pending.at:
-            self._appended_at(pending, result.log_append_time_ms, result.log_start_offset, now)
+            self._state.appended(pending, result.log_append_time_ms, result.log_start_offset, now)
             self._resolved(pending, now)
         else:
             self._resolved(pending, now)
-            self._appended_elsewhere(pending, result, now)
+            self._lookups.appended_elsewhere(pending, result, now)
 
     # ---- resolved, or retry later
 
     def _resolve_later(self, pending: PendingAppend, now: float) -> None:
         if now < pending.resolve_until:
             self._resolve_again = True
-            self._retry_at = now + self._limits.read_retry_seconds
+            self._state.log.retry(now)
         else:
-            self._sequence_gaps.add(pipeline_key_of(pending))  # before the next one of its pipeline is read
-            self._resolved(pending, now)
-            self._answer_unknown(pending, "the outcome could not be read from the log in time", now)
+            self._state.appends.sequence_gaps.add(pending.pipeline_key)  # before the next one of its pipeline is read
+            self._end_unknown(pending, "the outcome could not be read from the log in time", now)
+
+    def _end_unknown(self, pending: PendingAppend, why: str, now: float, *, queued: bool = True) -> None:
+        self._resolved(pending, now)
+        self._state.unknown(pending, why, now, queued=queued)
 
     def _resolved(self, pending: PendingAppend, now: float, *, clean: bool = False) -> None:
-        self._in_doubt_appends.remove(pending)
+        self._state.appends.in_doubt.remove(pending)
         self._clean = self._clean and clean
-        if self._in_doubt_appends:
+        if self._state.appends.in_doubt:
             self._resolve_first(now)
         elif self._clean:
-            self.phase = Phase.OPEN
+            self._state.fence.phase = Phase.OPEN
         else:
-            self.phase = Phase.UNCONFIRMED
-            self._unconfirm()
-
-
-def _is_compacted(found: Found, pending: PendingAppend) -> bool:
-    """It was as long as the append's batch, and some of its records are deleted."""
-    header = parse_batch_header(found.batch)
-    return header.record_count <= header.last_offset_delta == pending.append.record_count - 1
-
-
-def _end_of_other_sequence(found: Found, pending: PendingAppend) -> int | None:
-    """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
-    one."""
-    header, fence = parse_batch_header(found.batch), pending.fence
-    if fence is None:
-        return None
-    end = header.base_offset + header.last_offset_delta + 1
-    if header.producer_id != fence.producer_id:
-        return end
-    if header.producer_epoch != fence.producer_epoch:
-        return end if header.producer_epoch < fence.producer_epoch else None
-    ahead = (fence.base_sequence - header.base_sequence) % SEQUENCE_MODULUS
-    return end if header.last_offset_delta < ahead < SEQUENCE_MODULUS // 2 else None
-
-
-def _has_its_sequence(found: Found, pending: PendingAppend) -> bool:
-    """Whether the record at the expected offset has the append's producer id, epoch and sequence."""
-    header, fence = parse_batch_header(found.batch), pending.fence
-    if fence is None or pending.at is None:
-        return False
-    sequence = (header.base_sequence + pending.at - header.base_offset) % SEQUENCE_MODULUS
-    return (header.producer_id, header.producer_epoch, sequence) == (
-        fence.producer_id,
-        fence.producer_epoch,
-        fence.base_sequence,
-    )
-
-
-def _producer_of(result: BatchReadResult | None) -> tuple[int | None, bool]:
-    """Producer id of the batch found there, and whether it is a marker."""
-    if not isinstance(result, Found):
-        return None, False
-    try:
-        header = parse_batch_header(result.batch)
-    except ProtocolError:
-        return None, False
-    return header.producer_id, header.is_control
+            self._state.fence.phase = Phase.UNCONFIRMED
+            self._state.fence.unconfirm()

@@ -1,12 +1,23 @@
-"""Compare what lies in the log with an append that may have been appended there.
+"""Reads of a partition's log, and the comparison of what they find with an append.
 
 Reading a batch may take long, so `services/log_reader.py` does it outside the event loop where possible.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fencepost_proxy.errors import ProtocolError
-from fencepost_proxy.sequencer.events import AppendedBatch, PendingAppend
+from fencepost_proxy.sequencer.events import (
+    AppendedBatch,
+    BatchReadResult,
+    Effect,
+    Found,
+    PendingAppend,
+    ReadBatch,
+    SequencerLimits,
+)
+from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 from fencepost_proxy.wire.batch import (
     BatchHeader,
     BatchScan,
@@ -17,6 +28,39 @@ from fencepost_proxy.wire.batch import (
     same_bytes,
     scan_batch,
 )
+
+
+@dataclass(slots=True, eq=False)
+class LogView:
+    """What a sequencer requests of its partition's log, and when it requests again (`retry_at`).
+
+    `names`: the record headers that carry the expected offset. `effects`: of the sequencer's present call.
+    """
+
+    partition: TopicPartition
+    limits: SequencerLimits
+    names: HeaderNames
+    effects: list[Effect]
+    retry_at: float | None = None
+
+    def read(self, pending: PendingAppend, offset: int) -> None:
+        self.effects.append(ReadBatch(pending, offset))
+
+    def retry(self, now: float) -> None:
+        self.retry_at = now + self.limits.read_retry_seconds
+
+    def retry_is_due(self, now: float) -> bool:
+        if self.retry_at is None or self.retry_at > now:
+            return False
+        self.retry_at = None
+        return True
+
+    def decode(self, result: BatchReadResult | None, offset: int, pending: PendingAppend) -> AppendedBatch | None:
+        if not isinstance(result, Found):
+            return None
+        if result.appended_batch_at == offset:
+            return result.appended_batch
+        return read_appended_batch(result.batch, offset, pending, self.names, self.limits.decompressed_bytes_max)
 
 
 def read_appended_batch(
@@ -58,3 +102,49 @@ def _has_its_records(
         for each in (batch, pending.records)
     )
     return theirs == ours
+
+
+def is_compacted(found: Found, pending: PendingAppend) -> bool:
+    """It was as long as the append's batch, and some of its records are deleted."""
+    header = parse_batch_header(found.batch)
+    return header.record_count <= header.last_offset_delta == pending.append.record_count - 1
+
+
+def end_of_other_sequence(found: Found, pending: PendingAppend) -> int | None:
+    """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
+    one."""
+    header, fence = parse_batch_header(found.batch), pending.fence
+    if fence is None:
+        return None
+    end = header.base_offset + header.last_offset_delta + 1
+    if header.producer_id != fence.producer_id:
+        return end
+    if header.producer_epoch != fence.producer_epoch:
+        return end if header.producer_epoch < fence.producer_epoch else None
+    ahead = (fence.base_sequence - header.base_sequence) % SEQUENCE_MODULUS
+    return end if header.last_offset_delta < ahead < SEQUENCE_MODULUS // 2 else None
+
+
+def has_its_sequence(found: Found, pending: PendingAppend, at: int | None = None) -> bool:
+    """Whether the record at `at`, or the first one of the batch, has the append's producer id, epoch and sequence."""
+    header, fence = parse_batch_header(found.batch), pending.fence
+    if fence is None:
+        return False
+    skipped = 0 if at is None else at - header.base_offset
+    sequence = (header.base_sequence + skipped) % SEQUENCE_MODULUS
+    return (header.producer_id, header.producer_epoch, sequence) == (
+        fence.producer_id,
+        fence.producer_epoch,
+        fence.base_sequence,
+    )
+
+
+def producer_of(result: BatchReadResult | None) -> tuple[int | None, bool]:
+    """Producer id of the batch found there, and whether it is a marker."""
+    if not isinstance(result, Found):
+        return None, False
+    try:
+        header = parse_batch_header(result.batch)
+    except ProtocolError:
+        return None, False
+    return header.producer_id, header.is_control

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fencepost_policies.append import Refusal
@@ -21,16 +22,16 @@ _Value = TypeVar("_Value")
 _Producer = tuple[int, int]
 
 
+@dataclass(slots=True, eq=False)
 class RetryCache:
-    """See the module. Keyed by append; a producer is (id, epoch)."""
+    """See the module. A producer is (id, epoch)."""
 
-    def __init__(self, limits: SequencerLimits) -> None:
-        self._limits = limits
-        self.appended_batch: OrderedDict[int, AppendedBatch] = OrderedDict()
-        self.fenced: OrderedDict[_Producer, deque[tuple[int, AppendedBatch]]] = OrderedDict()
-        self._pass_through: OrderedDict[_Producer, deque[int]] = OrderedDict()
-        self._unresolved: OrderedDict[tuple[_Producer, int], tuple[bytes, int, Fence]] = OrderedDict()
-        self._violations: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = OrderedDict()
+    _limits: SequencerLimits
+    appended_batch: OrderedDict[int, AppendedBatch] = field(default_factory=OrderedDict)
+    fenced: OrderedDict[_Producer, deque[tuple[int, AppendedBatch]]] = field(default_factory=OrderedDict)
+    _pass_through: OrderedDict[_Producer, deque[int]] = field(default_factory=OrderedDict)
+    _unresolved: OrderedDict[tuple[_Producer, int], tuple[bytes, int, Fence]] = field(default_factory=OrderedDict)
+    _violations: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = field(default_factory=OrderedDict)
 
     def clear(self) -> None:
         for each in (self.appended_batch, self.fenced, self._pass_through, self._unresolved, self._violations):
@@ -99,17 +100,17 @@ class RetryCache:
             return
         at = -1 if pending.kind is AppendMode.PASS_THROUGH else pending.at  # without a producer id, at any offset
         if at is not None and (pending.kind.fenced or pending.kind is AppendMode.PASS_THROUGH):
-            key = (pending.producer, pending.append.base_sequence)
-            self._unresolved[key] = (pending.digest, at, pending.fence)
+            self._unresolved[pending.batch_name] = (pending.digest, at, pending.fence)
             _bound(self._unresolved, self._limits.remembered_batches_max)
 
     def unresolved(self, pending: PendingAppend) -> tuple[int, Fence] | None:
         """Expected offset and fence of its earlier attempt; -1 and `NO_PRODUCER` if it may be at any offset."""
-        known = self._unresolved.get((pending.producer, pending.append.base_sequence))
-        return known[1:] if pending.kind.fenced and known is not None and known[0] == pending.digest else None
+        known = self._unresolved.get(pending.batch_name) if self._unresolved and pending.kind.fenced else None
+        return known[1:] if known is not None and known[0] == pending.digest else None
 
     def resolved(self, pending: PendingAppend) -> None:
-        self._unresolved.pop((pending.producer, pending.append.base_sequence), None)
+        if self._unresolved:
+            self._unresolved.pop(pending.batch_name, None)
 
     # ---- batches appended elsewhere than expected
 
@@ -119,7 +120,7 @@ class RetryCache:
         _bound(self._violations, self._limits.remembered_batches_max)
 
     def violation_of(self, pending: PendingAppend) -> Refusal | None:
-        for name in names_of(pending):
+        for name in names_of(pending) if self._violations else ():
             digest, refusal = self._violations.get(name, (b"", None))
             if refusal is not None and digest == pending.digest:
                 return refusal
@@ -130,7 +131,7 @@ def names_of(pending: PendingAppend) -> Iterator[tuple[object, ...]]:
     """What identifies a retry: the producer's sequence, the write-id."""
     append = pending.append
     if append.producer_id >= 0:
-        yield append.producer_id, append.producer_epoch, append.base_sequence
+        yield pending.batch_name
     if append.write_id is not None:
         yield append.write_id, append.expected_base_offset
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencepost_policies.append import Refusal
+from fencepost_proxy.sequencer.appends import sent_after
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.sequencer.fence import sent_after
 from fencepost_proxy.session.pending_responses import Failed, PendingResponse, PipelineKey
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.read_holds import ReadHolds
