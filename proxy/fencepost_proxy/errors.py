@@ -6,11 +6,27 @@ proxy violated the protocol. It is logged and counted, and closes that one conne
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a process does not serve, or what it warns of. `hint`: what an operator can do about it."""
+
+    text: str
+    hint: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class FencepostError(Exception):
-    """Base of all errors of the proxy."""
+    """Base of all errors of the proxy. `hint`: what an operator can do about it, if the error knows."""
+
+    def __init__(self, text: str, *, hint: str = "") -> None:
+        super().__init__(text)
+        self.hint = hint
 
 
 class ConfigError(FencepostError):

@@ -32,12 +32,12 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import ConfigError, FencepostError, error_name
+from fencepost_proxy.errors import ConfigError, FencepostError, Reason, error_name
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.expansion.counts import Client, Counts
 from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
-from fencepost_proxy.observability import diagnosis
+from fencepost_proxy.observability import diagnosis, readiness
 from fencepost_proxy.observability.lists import Found, Lists, Refusals, Sources
 from fencepost_proxy.observability.status import (
     ABORT_ONLY_SHOWN,
@@ -275,7 +275,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._renewing = False
-        self._waits_because: str | None = None  # during start-up
+        self._waits_because: Reason | None = None  # during start-up
         self._to_end = False  # no longer ready
         self._draining = False
         self._closed = False
@@ -357,7 +357,7 @@ class Proxy:
         assert self._state is not None
         assert self._reads is not None
         assert self._expansions is not None
-        await self._until_kafka_can(self._read_broker_settings, "the brokers' settings cannot be read")
+        await self._until_kafka_can(self._read_broker_settings, readiness.NO_BROKER_SETTINGS)
         self._brokers_changed(self._control.brokers)
         await self._maintain_topics()
         self._commits.refresh()
@@ -421,17 +421,17 @@ class Proxy:
                 await state.close()
                 raise
 
-        if await self._until_kafka_can(join, f"the state topic {config.state_topic} cannot be used"):
+        if await self._until_kafka_can(join, readiness.unusable(config.state_topic)):
             _log.info("other proxy processes serve this cluster, or stopped recently without deregistering")
             self._takeover_until = time.monotonic() + config.limits.takeover_seconds
 
-    async def _until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], what: str) -> _T:
+    async def _until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], step: Reason) -> _T:
         while True:
             try:
                 result = await attempt()
             except FencepostError as error:
-                self._waits_because = f"{what}: {error}"
-                _limited_log.error("start", "waiting", what=what, reason=error)
+                self._waits_because = readiness.starting(step, error)
+                _limited_log.error("start", "waiting", what=step, reason=error)
                 await asyncio.sleep(_START_AGAIN_SECONDS)
             else:
                 self._waits_because = None
@@ -1187,7 +1187,7 @@ class Proxy:
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "checked topics could not be looked up", reason=error)
 
-    def _warnings(self) -> Iterable[str]:
+    def _warnings(self) -> Iterable[Reason]:
         if self._expansions is not None:
             yield from self._expansions.warnings()
         yield from self._replaced.warnings()
@@ -1363,27 +1363,14 @@ class Proxy:
             for each in self._state.view.abort_only_records.older_than(now_ms + 1)[:ABORT_ONLY_SHOWN]
         ]
 
-    def _not_ready(self, now: float) -> list[str]:
+    def _not_ready(self, now: float) -> list[Reason]:
         if self._to_end:
-            return ["it is shutting down"]
+            return [readiness.SHUTTING_DOWN]
         if self._control.cluster_id is None:
-            why = self._control.waits_because
-            return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}" + (f": {why}" if why else "")]
+            return [readiness.without_kafka(self.config.upstream, self._control.waits_because)]
         if self._bootstrap is None:
-            why = self._waits_because or (None if self._state is None else self._state.waits_because)
-            sidecar_problem = self._sidecar.problem if self._sidecar is not None and self._sidecar.queried else None
-            return [each for each in (sidecar_problem, why) if each is not None] or ["reading the state topic"]
-        if self._state is not None and self._state.failure is not None:
-            return [self._state.failure]
-        if self._state is not None and self._state.heartbeats.unacknowledged:
-            return ["the heartbeat of this process could not be stored yet: appends are blocked"]
-        if self._sidecar is not None and self._sidecar.problem is not None:
-            return [self._sidecar.problem]
-        if self.fresh(now):
-            return []
-        why = None if self._state is None else self._state.waits_because
-        stale = "the state topic was not read recently enough: appends are blocked"
-        return [stale if why is None else f"{stale} ({why})"]
+            return readiness.before_serving(self._sidecar, self._waits_because, self._state)
+        return readiness.while_serving(self._sidecar, self._state, fresh=self.fresh(now))
 
 
 def _kind(close: sessions.CloseClient) -> object:

@@ -18,7 +18,7 @@ _SOURCES: Final = ("client", "examples", "policies", "proxy", "spark_jobs")
 KINDS: Final = {
     "refusals": "`Refusal(...)`: error messages in Kafka responses",
     "exceptions": "`raise X(...)`, calls of exception classes, and of functions whose result is raised",
-    "status and advice": "`Problem(...)`, other texts of `advice.py`, `findings.py`, `page.{html,js}`, `status.py`",
+    "status and advice": "`Problem(...)`, other texts of `{hints,readiness,findings,status}.py`, `page.{html,js}`",
     "checks": "`Finding(...)`, and other texts of `checking.py`, `diagnosis.py`, `rights.py`",
     "command line": "`help`, `description`, `epilog`, `title`, `metavar`; other texts of `cli/`, `commands/`",
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
@@ -39,7 +39,7 @@ _CALLS: Final = {
 }
 _FILES: Final = {
     **dict.fromkeys(
-        ("observability/advice", "preflight/findings", "observability/status.py"),
+        ("cluster/hints", "observability/readiness", "preflight/findings", "observability/status.py"),
         "status and advice",
     ),
     **dict.fromkeys(("preflight/checking", "observability/diagnosis", "preflight/rights"), "checks"),

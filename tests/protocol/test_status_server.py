@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fencepost_proxy import logs
+from fencepost_proxy.errors import Reason
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability import http
 from fencepost_proxy.observability.exposition import SECTIONS, exposition
@@ -43,6 +44,7 @@ READY = StatusSnapshot(
     refusals={"offset_mismatch": 4},
     brokers=(BrokerStatus(NodeId(1), Address("kafka-1", 9092), Address("127.0.0.1", 19094), 2),),
 )
+NOT_LOADED = Reason("the state topic is not loaded", "Wait.")
 TOPICS = (CheckedTopicStatus("<script>alert(1)</script>", "required", 6),)
 
 
@@ -118,12 +120,13 @@ async def test_the_same_in_json() -> None:
 
 @in_event_loop
 async def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
-    async with status_server(lambda: replace(READY, not_ready=("the state topic is not loaded",))) as address:
+    async with status_server(lambda: replace(READY, not_ready=(NOT_LOADED,))) as address:
         status, _, body = await get(address, "/readyz")
         assert (status, body) == (503, b"not ready\nthe state topic is not loaded\n")
         assert (await get(address, "/livez"))[0] == 200
         problems = json.loads((await get(address, "/status.json"))[2])["problems"]
-        assert problems[0]["what"] == "Not ready: the state topic is not loaded"
+        assert (problems[0]["what"], problems[0]["do"]) == ("Not ready: the state topic is not loaded", "Wait.")
+        assert json.loads((await get(address, "/status.json"))[2])["not_ready"] == ["the state topic is not loaded"]
 
     async with status_server() as address:
         assert (await get(address, "/readyz"))[::2] == (200, b"ready\n")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fencepost_proxy.cli.main import main
+from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.status import StatusSnapshot
 from tests.support.ports import free_port
 from tests.support.status import status_page
@@ -28,7 +29,7 @@ SERVING = StatusSnapshot("1", 1.0, "cluster", None)
 def test_exit_code_says_whether_clients_are_served(
     capsys: pytest.CaptureFixture[str], not_ready: tuple[str, ...], code: int, reported: str
 ) -> None:
-    with status_page(replace(SERVING, not_ready=not_ready), {}) as address:
+    with status_page(replace(SERVING, not_ready=tuple(Reason(each, "") for each in not_ready)), {}) as address:
         assert main(["health", "--status", str(address)]) == code
         assert capsys.readouterr().out == reported
         assert main(["health", "--live", "--status", str(address)]) == 0

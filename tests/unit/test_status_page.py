@@ -18,6 +18,7 @@ import pytest
 from fencepost_policies.append import Check
 from fencepost_proxy.cluster.metadata import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.diagnosis import diagnose, of_process, state_of
 from fencepost_proxy.observability.lists import Lists, Refusals, Sources, merged
 from fencepost_proxy.observability.status import (
@@ -94,11 +95,11 @@ def test_healthy_state_shows_no_problems() -> None:
 
 @needs_node
 def test_unready_page_shows_reason_and_action() -> None:
-    found = shown(overview(replace(HEALTHY, not_ready=("a reason of tomorrow",))))
+    found = shown(overview(replace(HEALTHY, not_ready=(Reason("nothing is read", "Wait a moment."),))))
     assert "Not ready" in found.title
     assert ("div", {"class": "is-bad"}) in found.read.tags
-    assert "Not ready: a reason of tomorrow" in found.read.sections["problems"]
-    assert "The log gives the reason" in found.read.sections["problems"]
+    assert "Not ready: nothing is read" in found.read.sections["problems"]
+    assert "Wait a moment." in found.read.sections["problems"]
 
 
 @needs_node
@@ -207,14 +208,16 @@ def test_violation_is_bad_for_an_hour_then_warning() -> None:
 
 def test_the_worst_comes_first_and_decides() -> None:
     snapshot = replace(
-        HEALTHY, warnings=("check it",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act"))
+        HEALTHY,
+        warnings=(Reason("check it", "now"),),
+        problems=(Problem(False, "mild", ""), Problem(True, "bad", "act")),
     )
     problems = diagnose(snapshot, [], [], NOW)
     assert [each.what for each in problems] == ["bad", "mild", "check it"]
     assert state_of(snapshot, problems) == "degraded"
     assert state_of(snapshot, problems[1:]) == "warning"
     assert state_of(snapshot, ()) == "healthy"
-    assert state_of(replace(snapshot, not_ready=("x",)), ()) == "not_ready"
+    assert state_of(replace(snapshot, not_ready=(Reason("x", "y"),)), ()) == "not_ready"
 
 
 # --- what is shown is only text ---------------------------------------------------------------------------------------
@@ -240,8 +243,8 @@ def every_page() -> list[Rendered]:
         HEALTHY,
         version=EVIL,
         cluster_id=EVIL,
-        not_ready=(EVIL,),
-        warnings=(EVIL,),
+        not_ready=(Reason(EVIL, EVIL),),
+        warnings=(Reason(EVIL, EVIL),),
         problems=(Problem(True, EVIL, EVIL),),
         refusals={EVIL: 3},
         brokers=(BrokerStatus(NodeId(1), Address(EVIL, 1), Address(EVIL, 2), 1, EVIL),),

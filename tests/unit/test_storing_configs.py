@@ -46,7 +46,7 @@ def test_inherited_checks_are_reported_at_the_second_probe(caplog: pytest.LogCap
             reported.append((metrics.topics_replaced.value, list(replaced.warnings())))
     assert reported[0] == (0, [])
     assert reported[1] == reported[2] == (1, [ANY])
-    assert "orders" in reported[1][1][0]
+    assert "orders" in reported[1][1][0].text
     assert len(caplog.records) == 1
 
     view.apply(Offset(2), *encode_topic_config("orders", new, {"fencepost.check.expected.offsets": "true"}))

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster import sasl, tls_failures
+from fencepost_proxy.cluster import hints, sasl, tls_failures
 from fencepost_proxy.config import ControlSasl, Limits
-from fencepost_proxy.errors import ConfigError, Error, FencepostError, UpstreamProtocolError
+from fencepost_proxy.errors import ConfigError, Error, FencepostError, Reason, UpstreamProtocolError
 from fencepost_proxy.types import Address, Monotonic
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name
@@ -45,8 +45,8 @@ class UpstreamUnavailable(FencepostError):
     `error_code`: Kafka's error code if a retry would not help, for example 3 or 29.
     """
 
-    def __init__(self, reason: str, *, error_code: int | None = None) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, *, error_code: int | None = None, hint: str = "") -> None:
+        super().__init__(reason, hint=hint)
         self.error_code = error_code
 
 
@@ -136,7 +136,7 @@ class BrokerConnection:
         self._in_flight: deque[_InFlight] = deque()
         self._package = asyncio.Semaphore(limits.control_in_flight_max)
         self._reserve_queue = asyncio.Lock()
-        self._closed_because: str | None = None
+        self._closed_because: Reason | None = None
         self._receiver = asyncio.create_task(self._receive(), name=f"receive {address}")
 
     @classmethod
@@ -153,18 +153,20 @@ class BrokerConnection:
         except TimeoutError as e:
             access.on_error("timeout")
             raise UpstreamUnavailable(
-                f"{address}: no connection within {limits.connect_timeout_seconds:g} s (check the address)"
+                f"{address}: no connection within {limits.connect_timeout_seconds:g} s (check the address)",
+                hint=hints.NO_RESPONSE,
             ) from e
         except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as e:
             access.on_error("unreachable" if context is None else "tls")
             if context is None:
                 raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
-            kind, words = tls_failures.of_broker(e)
-            access.on_failure(kind)
-            raise UpstreamUnavailable(f"{address}: {words}") from e
+            failed = tls_failures.of_broker(e)
+            access.on_failure(failed.kind)
+            raise UpstreamUnavailable(f"{address}: {failed.words}", hint=failed.hint) from e
         except (OSError, ValueError) as e:
             access.on_error("unreachable")
-            raise UpstreamUnavailable(f"{address}: cannot connect: {getattr(e, 'strerror', None) or e}") from e
+            reason = f"{address}: cannot connect: {getattr(e, 'strerror', None) or e}"
+            raise UpstreamUnavailable(reason, hint=hints.of_connect(e)) from e
         connection = cls(address, reader, writer, limits, client_id, access=access)
         try:
             hello = Message(client_software_name="fencepost", client_software_version="0")
@@ -178,7 +180,7 @@ class BrokerConnection:
         except OutcomeUnknown as e:
             # The caller's own request was never sent.
             await connection.close()
-            raise UpstreamUnavailable(str(e)) from e
+            raise UpstreamUnavailable(str(e), hint=e.hint) from e
         except BaseException:
             await connection.close()
             raise
@@ -200,7 +202,8 @@ class BrokerConnection:
         except (sasl.LoginFailed, ConfigError) as e:
             self._access.on_login(False)
             self._access.on_error("login")
-            raise UpstreamUnavailable(f"{self.address}: {e}") from e
+            hint = e.hint if isinstance(e, sasl.LoginFailed) else hints.SECRET_FILE
+            raise UpstreamUnavailable(f"{self.address}: {e}", hint=hint) from e
         except UpstreamUnavailable:
             self._access.on_login(False)
             raise
@@ -243,6 +246,7 @@ class BrokerConnection:
                 f"{self.address}: has {api_name(api_key)} v{theirs[0]}–{theirs[1]}, needed is v{at_least}–{at_most}; "
                 "this Kafka is too old or too new for this proxy",
                 error_code=Error.UNSUPPORTED_VERSION,
+                hint=hints.RELEASE,
             )
         return version
 
@@ -272,7 +276,7 @@ class BrokerConnection:
             await self._reserve(len(frames), deadline)
         if self._closed_because is not None:
             self._release(len(frames))
-            raise UpstreamUnavailable(f"{self.address}: {self._closed_because}")
+            raise UpstreamUnavailable(f"{self.address}: {self._closed_because}", hint=self._closed_because.hint)
         # No await up to the last write, so no other request is sent between these.
         self._write(b"".join(frame for _, _, frame in frames), len(frames))
         loop = asyncio.get_running_loop()
@@ -287,7 +291,7 @@ class BrokerConnection:
                 return [await entry.answer for entry in entries]
         except TimeoutError:
             self._give_up_if_stuck()
-            raise OutcomeUnknown(f"{self.address}: no answer to {names} in time") from None
+            raise OutcomeUnknown(f"{self.address}: no answer to {names} in time", hint=hints.SLOW) from None
         finally:
             for entry in entries:
                 # Retrieve the exception, so that asyncio does not report it as lost.
@@ -299,7 +303,8 @@ class BrokerConnection:
             async with asyncio.timeout(remaining(deadline)):
                 await letting_in.wait()
         except TimeoutError:
-            raise UpstreamUnavailable(f"{self.address}: repeated login not finished in time") from None
+            reason = f"{self.address}: repeated login not finished in time"
+            raise UpstreamUnavailable(reason, hint=hints.SLOW) from None
 
     def _write(self, data: bytes, reserved: int) -> None:
         try:
@@ -343,15 +348,15 @@ class BrokerConnection:
     def _give_up_if_stuck(self) -> None:
         if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > self._limits.request_timeout_seconds:
             seconds = f"{self._limits.request_timeout_seconds:g} s"
-            self._fail(f"no answer for {seconds} (limits.request_timeout_seconds)", "timeout")
+            self._fail(f"no answer for {seconds} (limits.request_timeout_seconds)", "timeout", hints.SLOW)
 
     async def _receive(self) -> None:
-        reason, kind = "receiving ended", "lost"
+        reason, kind, hint = "receiving ended", "lost", ""
         try:
             while True:
                 (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
                 if size >> 16 in _TLS_LENGTHS and self._access.tls() is None:
-                    raise UpstreamProtocolError("it speaks TLS; set upstream_tls")
+                    raise UpstreamProtocolError("it speaks TLS; set upstream_tls", hint=hints.TLS)
                 if not _LENGTH.size <= size <= self._limits.frame_bytes_max:
                     raise UpstreamProtocolError(f"a response of {size} bytes; limits.frame_bytes_max bounds it")
                 self._answer(await self._reader.readexactly(size))
@@ -359,18 +364,20 @@ class BrokerConnection:
             reason = "closed by the broker"
             if self._access.sasl is None and self.api_versions and not self._served:
                 reason += " at the first request; does that listener require a login (control_sasl)?"
+                hint = hints.LOGIN
         except ssl.SSLError as e:
             # With TLS 1.3 a broker checks the client certificate after the client's handshake is complete.
-            why, reason = tls_failures.of_broker(e)
+            why, reason, hint = tls_failures.of_broker(e)
             self._access.on_failure(why)
             kind = "tls"
         except OSError as e:
             reason = f"connection lost: {e.strerror or e}"
         except UpstreamProtocolError as e:
             reason, kind = f"is not talking Kafka's protocol: {e}", "protocol"
+            hint = e.hint or hints.NOT_KAFKA
             _limited_log.error(self.address, "protocol error by the broker", broker=self.address, reason=e)
         finally:
-            self._fail(reason, kind)
+            self._fail(reason, kind, hint)
 
     def _answer(self, frame: bytes) -> None:
         if not self._in_flight:
@@ -392,11 +399,11 @@ class BrokerConnection:
         if not entry.answer.done():
             entry.answer.set_result(message)
 
-    def _fail(self, reason: str, kind: str | None = None) -> None:
+    def _fail(self, reason: str, kind: str | None = None, hint: str = "") -> None:
         """`kind`: for metrics; None if the proxy closed the connection, or the failure is already counted."""
         if self._closed_because is not None:
             return
-        self._closed_because = reason
+        self._closed_because = Reason(reason, hint)
         # Brokers close idle connections: not a failure.
         if kind is not None and (kind != "lost" or self._in_flight):
             self._access.on_error(kind)
@@ -408,7 +415,8 @@ class BrokerConnection:
         for entry in lost:
             if not entry.answer.done():
                 name = api_name(entry.call.api_key)
-                entry.answer.set_exception(OutcomeUnknown(f"{self.address}: {reason}, no response to {name}"))
+                lost_response = OutcomeUnknown(f"{self.address}: {reason}, no response to {name}", hint=hint)
+                entry.answer.set_exception(lost_response)
 
 
 class PooledConnection:
@@ -456,7 +464,7 @@ class PooledConnection:
         opening = self._opening
         done, _ = await asyncio.wait({opening}, timeout=remaining(deadline))
         if not done:
-            raise UpstreamUnavailable(f"{self.address}: not connected in time")
+            raise UpstreamUnavailable(f"{self.address}: not connected in time", hint=hints.SLOW)
         if opening.cancelled():
             raise UpstreamUnavailable(f"{self.address}: closed by the proxy")
         return opening.result()

@@ -39,7 +39,7 @@ from fencepost_proxy.cluster.pool import ConnectionPool, Purpose
 from fencepost_proxy.cluster.responses import Retry, check, only
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, Reason
 from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -75,7 +75,7 @@ class KafkaClient:
         self.limits = limits
         self.access = access
         #: While `start` waits: why the last attempt failed.
-        self.waits_because: str | None = None
+        self.waits_because: Reason | None = None
         self._tasks = Tasks()
         self.run = self._tasks.run
         self.pool = ConnectionPool(upstream, limits, access)
@@ -98,7 +98,7 @@ class KafkaClient:
             except UpstreamUnavailable as e:
                 if deadline is not None and time.monotonic() > deadline:
                     raise
-                self.waits_because = str(e)
+                self.waits_because = Reason(str(e), e.hint)
                 _limited_log.warning("start", "waiting for Kafka", upstream=addresses, reason=e)
                 await asyncio.sleep(self.limits.reconnect_backoff_max_seconds)
         for each in self.pool.bootstrap:

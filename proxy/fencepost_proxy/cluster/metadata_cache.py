@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Final
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster import hints
 from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in, remaining
 from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Leader, TopicInfo, from_response, merged
 from fencepost_proxy.cluster.pool import ConnectionPool
@@ -115,7 +116,8 @@ class MetadataCache:
         done, _ = await asyncio.wait({refresh.task}, timeout=remaining(deadline))
         if not done or refresh.task.cancelled():
             raise UpstreamUnavailable(
-                "no broker answered Metadata in time: check that upstream is a Kafka listener for clients"
+                "no broker answered Metadata in time: check that upstream is a Kafka listener for clients",
+                hint=hints.SLOW,
             )
         return refresh.task.result()
 
@@ -135,7 +137,7 @@ class MetadataCache:
                 None if requested is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(requested)]
             )
             message = Message(topics=names, allow_auto_topic_creation=False)
-            reason = "no broker is known"
+            last = UpstreamUnavailable("no broker is known")
             for pooled in self._pool.to_any():
                 # Short enough to try the other brokers if one hangs.
                 deadline = deadline_in(self._limits.connect_timeout_seconds)
@@ -153,8 +155,8 @@ class MetadataCache:
                     self._reported.adopted(queried, metadata)
                     return metadata
                 except UpstreamUnavailable as e:
-                    reason = str(e)
-            raise UpstreamUnavailable(f"no broker returned metadata; last error: {reason}")
+                    last = e
+            raise UpstreamUnavailable(f"no broker returned metadata; last error: {last}", hint=last.hint)
 
     def adopt(self, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
         known = self.known

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
+from fencepost_proxy.cluster import hints
 from fencepost_proxy.config import ControlSasl
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import Error
@@ -26,9 +27,10 @@ AUTHENTICATE_VERSION: Final = 1
 class LoginFailed(Exception):
     """`error_code`: Kafka's error code, if any."""
 
-    def __init__(self, reason: str, error_code: int | None = None) -> None:
+    def __init__(self, reason: str, error_code: int | None = None, hint: str = hints.CREDENTIALS) -> None:
         super().__init__(reason)
         self.error_code = error_code
+        self.hint = hint
 
 
 class _Mechanism(Protocol):
@@ -89,7 +91,7 @@ async def log_in(query: Query, sasl: ControlSasl) -> float:
             why = "this listener takes no logins; use another one in upstream, or omit control_sasl"
         elif answer.error_code != Error.UNSUPPORTED_SASL_MECHANISM:
             why = f"error {answer.error_code}"
-        raise LoginFailed(f"{login}: {why} (control_sasl.mechanism)", answer.error_code)
+        raise LoginFailed(f"{login}: {why} (control_sasl.mechanism)", answer.error_code, hints.MECHANISM)
     mechanism = _mechanism(sasl)
     for _ in range(_STEPS_MAX):
         answer = await query(

@@ -39,7 +39,8 @@ from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, UpstreamProtocolError
+from fencepost_proxy.errors import Error, Reason, UpstreamProtocolError
+from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.state import (
     StateError,
     StateView,
@@ -111,13 +112,13 @@ class StateTopic:
         self._on_change = on_change
         self.view = StateView(self._cluster_id)
         #: Why `start` waits, as of the last attempt.
-        self.waits_because: str | None = None
+        self.waits_because: Reason | None = None
         self._topic_id: UUID | None = None
         self._position = Offset(0)
         #: Send times of the last Fetch that reached the end, and of the last end offset that replicas confirmed.
         self._read_as_of = self._confirmed_as_of = float("-inf")
         self.read_until = Monotonic(float("-inf"))
-        self._failure: str | None = None
+        self.failure: Reason | None = None  #: why the view can never be fresh again in this process
         self._proxied: PooledConnection | None = None
         self._tailing: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -137,11 +138,6 @@ class StateTopic:
     def fresh(self) -> bool:
         return time.monotonic() < self.fresh_until
 
-    @property
-    def failure(self) -> str | None:
-        """Why the view can never be fresh again in this process, otherwise None."""
-        return self._failure
-
     async def start(self) -> None:
         """Find or create the topic and read it to its end. Waits for Kafka indefinitely.
 
@@ -155,7 +151,7 @@ class StateTopic:
             except UpstreamUnavailable as e:
                 if e.error_code is not None:
                     raise
-                self.waits_because = f"waiting for the state topic {self._tp.topic}: {e}"
+                self.waits_because = Reason(f"waiting for the state topic {self._tp.topic}: {e}", hints.NEW)
                 _limited_log.warning("open", "waiting for the state topic", topic=self._tp.topic, reason=e)
                 await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
         self._tailing = asyncio.create_task(self._follow(), name="state topic")
@@ -164,8 +160,7 @@ class StateTopic:
             await asyncio.wait({loaded, self._tailing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             loaded.cancel()
-        if self._failure is not None:
-            raise StateError(self._failure)
+        self._raise_failure()
         if self._tailing.done():
             await self._tailing
         if self._confirming:
@@ -227,11 +222,12 @@ class StateTopic:
             if result.error_code == Error.OUT_OF_ORDER_SEQUENCE_NUMBER and producer_id is not None:
                 raise StateError(
                     "this Kafka requires new producers to begin at sequence 0, but conditional appends need any first "
-                    "sequence. Checked topics cannot be served: use a tested Kafka release"
+                    "sequence. Checked topics cannot be served: use a tested Kafka release",
+                    hint=hints.RELEASE,
                 )
             if result.error_code not in _NOT_APPENDED:
                 raise UpstreamUnavailable(text, error_code=result.error_code)
-            self.waits_because = f"nothing can be stored in {text}"
+            self.waits_because = Reason(f"nothing can be stored in {text}", hints.NOT_STORED)
             if remaining(deadline) <= pause:
                 raise UpstreamUnavailable(text)
             await asyncio.sleep(pause)
@@ -312,14 +308,15 @@ class StateTopic:
                 try:
                     await self._fetch(await self._leader())
                 except UpstreamUnavailable as e:
-                    self.waits_because = f"the state topic {self._tp.topic} cannot be read: {e}"
+                    reason = f"the state topic {self._tp.topic} cannot be read: {e}"
+                    self.waits_because = Reason(reason, hints.NOT_READ)
                     _limited_log.warning("fetch", "state topic cannot be read", topic=self._tp.topic, reason=e)
                     await self._read_again()
         except StateError as e:
-            self._fail(str(e))
+            self._fail(Reason(str(e), e.hint))
         except Exception as e:
             _log.crash("state topic reader crashed", e)
-            self._fail(f"following it crashed ({e!r}); restart this proxy")
+            self._fail(Reason(f"following it crashed ({e!r}); restart this proxy", hints.CRASHED))
 
     async def _leader(self) -> Leader:
         leader = self._kafka.leader(self._tp)
@@ -346,7 +343,8 @@ class StateTopic:
         elif info.topic_id != self._topic_id:
             raise StateError(
                 f"{self._tp.topic} was deleted and created again: its virtual configs and producer id are lost. "
-                "Decide which topics need checks, then restart every proxy"
+                "Decide which topics need checks, then restart every proxy",
+                hint=hints.RESTART,
             )
 
     async def _connection(self, leader: Leader) -> BrokerConnection:
@@ -388,7 +386,8 @@ class StateTopic:
                 f"{self._tp.topic} lost records (read up to offset {self._position}, it starts at "
                 f"{partition.log_start_offset}): retention, DeleteRecords or an unclean leader election removed "
                 "virtual configs or the producer id. Decide which topics need checks; then stop every proxy, delete "
-                "this topic, and start the proxies"
+                "this topic, and start the proxies",
+                hint=hints.RECREATE,
             )
         if partition.error_code:
             raise UpstreamUnavailable(f"Fetch returned error {partition.error_code}")
@@ -417,7 +416,7 @@ class StateTopic:
 
     async def _keep_fresh(self) -> None:
         """Query the end offset to renew the lease, unless another call did so."""
-        while self._failure is None:
+        while self.failure is None:
             often = self._lease_seconds * _RENEWED_AFTER
             due_in = self._confirmed_as_of + often - time.monotonic() if self._confirming else often
             if due_in > 0:
@@ -432,7 +431,8 @@ class StateTopic:
                 return
 
     def _log_unconfirmed(self, reason: UpstreamUnavailable) -> None:
-        self.waits_because = f"leader of the state topic {self._tp.topic} is not confirmed: {reason}"
+        text = f"leader of the state topic {self._tp.topic} is not confirmed: {reason}"
+        self.waits_because = Reason(text, hints.UNCONFIRMED)
         _limited_log.warning(
             "unconfirmed", "leader of the state topic is not confirmed", topic=self._tp.topic, reason=reason
         )
@@ -452,20 +452,21 @@ class StateTopic:
         except (MalformedBatch, UpstreamProtocolError) as e:
             raise StateError(
                 f"{self._tp.topic} cannot be read at offset {self._position}: {e}. Its compression.type must be "
-                "uncompressed"
+                "uncompressed",
+                hint=hints.UNREADABLE,
             ) from e
         if applied:
             self._on_change(applied)
         self._release(self._position)
 
-    def _fail(self, reason: str) -> None:
-        self._failure = reason
+    def _fail(self, reason: Reason) -> None:
+        self.failure = reason
         _log.error("state topic failed, checked topics are not served", topic=self._tp.topic, reason=reason)
         self._release(None)
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise StateError(self._failure)
+        if self.failure is not None:
+            raise StateError(self.failure.text, hint=self.failure.hint)
 
     # --- waiting calls ------------------------------------------------------------------------------------------------
 

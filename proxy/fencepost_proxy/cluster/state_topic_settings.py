@@ -17,6 +17,8 @@ from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.errors import Error
+from fencepost_proxy.topics import hints
+from fencepost_proxy.topics.closed import CLOSED
 from fencepost_proxy.topics.state import StateError
 from fencepost_proxy.types import TopicPartition
 
@@ -74,7 +76,7 @@ class StateTopicSettings:
             if not self._kafka.brokers:  # the controller considers all dead, for example after a pause
                 raise UpstreamUnavailable("cannot create the state topic: Kafka reports no brokers")
             replicas, configs = created_with(len(self._kafka.brokers))
-            created = await self._topics.create(name, partitions=1, replication_factor=replicas, configs=configs)
+            created = await self._create(replicas, configs)
             if created:
                 _log.warning(
                     "state topic created: only checks in the configuration file are in force. If this cluster had a "
@@ -98,15 +100,25 @@ class StateTopicSettings:
         await self._check(info)
         return info.topic_id
 
+    async def _create(self, replicas: int, configs: Mapping[str, str]) -> bool:
+        name = self._tp.topic
+        try:
+            return await self._topics.create(name, partitions=1, replication_factor=replicas, configs=configs)
+        except UpstreamUnavailable as e:
+            if CLOSED in str(e):
+                raise StateError(str(e), hint=hints.PROXY) from e
+            raise
+
     async def _check(self, info: TopicInfo) -> None:
         if info.partition_count != 1:
             raise StateError(
                 f"{info.name} has {info.partition_count} partitions: it cannot be this proxy's state topic, which has "
-                "one. Delete the topic if nothing else uses it"
+                "one. Delete the topic if nothing else uses it",
+                hint=hints.NOT_OURS,
             )
         facts = await self._configs.topic_facts(info.name)
         if wrong := _wrong_cleanup_policy(info.name, facts):
-            raise StateError(wrong)
+            raise StateError(wrong, hint=hints.CLEANUP_POLICY)
         self.in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
         if info.replication_factor > 1 and self.in_sync == 1:
             _log.warning(

@@ -9,6 +9,7 @@ from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable
 from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
 from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.errors import Error, UpstreamProtocolError
+from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.types import Offset, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, split_batches
@@ -46,7 +47,8 @@ async def read_stored(
         answer = fetched_partition(await connection.request(*call, deadline=deadline_in(timeout_seconds)))
         if answer.error_code == Error.OFFSET_OUT_OF_RANGE or answer.log_start_offset > 0:
             raise StateError(
-                f"{topic} lost records (read up to offset {position}, it starts at {answer.log_start_offset})"
+                f"{topic} lost records (read up to offset {position}, it starts at {answer.log_start_offset})",
+                hint=hints.RECREATE,
             )
         if answer.error_code:
             raise UpstreamUnavailable(
@@ -58,7 +60,8 @@ async def read_stored(
             position = _apply(view, answer.records or b"", position)
         except (MalformedBatch, UpstreamProtocolError) as error:
             raise StateError(
-                f"{topic} cannot be read at offset {position}: {error}. Its compression.type must be uncompressed"
+                f"{topic} cannot be read at offset {position}: {error}. Its compression.type must be uncompressed",
+                hint=hints.UNREADABLE,
             ) from error
         if position == before and position < end:
             raise UpstreamUnavailable(f"{topic}: no records returned at offset {position}, but the log ends at {end}")

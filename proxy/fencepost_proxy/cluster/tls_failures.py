@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from typing import Final
+from typing import Final, NamedTuple
+
+from fencepost_proxy.cluster import hints
 
 _HOSTNAME_MISMATCH: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _NOT_NOW: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -58,26 +60,40 @@ def failure(error: OSError) -> tuple[str, str]:
     return ("left" if "EOF" in reason else "failed"), stated
 
 
-def of_broker(error: OSError) -> tuple[str, str]:
-    """Why the handshake with a broker failed: a metric label, and a description for the log."""
+#: Why a handshake with a broker failed, by kind of failure, and what to do.
+_OF_BROKER: Final = {
+    "not_now": ("its certificate is not valid now: {}", ""),
+    "untrusted": ("its certificate is not trusted: {} (upstream_tls.ca_file)", hints.CA_FILE),
+    "hostname_mismatch": ("its certificate is for another name: {} (upstream_tls.check_hostname)", hints.HOSTNAME),
+    "not_tls": ("it does not speak TLS, and upstream_tls is set", hints.NO_TLS),
+    "certificate_required": (
+        "it requires a certificate that it trusts: {} (upstream_tls.certificate_file)",
+        hints.CERTIFICATE,
+    ),
+    "distrusted": (
+        "it does not trust the proxy's certificate: {} (upstream_tls.certificate_file)",
+        hints.CERTIFICATE,
+    ),
+    "no_common": (
+        "it has no TLS version or cipher in common with this proxy: {} (upstream_tls.min_version)",
+        hints.TLS_VERSION,
+    ),
+    "left": (
+        "it closed the connection during the TLS handshake: {}; does it speak TLS (upstream_tls)?",
+        hints.PERHAPS_NO_TLS,
+    ),
+}
+
+
+class OfBroker(NamedTuple):
+    """Why the handshake with a broker failed. `kind`: a metric label. `words`: for the log. `hint`: what to do."""
+
+    kind: str
+    words: str
+    hint: str
+
+
+def of_broker(error: OSError) -> OfBroker:
     kind, stated = failure(error)
-    match kind:
-        case "not_now":
-            kind, words = "untrusted", f"its certificate is not valid now: {stated}"
-        case "untrusted":
-            words = f"its certificate is not trusted: {stated} (upstream_tls.ca_file)"
-        case "hostname_mismatch":
-            words = f"its certificate is for another name: {stated} (upstream_tls.check_hostname)"
-        case "not_tls":
-            words = "it does not speak TLS, and upstream_tls is set"
-        case "certificate_required":
-            words = f"it requires a certificate that it trusts: {stated} (upstream_tls.certificate_file)"
-        case "distrusted":
-            words = f"it does not trust the proxy's certificate: {stated} (upstream_tls.certificate_file)"
-        case "no_common":
-            words = f"it has no TLS version or cipher in common with this proxy: {stated} (upstream_tls.min_version)"
-        case "left":
-            words = f"it closed the connection during the TLS handshake: {stated}; does it speak TLS (upstream_tls)?"
-        case _:
-            words = f"the TLS handshake failed: {stated}"
-    return kind, words
+    words, hint = _OF_BROKER.get(kind, ("the TLS handshake failed: {}", ""))
+    return OfBroker("untrusted" if kind == "not_now" else kind, words.format(stated), hint)

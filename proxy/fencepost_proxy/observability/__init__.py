@@ -1,1 +1,1 @@
-"""What the process shows of itself: metrics, status pages, warnings, advice."""
+"""What the process shows of itself: metrics, the status page, problems and what to do."""

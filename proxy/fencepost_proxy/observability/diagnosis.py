@@ -11,7 +11,6 @@ from typing import Final
 from urllib.parse import quote
 
 from fencepost_proxy.config import Limits
-from fencepost_proxy.observability import advice
 from fencepost_proxy.observability.status import BrokerStatus, ExpansionStatus, GatedStatus, Problem, StatusSnapshot
 from fencepost_proxy.transactions.watched import TransactionsReport
 
@@ -102,13 +101,13 @@ def diagnose(
 ) -> tuple[Problem, ...]:
     """Problems, worst first. `expansions`, `groups`: first page of each list. `now`: wall clock, seconds."""
     found = [
-        *(Problem(True, f"Not ready: {reason}", advice.of_not_ready(reason)) for reason in snapshot.not_ready),
+        *(Problem(True, f"Not ready: {reason}", reason.hint) for reason in snapshot.not_ready),
         *dict.fromkeys(snapshot.problems),
         *_of_violations(snapshot, now),
         *_of_transactions(snapshot.transactions),
         *_of_expansions(expansions, snapshot.transactions, now),
         *_of_groups(groups),
-        *(Problem(False, warning, advice.of_warning(warning)) for warning in snapshot.warnings),
+        *(Problem(False, warning.text, warning.hint) for warning in snapshot.warnings),
     ]
     return tuple(sorted(found, key=lambda each: not each.bad))
 

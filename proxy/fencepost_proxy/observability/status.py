@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from fencepost_proxy.errors import Reason
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Address, NodeId
 
@@ -199,8 +200,8 @@ class StatusSnapshot:
     uptime_seconds: float
     cluster_id: str | None
     bootstrap: Address | None
-    not_ready: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    not_ready: tuple[Reason, ...] = ()
+    warnings: tuple[Reason, ...] = ()
     connections: int = 0
     requests_in_flight: int = 0
     buffered_bytes: int = 0

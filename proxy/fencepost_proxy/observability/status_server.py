@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from fencepost_proxy import logs
 from fencepost_proxy.config.secrets import secret
-from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.errors import ConfigError, Reason
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.diagnosis import diagnose, state_of
 from fencepost_proxy.observability.exposition import exposition
@@ -176,7 +176,7 @@ class StatusServer:
             return Response(_PROMETHEUS, exposition(self._metrics()))
         if path == "/readyz":
             snapshot = self._snapshot()
-            text = "ready" if snapshot.ready else "\n".join(("not ready", *snapshot.not_ready))
+            text = "ready" if snapshot.ready else "\n".join(("not ready", *map(str, snapshot.not_ready)))
             return Response(TEXT, f"{text}\n".encode(), 200 if snapshot.ready else 503)
         if path == "/status.json":
             limit = _number(_queried(request.query), "limit", _FIRST_ROWS_MAX, 1, _FIRST_ROWS_MAX)
@@ -281,13 +281,13 @@ def _json(value: object) -> Response:
 
 
 def json_value(value: object, characters_max: int = _CHARACTERS_MAX) -> object:
-    """Convert to JSON types. Long strings are clipped, which bounds the response."""
+    """Convert to JSON types; a reason is its text. Long strings are clipped, which bounds the response."""
+    if isinstance(value, Reason | Address):
+        value = str(value)
     if is_dataclass(value):
         most = _PROBLEM_CHARACTERS_MAX if isinstance(value, Problem) else characters_max
         return {each.name: json_value(getattr(value, each.name), most) for each in fields(value)}
     match value:
-        case Address():
-            return str(value)
         case str() if len(value) > characters_max:
             return f"{value[:characters_max]}…"
         case float() if not math.isfinite(value):

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster import hints
 from fencepost_proxy.cluster.broker import Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.metadata import ClusterMetadata, from_response
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.observability import advice
 from fencepost_proxy.preflight import rights
 from fencepost_proxy.preflight.findings import Finding, failed, ok, unknown, warning
 from fencepost_proxy.services.sidecar import SidecarProbe
@@ -41,6 +41,7 @@ FILES: Final = "files"
 MACHINE: Final = "this machine"
 KAFKA: Final = "Kafka"
 
+_NO_HINT: Final = "check the broker's log"
 _CLIENT_ID: Final = "fencepost-check"
 _DAY_SECONDS: Final = 86_400.0
 _SOON_SECONDS: Final = 14 * _DAY_SECONDS
@@ -277,9 +278,13 @@ def release_of(level: int) -> str:
 # --- Kafka ------------------------------------------------------------------------------------------------------------
 
 
-def _remedy(stated: str, more: str = "") -> str:
-    remedy = advice.of_connection(stated)
+def _remedy(error: UpstreamUnavailable, more: str = "") -> str:
+    remedy = error.hint or _NO_HINT
     return f"{remedy} ({more})" if more else remedy
+
+
+def _without(address: Address, error: UpstreamUnavailable) -> str:
+    return str(error).removeprefix(f"{address}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +313,12 @@ class _Kafka:
             return
         named = list(dict.fromkeys(self._config.upstream))
         tried = await asyncio.gather(*(self._open(each) for each in named))
-        reached = [_Reached(each, it) for each, it in zip(named, tried, strict=True) if not isinstance(it, str)]
+        reached = [
+            _Reached(each, it) for each, it in zip(named, tried, strict=True) if isinstance(it, BrokerConnection)
+        ]
         for address, it in zip(named, tried, strict=True):
-            if isinstance(it, str):
-                self._found.append(self._unreachable(f"upstream {address}", it, serious=not reached))
+            if isinstance(it, UpstreamUnavailable):
+                self._found.append(self._unreachable("upstream", address, it, serious=not reached))
         if not reached:
             return
         metadata = [(each, await self._metadata(each)) for each in reached]
@@ -336,8 +343,8 @@ class _Kafka:
         usable = next(iter(proxied_connections.values()), one.connection)
         self._found.extend(await rights.rights(usable, self._config, cluster, proxied_connections))
 
-    async def _open(self, address: Address) -> BrokerConnection | str:
-        """The connection, or the reason for the failure."""
+    async def _open(self, address: Address) -> BrokerConnection | UpstreamUnavailable:
+        """The connection, or the failure."""
         access = Access(lambda: self._context, self._config.control_sasl)
         async with self._at_once:
             try:
@@ -345,15 +352,16 @@ class _Kafka:
                     address, limits=self._config.limits, client_id=_CLIENT_ID, access=access
                 )
             except UpstreamUnavailable as error:
-                return str(error).removeprefix(f"{address}: ")
+                return error
         self._stack.push_async_callback(connection.close)
         return connection
 
-    def _unreachable(self, what: str, stated: str, *, serious: bool) -> Finding:
+    @staticmethod
+    def _unreachable(what: str, address: Address, error: UpstreamUnavailable, *, serious: bool) -> Finding:
+        what, stated = f"{what} {address}", _without(address, error)
         if serious:
-            return failed(KAFKA, what, stated, _remedy(stated))
-        todo = _remedy(stated, "other servers in upstream respond, so a proxy would start")
-        return warning(KAFKA, what, stated, todo)
+            return failed(KAFKA, what, stated, _remedy(error))
+        return warning(KAFKA, what, stated, _remedy(error, "other servers in upstream respond, so a proxy would start"))
 
     async def _metadata(self, reached: _Reached) -> ClusterMetadata | None:
         connection = reached.connection
@@ -363,8 +371,7 @@ class _Kafka:
             deadline = deadline_in(self._config.limits.request_timeout_seconds)
             return from_response(await connection.request(apis.METADATA, version, message, deadline=deadline))
         except UpstreamUnavailable as error:
-            stated = str(error).removeprefix(f"{reached.address}: ")
-            self._found.append(self._unreachable(f"upstream {reached.address}", stated, serious=True))
+            self._found.append(self._unreachable("upstream", reached.address, error, serious=True))
             return None
 
     def _way_in(self, connection: BrokerConnection) -> str:
@@ -406,9 +413,9 @@ class _Kafka:
         usable: dict[NodeId, BrokerConnection] = {}
         for node_id, address, it in zip(sorted(cluster.brokers), addresses, tried, strict=True):
             what = f"broker {node_id} at {address}"
-            if isinstance(it, str):
+            if isinstance(it, UpstreamUnavailable):
                 todo = _remedy(it, "the address is from advertised.listeners of the listener in upstream")
-                self._found.append(failed(KAFKA, what, it, todo))
+                self._found.append(failed(KAFKA, what, _without(address, it), todo))
                 continue
             usable[node_id] = it
             self._found.append(self._apis(what, it))
@@ -443,11 +450,11 @@ class _Kafka:
         try:
             problem = await probe.probe()
         except UpstreamUnavailable as error:
-            stated = str(error).removeprefix(f"{config.broker}: ")
-            return failed(KAFKA, what, stated, advice.of_connection(stated, of_sidecar=True))
+            todo = hints.FOR_SIDECAR.get(error.hint, error.hint or _NO_HINT)
+            return failed(KAFKA, what, _without(probe.broker, error), todo)
         if problem is not None:
             return failed(
-                KAFKA, what, problem, "the broker must send clients to the sidecar: docs/configuration.md, mode"
+                KAFKA, what, problem.text, "the broker must send clients to the sidecar: docs/configuration.md, mode"
             )
         return ok(KAFKA, what, f"broker {probe.node_id} sends clients to it")
 

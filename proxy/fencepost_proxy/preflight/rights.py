@@ -22,7 +22,6 @@ from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
-from fencepost_proxy.observability.advice import of_not_ready
 from fencepost_proxy.preflight.findings import Finding, failed, ok, unknown, warning
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
@@ -252,7 +251,7 @@ class _Probe:
                 timeout_seconds=self._config.limits.request_timeout_seconds,
             )
         except StateError as error:
-            return [failed(GROUP, what, f"no proxy can start with this state topic: {error}", of_not_ready(str(error)))]
+            return [failed(GROUP, what, f"no proxy can start with this state topic: {error}", error.hint)]
         return []
 
     # ---- the cluster

@@ -23,7 +23,7 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, FencepostError
+from fencepost_proxy.errors import Error, FencepostError, Reason
 from fencepost_proxy.expansion import procedure as ex
 from fencepost_proxy.expansion.history import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
 from fencepost_proxy.metrics import Metrics
@@ -525,13 +525,16 @@ class Expansions:
                 )
         return tuple(shown)
 
-    def warnings(self) -> tuple[str, ...]:
-        return tuple(
-            f"{each.topic} was expanded without the proxy from {each.from_count} to {each.to_count} partitions: key "
-            "order is lost across this expansion"
-            for each in self.status()
-            if each.state == "unordered"
-        )
+    def warnings(self) -> tuple[Reason, ...]:
+        return tuple(_unordered(each) for each in self.status() if each.state == "unordered")
+
+
+def _unordered(expansion: ExpansionStatus) -> Reason:
+    return Reason(
+        f"{expansion.topic} was expanded without the proxy from {expansion.from_count} to {expansion.to_count} "
+        "partitions: key order is lost across this expansion",
+        "The order cannot be restored. Add partitions only through the proxy: docs/partition-expansion.md.",
+    )
 
 
 async def _all(queries: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from uuid import UUID
 
 from fencepost_proxy import logs
+from fencepost_proxy.errors import Reason
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.durability import some
 from fencepost_proxy.topics.state import StateView
@@ -59,7 +60,11 @@ class ReplacedTopics:
         self._lasting = {topic: each for topic, each in topics.items() if view.inherits(topic, each)}
         self._metrics.topics_replaced.value = len(self._lasting) if self._primary else 0
 
-    def warnings(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[Reason]:
         if self._lasting:
             names = some(sorted(self._lasting))
-            yield f"Topics that were deleted and created again at Kafka keep the checks of their predecessors: {names}"
+            yield Reason(
+                f"Topics that were deleted and created again at Kafka keep the checks of their predecessors: {names}",
+                "Decide for each: set its configs through the proxy (kafka-configs --alter, --add-config or "
+                "--delete-config), or delete it through the proxy, which deletes its checks too.",
+            )

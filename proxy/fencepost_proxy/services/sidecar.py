@@ -18,7 +18,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import PLAINTEXT, Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.metadata import ClusterMetadata, from_response
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, Reason
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -48,11 +48,14 @@ class SidecarProbe:
     ) -> None:
         assert config.broker is not None
         self._config = config
-        self._broker = config.broker
+        self.broker = config.broker
         self._listens_on = listens_on
         self._known = known
         self._access = access if config.broker_tls else replace(access, tls=PLAINTEXT.tls)
-        self.problem: str | None = f"the advertised address of the broker at {config.broker} is not known yet"
+        self.problem: Reason | None = Reason(
+            f"the advertised address of the broker at {config.broker} is not known yet",
+            "Wait a moment. If it persists: is the broker running, and is broker its address?",
+        )
         self.queried = False
         self.node_id: NodeId | None = None
         self.advertised: Mapping[NodeId, Address] = {}
@@ -63,18 +66,22 @@ class SidecarProbe:
             try:
                 self.problem = await self.probe()
             except UpstreamUnavailable as error:
-                self.problem = f"cannot read the broker's advertised address: {error}"
+                self.problem = Reason(
+                    f"cannot read the broker's advertised address: {error}",
+                    "Is the broker running, and is broker the address of its listener for sidecars? fencepost check "
+                    "--running shows details.",
+                )
             self.queried = True
             if self.problem is not None:
                 _limited_log.error("problem", "broker does not send clients to this sidecar", reason=self.problem)
             elif before is not None:
-                _log.info("broker sends clients to this sidecar", broker=self.node_id, by=self._broker)
+                _log.info("broker sends clients to this sidecar", broker=self.node_id, by=self.broker)
             await asyncio.sleep(_PROBE_SECONDS if self.problem is None else _PROBE_AGAIN_SECONDS)
 
-    async def probe(self) -> str | None:
+    async def probe(self) -> Reason | None:
         """Check once; return the problem or None. Raises `UpstreamUnavailable`."""
         limits = self._config.limits
-        connection = await BrokerConnection.open(self._broker, limits=limits, client_id=_CLIENT_ID, access=self._access)
+        connection = await BrokerConnection.open(self.broker, limits=limits, client_id=_CLIENT_ID, access=self._access)
         try:
             deadline = deadline_in(limits.connect_timeout_seconds)
             version = connection.version(apis.METADATA, at_least=10, at_most=13)
@@ -90,31 +97,43 @@ class SidecarProbe:
         self.advertised, self.node_id = reported.brokers, node_id
         return self._validate(reported, node_id)
 
-    def _validate(self, reported: ClusterMetadata, node_id: NodeId | None) -> str | None:
+    def _validate(self, reported: ClusterMetadata, node_id: NodeId | None) -> Reason | None:
         cluster_id, by_upstream = self._known()
         if reported.cluster_id != cluster_id:
-            return f"broker = {self._broker} is of cluster {reported.cluster_id}, upstream is of {cluster_id}"
+            return Reason(
+                f"broker = {self.broker} is of cluster {reported.cluster_id}, upstream is of {cluster_id}",
+                "Set broker and upstream to the same cluster.",
+            )
         ours = self._listens_on()
         if ours is None:
-            return "the sidecar does not listen yet"
+            return Reason(
+                "the sidecar does not listen yet",
+                "Wait a moment. If it persists, its port is in use: the log names it.",
+            )
         host, port = self._config.advertised_host, ours.port
         requested = f"{host or 'HOST'}:{port}"
         here = {node: address for node, address in reported.brokers.items() if _same(address, host, port)}
         advertised = ", ".join(f"{node}: {address}" for node, address in sorted(reported.brokers.items()))
         if not here or (node_id is not None and node_id not in here):
             named = "a broker" if node_id is None else f"broker {node_id}"
-            return (
-                f"{named} at {self._broker} does not advertise this sidecar, {requested}, for that listener but "
+            return Reason(
+                f"{named} at {self.broker} does not advertise this sidecar, {requested}, for that listener but "
                 f"{reported.brokers.get(node_id, advertised) if node_id is not None else advertised}: set it in the "
-                "broker's advertised.listeners (or advertised_host here, if this is another name of the sidecar)"
+                "broker's advertised.listeners (or advertised_host here, if this is another name of the sidecar)",
+                "In the broker's server.properties, set advertised.listeners of the listener that broker names to the "
+                "address of this sidecar. Until then clients bypass it.",
             )
         if node_id is None and len(here) > 1 and host is not None:
-            return f"{len(here)} brokers advertise {requested}: each needs its own sidecar"
+            return Reason(
+                f"{len(here)} brokers advertise {requested}: each needs its own sidecar",
+                "Give every broker its own address in advertised.listeners, served by its own sidecar.",
+            )
         through = sorted(node for node, address in by_upstream.items() if reported.brokers.get(node) == address)
         if through:
-            return (
+            return Reason(
                 f"upstream leads to the sidecars too: brokers {through} advertise the same addresses there. Set "
-                "upstream to a listener that clients do not use, such as the inter-broker listener"
+                "upstream to a listener that clients do not use, such as the inter-broker listener",
+                "Set upstream to a listener that clients do not use, such as the inter-broker listener.",
             )
         return None
 

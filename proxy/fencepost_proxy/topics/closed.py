@@ -22,12 +22,14 @@ from fencepost_proxy.wire.apis import DELETE_RECORDS, DESCRIBE_PRODUCERS, FETCH,
 from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
+#: A proxy recognizes the response of another proxy by this.
+CLOSED: Final = "it is closed to clients"
 #: Value of `topic_authorized_operations`.
 _NOT_REPORTED: Final = -(2**31)
 
 
 def denied_message(known: Known) -> str:
-    return f"{known.state_topic} is the proxy's state topic; it is closed to clients"
+    return f"{known.state_topic} is the proxy's state topic; {CLOSED}"
 
 
 def mentions(frame: bytes | memoryview, known: Known) -> bool:

@@ -43,6 +43,7 @@ from fencepost_proxy.expansion.gated import KINDS as GROUP_KINDS
 from fencepost_proxy.expansion.gated import GatedView
 from fencepost_proxy.expansion.history import KINDS as EXPANSION_KINDS
 from fencepost_proxy.expansion.history import Expansion, ExpansionHistories, ExpansionHistory
+from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.abort_only import KINDS as ABORT_ONLY_KINDS
 from fencepost_proxy.topics.abort_only import AbortOnlyView
 from fencepost_proxy.topics.virtual_configs import (
@@ -72,6 +73,9 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 class StateError(FencepostError):
     """The state topic belongs to another cluster, or needs a newer version: checked appends wait for an operator."""
+
+    def __init__(self, text: str, *, hint: str) -> None:
+        super().__init__(text, hint=hint)
 
 
 class FenceBase(NamedTuple):
@@ -227,13 +231,10 @@ class StateView:
 
     def _apply_producer_id(self, key: str, value: Mapping[str, Any] | None) -> None:
         if value is None:
-            raise StateError(f"the state topic's record {key} was deleted: the producer id of this cluster is unknown")
+            raise _without_producer_id(key)
         cluster_id, producer_id = typed(value, "cluster_id", str), typed(value, "producer_id", int)
         if cluster_id != self._cluster_id:
-            raise StateError(
-                f"the state topic belongs to cluster {cluster_id}, but this is cluster {self._cluster_id}: it was "
-                "copied from there (if no topic of this cluster has had append checks yet, delete the state topic)"
-            )
+            raise _copied(cluster_id, self._cluster_id)
         number = typed(value, "number", int) if "number" in value else 0
         self._producer_ids.setdefault(number, ProducerId(producer_id))
         self.shared_producer_ids = frozenset(self._producer_ids.values())
@@ -258,7 +259,7 @@ class StateView:
             try:
                 parse_value(name, configs[name])
             except InvalidConfigValue as error:
-                raise StateError(f"topic {topic}: {error}. Was it set by a newer version of this proxy?") from error
+                raise _of_newer_version(topic, error) from error
         self._topic_configs[topic] = SetConfigs(UUID(typed(value, "topic_id", str)), MappingProxyType(configs))
 
     # ---- queries
@@ -410,3 +411,21 @@ class StateView:
             for key, _ in bases.values()
         ]
         return records + self._histories.forget(topic_id) + self.groups.forget(topic_id)
+
+
+def _without_producer_id(key: str) -> StateError:
+    text = f"the state topic's record {key} was deleted: the producer id of this cluster is unknown"
+    return StateError(text, hint=hints.RECREATE)
+
+
+def _copied(from_cluster: str, cluster: str | None) -> StateError:
+    return StateError(
+        f"the state topic belongs to cluster {from_cluster}, but this is cluster {cluster}: it was copied from there "
+        "(if no topic of this cluster has had append checks yet, delete the state topic)",
+        hint=hints.COPIED,
+    )
+
+
+def _of_newer_version(topic: str, error: InvalidConfigValue) -> StateError:
+    text = f"topic {topic}: {error}. Was it set by a newer version of this proxy?"
+    return StateError(text, hint=hints.NEWER_VERSION)

@@ -94,9 +94,9 @@ class Upstreams:
             raise UpstreamUnavailable(f"{address}: {error}") from error
         except OSError as error:
             sock.close()
-            kind, words = of_broker(error)
-            self._metrics.upstream_tls_failures.inc(kind)
-            raise UpstreamUnavailable(f"{address}: {words}") from error
+            failed = of_broker(error)
+            self._metrics.upstream_tls_failures.inc(failed.kind)
+            raise UpstreamUnavailable(f"{address}: {failed.words}") from error
         except BaseException:
             sock.close()
             raise

@@ -31,8 +31,9 @@ from typing import Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.errors import ConfigError, Reason
 from fencepost_proxy.metrics import Metrics, ProcessNumbers, WorkerNumbers, fencepost_version
+from fencepost_proxy.observability import readiness
 from fencepost_proxy.observability.lists import Found, merged
 from fencepost_proxy.observability.status import BrokerStatus, Listed, PageRequest, StatusSnapshot
 from fencepost_proxy.observability.status_server import StatusServer
@@ -59,6 +60,7 @@ _limited_log = logs.RateLimitedLog(_log)
 
 _PAUSE_MIN_SECONDS: Final = 0.1
 _PAUSE_MAX_SECONDS: Final = 10.0
+_STARTING_HINT: Final = "Wait a moment: the other workers serve its clients. If it recurs, the log gives the reason."
 #: A worker that served this long is restarted immediately.
 _STEADY_SECONDS: Final = 30.0
 #: Timeout of a worker's report; after it the previous report is shown.
@@ -466,10 +468,10 @@ class Supervisor:
         ]
         uptime_seconds = time.monotonic() - self._started_at
         if primary is None or not snapshots:
-            reason = "it is shutting down" if self._stopping.is_set() else "the primary worker is starting"
+            reason = readiness.SHUTTING_DOWN if self._stopping.is_set() else readiness.PRIMARY_IS_STARTING
             return StatusSnapshot(fencepost_version(), uptime_seconds, None, self._bootstrap, not_ready=(reason,))
         away = tuple(
-            f"worker {worker_state.index} is starting"
+            Reason(f"worker {worker_state.index} is starting", _STARTING_HINT)
             for worker_state in self._worker_states
             if not worker_state.ready.is_set()
         )
@@ -478,7 +480,7 @@ class Supervisor:
             primary.snapshot,
             uptime_seconds=uptime_seconds,
             bootstrap=self._bootstrap or primary.snapshot.bootstrap,
-            not_ready=("it is shutting down",) if self._stopping.is_set() else primary.snapshot.not_ready,
+            not_ready=(readiness.SHUTTING_DOWN,) if self._stopping.is_set() else primary.snapshot.not_ready,
             warnings=(*primary.snapshot.warnings, *away),
             connections=metrics.connections.value,
             requests_in_flight=sum(each.requests_in_flight for each in snapshots),
