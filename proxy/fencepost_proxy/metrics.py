@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 from fencepost_proxy.transactions.watched import TransactionsReport
@@ -100,6 +101,11 @@ class Distribution:
         return None
 
 
+def _requests() -> dict[int, list[int]]:
+    return {key: [0] * (api.max_version + 2) for key, api in APIS.items()}
+
+
+@dataclass(slots=True)
 class Traffic:
     """Counters of the hot path: `traffic.bytes_to_kafka += n`, `traffic.requests[api_key][version] += 1`.
 
@@ -108,22 +114,12 @@ class Traffic:
     it to the other socket, without waiting for partition sequencers (`Metrics.sequencer_wait_seconds`).
     """
 
-    __slots__ = (
-        "bytes_to_clients",
-        "bytes_to_kafka",
-        "request_seconds",
-        "requests",
-        "requests_in_flight",
-        "response_seconds",
-    )
-
-    def __init__(self) -> None:
-        self.bytes_to_kafka = 0
-        self.bytes_to_clients = 0
-        self.requests: dict[int, list[int]] = {key: [0] * (api.max_version + 2) for key, api in APIS.items()}
-        self.requests_in_flight = 0
-        self.request_seconds = Distribution(_ADDED_SECONDS)
-        self.response_seconds = Distribution(_ADDED_SECONDS)
+    bytes_to_kafka: int = 0
+    bytes_to_clients: int = 0
+    requests: dict[int, list[int]] = field(default_factory=_requests)
+    requests_in_flight: int = 0
+    request_seconds: Distribution = field(default_factory=partial(Distribution, _ADDED_SECONDS))
+    response_seconds: Distribution = field(default_factory=partial(Distribution, _ADDED_SECONDS))
 
     @property
     def requests_in_all(self) -> int:
@@ -144,6 +140,7 @@ class AddressNumbers(NamedTuple):
     connections_max: int = 0
 
 
+@dataclass(slots=True)
 class Moment:
     """Values read on a scrape, not counted continuously.
 
@@ -152,26 +149,14 @@ class Moment:
     the others.
     """
 
-    __slots__ = (
-        "address",
-        "appends_waiting",
-        "buffered_bytes",
-        "buffered_bytes_max",
-        "connections_max",
-        "partitions",
-        "partitions_left_out",
-        "sequencers",
-    )
-
-    def __init__(self) -> None:
-        self.connections_max = 0
-        self.address = AddressNumbers()
-        self.buffered_bytes = 0
-        self.buffered_bytes_max = 0
-        self.appends_waiting = 0
-        self.sequencers: dict[str, int] = {}
-        self.partitions: dict[TopicPartition, PartitionNumbers] = {}
-        self.partitions_left_out = 0
+    connections_max: int = 0
+    address: AddressNumbers = field(default_factory=AddressNumbers)
+    buffered_bytes: int = 0
+    buffered_bytes_max: int = 0
+    appends_waiting: int = 0
+    sequencers: dict[str, int] = field(default_factory=dict)
+    partitions: dict[TopicPartition, PartitionNumbers] = field(default_factory=dict)
+    partitions_left_out: int = 0
 
 
 class ProcessNumbers(NamedTuple):
@@ -201,7 +186,10 @@ def observed() -> None:
 
 
 class Metrics:
-    """All metrics. `state_fresh_until` returns until when the view of the state topic is valid."""
+    """All metrics; `observability/exposition.py` says what each means.
+
+    `state_fresh_until` returns until when the view of the state topic is valid.
+    """
 
     def __init__(self, state_fresh_until: Callable[[], Monotonic] | None = None) -> None:
         self.traffic = Traffic()
@@ -232,25 +220,15 @@ class Metrics:
         self.transactions: Callable[[], TransactionsReport] | None = None
         #: If this is a sum over worker processes: each of them.
         self.workers: Sequence[WorkerNumbers] = ()
-        #: Batches that the proxy refused, by reason.
         self.refusals = Counts()
-        #: Client connections closed by the proxy: a limit's name, `protocol`, `drain`, …
         self.connections_closed = Counts()
-        #: Finished expansions of topics with partition-count checks, by result.
         self.expansions = Counts()
-        #: Validated transaction commits: `pass`, or the reason for the refusal.
         self.commits = Counts()
-        #: Batches for `safe` topics sent to Kafka without their producer ids, by reason.
         self.downgrades = Counts()
-        #: TLS handshakes of clients: `ok`, or the reason for the failure.
         self.tls_handshakes = Counts()
-        #: Failed TLS handshakes with brokers, by reason.
         self.upstream_tls_failures = Counts()
-        #: Logins of the proxy itself, by result.
         self.logins = Counts()
-        #: Broker connections that failed or were lost, by user and reason.
         self.upstream_errors = {"clients": Counts(), "proxy": Counts()}
-        #: Errors that Kafka returned for appends to checked topics, by name.
         self.kafka_errors = Counts()
         self.certificate_reloads = Counts()
         #: Expiry of each own certificate, seconds since 1970; not summed over workers.

@@ -42,6 +42,36 @@ def of_process(
     `most_from`: the address with the most connections, and their number.
     `sidecar`: it has a listener for one broker only and reports problems with the others itself.
     """
+    yield from _of_brokers(brokers, sidecar=sidecar)
+    yield from _near(
+        connections,
+        limits.connections_max,
+        "client connections are open",
+        "Connections above the limit are closed on accept. Raise limits.connections_max, or start more proxies or "
+        "workers.",
+    )
+    if most_from is not None and limits.address_connections_max < limits.connections_max:
+        address, count = most_from
+        yield from _near(
+            count,
+            limits.address_connections_max,
+            f"client connections from one address, {address}, are open",
+            "Connections above the limit are closed on accept. If the address is a gateway for many clients, raise "
+            "limits.address_connections_max. If it is one client, check why it opens so many.",
+            page=f"/clients?search={quote(address)}",
+        )
+    yield from _near(
+        buffered_bytes,
+        limits.buffered_bytes_max,
+        "bytes for buffered requests are in use",
+        "At the limit the proxy pauses reading from all clients. Is a broker slow? If not, raise "
+        "limits.buffered_bytes_max.",
+        bad_from=_NEARLY,
+    )
+    yield from _of_certificates(certificate_ends, now)
+
+
+def _of_brokers(brokers: Iterable[BrokerStatus], *, sidecar: bool) -> Iterator[Problem]:
     for broker in brokers:
         if broker.problem is not None:
             yield Problem(
@@ -55,43 +85,23 @@ def of_process(
                 f"There is no listener for broker {broker.node_id}",
                 "Its port is probably in use: the log names it. Free the port, or set another in [broker_ports].",
             )
-    if connections >= _NEARLY * limits.connections_max:
-        yield Problem(
-            connections >= limits.connections_max,
-            f"{connections:,} of {limits.connections_max:,} client connections are open",
-            "Connections above the limit are closed on accept. Raise limits.connections_max, or start more proxies or "
-            "workers.",
-            "/clients",
-        )
-    if (
-        most_from is not None
-        and most_from[1] >= _NEARLY * limits.address_connections_max
-        and limits.address_connections_max < limits.connections_max
-    ):
-        address, count = most_from
-        yield Problem(
-            count >= limits.address_connections_max,
-            f"{count:,} of {limits.address_connections_max:,} client connections from one address, {address}, are open",
-            "Connections above the limit are closed on accept. If the address is a gateway for many clients, raise "
-            "limits.address_connections_max. If it is one client, check why it opens so many.",
-            f"/clients?search={quote(address)}",
-        )
-    if buffered_bytes >= _NEARLY * limits.buffered_bytes_max:
-        yield Problem(
-            True,
-            f"{buffered_bytes:,} of {limits.buffered_bytes_max:,} bytes for buffered requests are in use",
-            "At the limit the proxy pauses reading from all clients. Is a broker slow? If not, raise "
-            "limits.buffered_bytes_max.",
-            "/clients",
-        )
-    for name, ends in certificate_ends:
-        days = (ends - now) / _DAY_SECONDS
+
+
+def _near(
+    used: int, most: int, of: str, do: str, *, page: str = "/clients", bad_from: float = 1.0
+) -> Iterator[Problem]:
+    """A limit that is nearly reached. `bad_from`: the share of it from which an operator must act."""
+    if used >= _NEARLY * most:
+        yield Problem(used >= bad_from * most, f"{used:,} of {most:,} {of}", do, page)
+
+
+def _of_certificates(ends: Iterable[tuple[str, float]], now: float) -> Iterator[Problem]:
+    for name, end in ends:
+        days = (end - now) / _DAY_SECONDS
         if days < _CERTIFICATE_DAYS:
             yield Problem(
                 days < 1,
-                f"The certificate of {name} has expired"
-                if days <= 0
-                else f"The certificate of {name} expires in {days:.0f} d",
+                f"The certificate of {name} " + ("has expired" if days <= 0 else f"expires in {days:.0f} d"),
                 "Replace the file: the proxy reloads it automatically, or on SIGHUP.",
             )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.observability.status import (
@@ -33,7 +33,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
-from fencepost_proxy.types import Address, TopicPartition
+from fencepost_proxy.types import TopicPartition
 
 _T = TypeVar("_T")
 _S = TypeVar("_S", str, TopicPartition)
@@ -48,79 +48,57 @@ OTHERS: Final = "others"
 _HEAP_PAYS: Final = 16
 
 
+_Lasts = OrderedDict[_T, tuple[int, RefusalStatus]]
+_NEVER: Final[tuple[int, None]] = (0, None)
+
+
 def clipped(text: str) -> str:
     return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}…"
 
 
-class _Last(NamedTuple):
-    times: int
-    reason: str
-    partition: TopicPartition
-    at: float
-    expected: int | None
-    actual: int
-    client_id: str | None
-    client: Address | None
-
-
 class Refusals:
-    """The last refusal of each partition and topic. `record` takes about 1 µs, as refusals are frequent in races."""
+    """Number of refusals and the last one, of each partition and topic, least recently refused first."""
 
     def __init__(self) -> None:
-        self._of_partition: OrderedDict[TopicPartition, _Last] = OrderedDict()
-        self._of_topic: OrderedDict[str, _Last] = OrderedDict()
+        self._of_partition: _Lasts[TopicPartition] = OrderedDict()
+        self._of_topic: _Lasts[str] = OrderedDict()
 
     def record(self, reported: Count, proxied: ProxiedConnection | None) -> None:
         partition = reported.partition
         if partition is None:
             return
         session = None if proxied is None else proxied.session
-        last = _Last(
-            1,
+        client_id = None if session is None else session.state.client_id
+        last = RefusalStatus(
+            *partition,
             reported.label,
-            partition,
-            time.time(),
-            reported.expected,
-            reported.actual,
-            None if session is None else session.state.client_id,
-            None if proxied is None else proxied.peer,
+            at_ms=int(time.time() * 1000),
+            expected=reported.expected,
+            log_end_offset=reported.actual if reported.actual >= 0 else None,
+            client_id=None if client_id is None else clipped(client_id),
+            client=None if proxied is None else proxied.peer,
         )
         _keep(self._of_partition, partition, last)
         _keep(self._of_topic, partition.topic, last)
 
     def of_partition(self, partition: TopicPartition) -> tuple[int, RefusalStatus | None]:
-        return _reported(self._of_partition.get(partition))
+        return self._of_partition.get(partition, _NEVER)
 
     def of_topic(self, topic: str) -> tuple[int, RefusalStatus | None]:
-        return _reported(self._of_topic.get(topic))
+        return self._of_topic.get(topic, _NEVER)
 
     def __len__(self) -> int:
         return len(self._of_partition)
 
-    def newest_first(self) -> Iterator[_Last]:
-        return reversed(self._of_partition.values())
+    def newest_first(self) -> Iterator[RefusalStatus]:
+        return (last for _, last in reversed(self._of_partition.values()))
 
 
-def _keep(lasts: OrderedDict[_T, _Last], key: _T, last: _Last) -> None:
-    before = lasts.pop(key, None)
-    lasts[key] = last if before is None else last._replace(times=before.times + 1)
+def _keep(lasts: _Lasts[_T], key: _T, last: RefusalStatus) -> None:
+    count, _ = lasts.pop(key, _NEVER)
+    lasts[key] = count + 1, last
     if len(lasts) > _REFUSALS_MAX:
         lasts.popitem(last=False)
-
-
-def _reported(last: _Last | None) -> tuple[int, RefusalStatus | None]:
-    if last is None:
-        return 0, None
-    return last.times, RefusalStatus(
-        topic=last.partition.topic,
-        partition=last.partition.partition,
-        reason=last.reason,
-        at_ms=int(last.at * 1000),
-        expected=last.expected,
-        log_end_offset=last.actual if last.actual >= 0 else None,
-        client_id=None if last.client_id is None else clipped(last.client_id),
-        client=last.client,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +143,9 @@ class Lists:
                 refusals = self._from.refusals
                 if not requested.search and requested.topic is None:
                     newest = islice(refusals.newest_first(), skipped, until)
-                    return Found(len(refusals), tuple(_reported(each)[1] for each in newest), (), skipped)
-                lasts = [each for each in refusals.newest_first() if _of(requested, each.partition.topic)]
-                return Found(len(lasts), tuple(_reported(each)[1] for each in lasts[:until]))
+                    return Found(len(refusals), tuple(newest), (), skipped)
+                lasts = [each for each in refusals.newest_first() if _of(requested, each.topic)]
+                return Found(len(lasts), tuple(lasts[:until]))
             case "software":
                 return self._software()
             case "clients":
