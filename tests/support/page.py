@@ -47,7 +47,7 @@ class Reader(HTMLParser):
     def __init__(self, markup: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
+        self.text = self.title = ""
         self.sections: dict[str, str] = {}
         self._section = ""
         self.feed(markup)
@@ -61,6 +61,8 @@ class Reader(HTMLParser):
         self._section = "" if tag == "section" else self._section
 
     def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "title" and not self.title:
+            self.title = data
         self.text += data
         self.sections[self._section] = self.sections.get(self._section, "") + data
 
