@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from fencepost_proxy.observability.exposition import TABLE, MetricType
+from fencepost_proxy.observability.exposition import SECTIONS
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.rules.yml"
@@ -28,7 +28,7 @@ _WHOSE: Final = frozenset({"job", "instance"})
 #: Metric → its labels when scraped.
 LABELS: Final[Mapping[str, frozenset[str]]] = {
     name: _WHOSE | labels
-    for section in TABLE
+    for section in SECTIONS
     for shown in section.shown
     for name, labels in (
         (
@@ -36,22 +36,12 @@ LABELS: Final[Mapping[str, frozenset[str]]] = {
             (f"{shown.name}_count", frozenset(shown.labels)),
             (f"{shown.name}_sum", frozenset(shown.labels)),
         )
-        if shown.kind is MetricType.HISTOGRAM
+        if shown.kind == "histogram"
         else ((shown.name, frozenset(shown.labels)),)
     )
 }
-#: Metrics that are not the proxy's: Prometheus's metrics about the target, and metrics of every process.
-OTHERS: Final[Mapping[str, frozenset[str]]] = dict.fromkeys(
-    (
-        "up",
-        "process_cpu_seconds_total",
-        "process_max_fds",
-        "process_open_fds",
-        "process_resident_memory_bytes",
-        "process_start_time_seconds",
-    ),
-    _WHOSE,
-)
+#: Prometheus's own metric about the target.
+OTHERS: Final[Mapping[str, frozenset[str]]] = {"up": _WHOSE}
 
 
 def promtool(*arguments: str | Path, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fencepost_proxy.observability.exposition import TABLE
+from fencepost_proxy.observability.exposition import SECTIONS
 from tests.kit.waiting import until
 from tests.monitoring.prometheus import PROMTOOL, RULES, metrics_in, promtool, queries
 from tests.support.fake_cluster import FakeClusterProcess
@@ -124,7 +124,7 @@ def test_scrape_has_every_documented_and_queried_metric(proxies: tuple[Watched, 
     one, two = (each.scrape() for each in proxies)
     there = names_in(one) | names_in(two)
 
-    assert {shown.name for section in TABLE for shown in section.shown} <= there
+    assert {shown.name for section in SECTIONS for shown in section.shown} <= there
     assert "fencepost_worker" not in one
     for title, query in queries():
         assert metrics_in(query) <= there, (title, query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from fencepost_proxy.transactions.watched import (
 )
 from tests.kit.event_loop import in_event_loop
 from tests.protocol.test_status_server import READY, get, status_server
+from tests.support.page import Case, needs_node, rendered
 
 OBSERVED = TransactionsReport(
     producer_ids=30_001,
@@ -42,10 +44,12 @@ OBSERVED = TransactionsReport(
 )
 
 
+@needs_node
 @in_event_loop
 async def test_page_shows_hanging_transactions_and_escapes_names() -> None:
     async with status_server(lambda: replace(READY, transactions=OBSERVED)) as address:
-        page = (await get(address, "/"))[2].decode()
+        status = json.loads((await get(address, "/status.json"))[2])
+        (page,) = await asyncio.to_thread(rendered, [Case("/", status)])
         for text in (
             "orders-3",
             "its coordinator does not know of it",
@@ -54,18 +58,21 @@ async def test_page_shows_hanging_transactions_and_escapes_names() -> None:
             "1 min",
             "no answer",
         ):
-            assert text in page
-        assert "<b>evil" not in page
-        assert "&lt;b&gt;evil" in page
-        (hanging,) = json.loads((await get(address, "/status.json"))[2])["transactions"]["hanging"]
+            assert text in page.read.text
+        assert "<b>evil" not in page.html
+        assert "<b>evil</b>" in page.read.text
+        (hanging,) = status["transactions"]["hanging"]
         assert (hanging["topic"], hanging["start_offset"], hanging["why"]) == ("orders", 41, UNKNOWN_TO_COORDINATOR)
 
 
+@needs_node
 @in_event_loop
 async def test_page_without_transaction_watch_omits_transactions() -> None:
     async with status_server() as address:
-        assert "Transactions of the cluster" not in (await get(address, "/"))[2].decode()
-        assert json.loads((await get(address, "/status.json"))[2])["transactions"] is None
+        status = json.loads((await get(address, "/status.json"))[2])
+        assert status["transactions"] is None
+        (page,) = await asyncio.to_thread(rendered, [Case("/", status)])
+        assert "Transactions of the cluster" not in page.read.text
         assert b"fencepost_kafka" not in (await get(address, "/metrics"))[2]
 
 

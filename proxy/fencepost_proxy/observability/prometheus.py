@@ -71,7 +71,8 @@ def _samples(shown: Shown, value: Value) -> Iterable[str]:
         yield f"{name} {float(value)}"
     else:
         for given, number in value:
-            labels = ",".join(f'{label}="{_escaped(of)}"' for label, of in zip(shown.labels, given, strict=True))
+            by_name = sorted(zip(shown.labels, given, strict=True))
+            labels = ",".join(f'{label}="{_escaped(of)}"' for label, of in by_name)
             yield f"{name}{{{labels}}} {float(number)}"
 
 
