@@ -18,6 +18,8 @@ from fencepost_dev.jars import RELEASES
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, METADATA, PRODUCE
 from tests.kit.waiting import until
+from tests.pages import schemas
+from tests.pages.schemas import SCHEMAS
 from tests.releases import page, story
 from tests.releases.story import Front, Release
 from tests.support.future_broker import NEW_APIS, NEWER_BY, FutureBroker
@@ -132,3 +134,7 @@ def test_broker_receives_only_requests_it_knows(future: Front, broker: FutureBro
 
 def _is_in(known: story.Versions, key: int, version: int) -> bool:
     return key in known and known[key][0] <= version <= known[key][1]
+
+
+def test_schemas_are_those_of_the_release() -> None:
+    assert SCHEMAS.read_text("utf-8") == schemas.page(), "run: python -m tests.pages.schemas"

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 
 import pytest
-from kio.index import load_request_schema, load_response_schema
+from kio.index import UnknownEntity, load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
@@ -33,11 +33,14 @@ from tests.support.kio_messages import by_kio
 
 # --- every message, against kio ---------------------------------------------------------------------------------------
 
+#: Versions of Kafka 4.4 that kio does not know yet.
+NOT_IN_KIO = {(18, 5), (28, 6), (42, 3), (88, 1), (89, 1)}
 READABLE = [
     (key, version)
     for key in api_key_map
     if (versions := codec_versions(key)) is not None
     for version in range(versions[0], versions[1] + 1)
+    if (key, version) not in NOT_IN_KIO
 ]
 
 
@@ -61,6 +64,9 @@ def test_kio_messages_round_trip_byte_for_byte(api_key: int, version: int) -> No
 
 def test_every_known_message_was_compared() -> None:
     assert len(READABLE) > 230
+    for key, version in NOT_IN_KIO:
+        with pytest.raises(UnknownEntity):
+            load_request_schema(key, version)
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -216,7 +222,7 @@ def test_truncated_message_is_the_peers_fault() -> None:
         pytest.param(3, 1, struct.pack(">ih", 1, 2) + b"\xc3\x28", "UTF-8", id="not UTF-8"),
         pytest.param(3, 1, struct.pack(">i", 0) + b"!", "1 extra bytes", id="bytes left over"),
         pytest.param(3, 14, b"", "no schema", id="unknown version"),
-        pytest.param(88, 0, b"", "no schema", id="no schema"),
+        pytest.param(4, 0, b"", "no schema", id="no schema"),
         pytest.param(999, 0, b"", "api key 999", id="unknown API"),
     ],
 )

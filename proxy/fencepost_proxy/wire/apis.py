@@ -100,7 +100,8 @@ _TABLE: Final = (
     Api(17, "SaslHandshake", Handling.ALONE, 0, 1, None, (
         "sent to Kafka as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until "
         "authentication completes, Kafka accepts no other request, not even from the proxy")),
-    Api(18, "ApiVersions", Handling.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 available"),
+    Api(18, "ApiVersions", Handling.REWRITE_RESPONSE, 0, 4, 3, (
+        "v5 names the cluster and the node that the client expects; not served yet")),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
     Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "deletes the topic's virtual configs"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),

@@ -1,34 +1,26 @@
 """A lossless codec for any Kafka message, from Kafka's JSON schemas.
 
-The schemas are read from the kafka-python package; schemas that it lacks are in `lacking.py`. kafka-python's codec is
-not used, because of four defects that callers cannot work around. It
+The schemas are in `schemas.json`, a line for each message, from a release of Kafka (`python -m tests.pages.schemas`).
 
-- decodes unknown tagged fields but does not encode them;
-- asserts that a struct inside a tagged field has no tagged fields;
-- loses the tagged fields of a struct with a single field;
-- truncates a string that extends beyond its frame.
-
-This codec keeps unknown tagged fields at every level (`Message.unknown_tags`). As in Kafka, a known tagged field with
-its default value is not written, and tagged fields are written in ascending order. Each schema and version is compiled
-once, into a pair of closures.
+Unlike the codecs of client libraries, this one keeps unknown tagged fields at every level (`Message.unknown_tags`). As
+in Kafka, a known tagged field with its default value is not written, and tagged fields are written in ascending order.
+Each schema and version is compiled once, into a pair of closures.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import struct
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from importlib import resources
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.types import NO_TOPIC_ID
-from fencepost_proxy.wire.lacking import SCHEMAS
 from fencepost_proxy.wire.primitives import (
     INT16,
     INT32,
@@ -122,23 +114,16 @@ def _in(version: int, text: str | None) -> bool:
 
 
 @cache
-def _schema_directory() -> Path:
-    # Avoids importing kafka-python: only these files are needed.
-    spec = importlib.util.find_spec("kafka")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("kafka-python is not installed (pip install fencepost[proxy])")
-    return Path(spec.submodule_search_locations[0], "protocol", "schemas", "resources")
+def _lines() -> dict[str, str]:
+    """The schemas as text: few of them are ever needed."""
+    text = resources.files(__package__).joinpath("schemas.json").read_text("utf-8")
+    return dict(re.findall(r'(?m)^"(\w+)": (.*?),?$', text))
 
 
 @cache
 def _schema(name: str) -> dict[str, Any] | None:
-    if name in SCHEMAS:
-        return SCHEMAS[name]
-    path = _schema_directory() / f"{name}.json"
-    if not path.is_file():
-        return None
-    schema: dict[str, Any] = json.loads(re.sub(r"(?m)^\s*//.*$", "", path.read_text("utf-8")))
-    return schema
+    line = _lines().get(name)
+    return None if line is None else json.loads(line)
 
 
 def valid_versions(name: str) -> tuple[int, int] | None:
