@@ -92,7 +92,7 @@ class TransactionJoins:
 
     def leave(self) -> None:
         """Whether these were added stays unknown; what was not sent will not be."""
-        joining, self._joining, self._holds.paused = self._joining, None, False
+        joining, self._joining = self._joining, None
         if joining is not None:
             self._report_joined(joining.joins, answered=True)
         for joins in self._joins.values():

@@ -356,6 +356,7 @@ class Session:
 
     def _leave_all(self) -> None:
         """Kafka will answer nothing more of what it got."""
+        self._holds.paused = False
         if self._appends.made:
             self._appends.barriers.leave_all()
             self._appends.commits.leave()
