@@ -88,7 +88,7 @@ from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
 from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition, Transactor
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 from fencepost_proxy.wire.state_records import StateRecord
 

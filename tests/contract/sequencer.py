@@ -10,7 +10,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.appends import AppendDraft, batch_to_send, make_pending_append, refused
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.conformance.model import ModelKafka
 from tests.contract.rows import CONFIGS, Level, Part, Row, Send

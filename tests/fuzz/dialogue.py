@@ -50,7 +50,7 @@ from fencepost_proxy.wire.apis import (
     UNKNOWN_VERSION,
     Handling,
 )
-from fencepost_proxy.wire.batch import HeaderNames, scan_batch
+from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from fencepost_proxy.wire.control import (
     codec_versions,
     encode_response,

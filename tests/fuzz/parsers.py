@@ -17,15 +17,9 @@ import cramjam
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.wire.apis import API_VERSIONS
-from fencepost_proxy.wire.batch import (
-    HeaderNames,
-    digest_batch,
-    fence_batch,
-    parse_batch_header,
-    scan_batch,
-    split_batches,
-    verify_crc,
-)
+from fencepost_proxy.wire.batch import fence_batch, parse_batch_header, split_batches, verify_crc
+from fencepost_proxy.wire.batch_digest import digest_batch
+from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from fencepost_proxy.wire.compression import decompress
 from fencepost_proxy.wire.control import (
     decode_request,
@@ -135,6 +129,9 @@ class Parsers:
     modules = (
         "proxy/fencepost_proxy/wire/produce.py",
         "proxy/fencepost_proxy/wire/batch.py",
+        "proxy/fencepost_proxy/wire/batch_digest.py",
+        "proxy/fencepost_proxy/wire/batch_scan.py",
+        "proxy/fencepost_proxy/wire/records.py",
         "proxy/fencepost_proxy/wire/compression.py",
         "proxy/fencepost_proxy/wire/uncompressed_batch.py",
         "proxy/fencepost_proxy/wire/primitives.py",

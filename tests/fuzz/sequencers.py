@@ -19,7 +19,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.appends import AppendDraft, batch_to_send, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.fuzz.dialogue import LIMITS, NOW_MS, SEQUENCER_MODULES, make_batch
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced

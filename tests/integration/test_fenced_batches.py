@@ -16,16 +16,9 @@ from kafka.protocol.consumer import FetchRequest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import run_tool
 from fencepost_proxy.errors import Error
-from fencepost_proxy.wire.batch import (
-    BatchHeader,
-    HeaderNames,
-    digest_batch,
-    fence_batch,
-    may_be_rewritten,
-    scan_batch,
-    split_batches,
-    verify_crc,
-)
+from fencepost_proxy.wire.batch import BatchHeader, fence_batch, split_batches, verify_crc
+from fencepost_proxy.wire.batch_digest import digest_batch, may_be_rewritten
+from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,

@@ -18,7 +18,7 @@ from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from tests.kit.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 

@@ -10,7 +10,7 @@ from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.topics.abort_only import encode_abort_only_record, encode_abort_only_tombstones
 from fencepost_proxy.transactions import commit_validator as j
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import scan_batch
+from fencepost_proxy.wire.batch_scan import scan_batch
 from fencepost_proxy.wire.state_records import StateRecord
 from tests.simulation.broker import LogBatch, Replica, is_commit
 

@@ -10,7 +10,7 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from tests.simulation.clock import Sim
 from tests.simulation.history import History
 from tests.support.sequencer_view import SequencerView, view_of

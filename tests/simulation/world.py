@@ -44,7 +44,7 @@ from fencepost_proxy.wire.apis import (
     INCREMENTAL_ALTER_CONFIGS,
     METADATA,
 )
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.barriers import Barriers
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica

@@ -31,7 +31,8 @@ from uuid import UUID, uuid4
 
 from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire import control
-from fencepost_proxy.wire.batch import BatchHeader, MalformedBatch, require_single_batch, verify_crc
+from fencepost_proxy.wire.batch import BatchHeader, require_single_batch, verify_crc
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,

@@ -21,23 +21,20 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
-from fencepost_proxy.wire import batch as product
+from fencepost_proxy.wire import batch_scan as product
 from fencepost_proxy.wire.batch import (
-    RECORDS_MAX,
-    BatchScan,
-    Effort,
-    HeaderNames,
-    MalformedBatch,
-    digest_batch,
     fence_batch,
     parse_batch_header,
     require_single_batch,
-    scan_batch,
     sequence_add,
     split_batches,
     verify_crc,
     zero_base_offset,
 )
+from fencepost_proxy.wire.batch_digest import digest_batch
+from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
+from fencepost_proxy.wire.compression import MalformedBatch
+from fencepost_proxy.wire.records import RECORDS_MAX, Effort
 from tests.support.batches import built_by
 from tests.support.bytewise import batch as _batch
 from tests.support.bytewise import record, sized, varint

@@ -52,7 +52,7 @@ from fencepost_proxy.transport import proxied_socket as side_module
 from fencepost_proxy.transport.proxied_connection import ClientSocket, ProxiedConnection, UpstreamSocket
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.types import Address
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult, ProduceResponse, TopicResult, encode_produce_response
 from tests.support.batches import batch, expecting
 from tests.unit.test_session import T_ID, ServicesStandIn, Unchanged, produce, produced, request, response

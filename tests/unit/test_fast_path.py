@@ -28,7 +28,7 @@ from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import (
     PartitionData,
     ProduceRequest,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost_proxy.errors import LimitError
-from fencepost_proxy.wire.batch import HEADER_BYTES, MalformedBatch
+from fencepost_proxy.wire.batch import HEADER_BYTES
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.keys import record_keys
 from tests.support.batches import batch
 

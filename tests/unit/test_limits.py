@@ -26,7 +26,7 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, DESCRIBE_CONFIGS
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
 from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting

@@ -21,7 +21,7 @@ from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.wire.apis import PRODUCE
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import (
     PartitionData,

@@ -21,7 +21,8 @@ from fencepost_proxy.session.reading import (
 )
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import RECORDS_MAX, BatchScan, HeaderNames
+from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames
+from fencepost_proxy.wire.records import RECORDS_MAX
 from tests.support import bytewise
 from tests.support.batches import expecting
 from tests.support.sequencer_calls import Call

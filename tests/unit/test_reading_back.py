@@ -23,7 +23,7 @@ from fencepost_proxy.session.messages import ValidateCommit
 from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs, Outcome, ReadBack
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Offset, TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames, scan_batch
+from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from tests.kit.waiting import until_async
 from tests.support.batches import batch, expecting
 

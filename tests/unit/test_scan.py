@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fencepost_proxy.wire import batch as product
-from fencepost_proxy.wire.batch import BatchScan, HeaderNames, MalformedBatch, scan_batch
+from fencepost_proxy.wire import batch_scan as product
+from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
+from fencepost_proxy.wire.compression import MalformedBatch
 from tests.support.bytewise import CODECS, NOW_MS, batch, framed, record, sized, varint
 from tests.support.properties import some
 

@@ -14,7 +14,8 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import MARKER, TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames, fence_batch
+from fencepost_proxy.wire.batch import fence_batch
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.support import bytewise
 from tests.support.batches import batch, expecting, now_ms

@@ -26,7 +26,8 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN, WRITE_TXN_MARKERS
-from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
+from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
 from fencepost_proxy.wire.produce import ProduceRequest as ProduceRequestFrame

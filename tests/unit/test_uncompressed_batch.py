@@ -9,7 +9,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
 from fencepost_proxy.types import Offset
-from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header, require_single_batch
+from fencepost_proxy.wire.batch import parse_batch_header, require_single_batch
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.uncompressed_batch import (
     StateTopicRecord,
     encode_uncompressed_batch,

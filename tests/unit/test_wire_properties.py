@@ -29,12 +29,8 @@ from fencepost_proxy.wire import primitives as p
 from fencepost_proxy.wire import produce
 from fencepost_proxy.wire.api_versions import restrict_api_versions
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
-from fencepost_proxy.wire.batch import (
-    HeaderNames,
-    require_single_batch,
-    scan_batch,
-    verify_crc,
-)
+from fencepost_proxy.wire.batch import require_single_batch, verify_crc
+from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from fencepost_proxy.wire.control import (
     codec_versions,
     decode_request,

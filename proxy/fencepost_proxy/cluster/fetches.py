@@ -17,7 +17,8 @@ from fencepost_proxy.cluster.responses import Retry, check, only
 from fencepost_proxy.errors import Error
 from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, Monotonic, Offset, TopicPartition
 from fencepost_proxy.wire import apis
-from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header
+from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.schema import Message
 
 _BATCH_PREFIX_BYTES: Final = 12  # base offset and length, before what the length counts

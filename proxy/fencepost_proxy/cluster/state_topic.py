@@ -47,7 +47,8 @@ from fencepost_proxy.topics.state import (
     encode_producer_id,
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
-from fencepost_proxy.wire.batch import MalformedBatch, fence_batch, split_batches
+from fencepost_proxy.wire.batch import fence_batch, split_batches
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
 

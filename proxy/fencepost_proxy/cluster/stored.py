@@ -12,7 +12,8 @@ from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.types import Offset, TopicPartition
-from fencepost_proxy.wire.batch import MalformedBatch, split_batches
+from fencepost_proxy.wire.batch import split_batches
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 
 _FETCH_BYTES_MAX: Final = 1_048_576

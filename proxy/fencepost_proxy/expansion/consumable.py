@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fencepost_proxy.errors import LimitError
-from fencepost_proxy.wire.batch import BatchHeader, MalformedBatch, record_offset_deltas, split_batches
+from fencepost_proxy.wire.batch import BatchHeader, split_batches
+from fencepost_proxy.wire.batch_scan import record_offset_deltas
+from fencepost_proxy.wire.compression import MalformedBatch
 
 
 class Aborted(NamedTuple):

@@ -18,16 +18,9 @@ from fencepost_proxy.sequencer.events import (
     SequencerLimits,
 )
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
-from fencepost_proxy.wire.batch import (
-    BatchHeader,
-    BatchScan,
-    HeaderNames,
-    digest_batch,
-    may_be_rewritten,
-    parse_batch_header,
-    same_bytes,
-    scan_batch,
-)
+from fencepost_proxy.wire.batch import BatchHeader, parse_batch_header
+from fencepost_proxy.wire.batch_digest import digest_batch, may_be_rewritten, same_bytes
+from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
 
 
 @dataclass(slots=True, eq=False)

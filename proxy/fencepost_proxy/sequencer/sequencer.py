@@ -101,7 +101,7 @@ from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.kafka_answers import KafkaAnswers
 from fencepost_proxy.sequencer.state import PartitionState
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult
 
 DEFAULT_NAMES = HeaderNames()

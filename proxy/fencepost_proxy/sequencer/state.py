@@ -14,7 +14,7 @@ from fencepost_proxy.sequencer.queued_in_brokers import QueuedInBrokers
 from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.transactions import PartitionTransactions
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult
 
 

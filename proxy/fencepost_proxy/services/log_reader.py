@@ -32,7 +32,8 @@ from fencepost_proxy.types import (
     ProducerEpoch,
     TopicPartition,
 )
-from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
+from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.batch_scan import HeaderNames
 
 _log = logs.get("services.log_reader")
 _limited_log = logs.RateLimitedLog(_log)

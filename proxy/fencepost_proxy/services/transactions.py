@@ -55,7 +55,10 @@ from fencepost_proxy.transactions.commit_validator import (
 )
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
-from fencepost_proxy.wire.batch import BatchHeader, Effort, HeaderNames, MalformedBatch, scan_batch, split_batches
+from fencepost_proxy.wire.batch import BatchHeader, split_batches
+from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
+from fencepost_proxy.wire.compression import MalformedBatch
+from fencepost_proxy.wire.records import Effort
 from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import read_uncompressed_records
 

@@ -11,14 +11,8 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.reading import append_of, read_batch
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import (
-    HEADER_BYTES,
-    BatchScan,
-    HeaderNames,
-    fence_batch,
-    fenced_header,
-    zero_base_offset,
-)
+from fencepost_proxy.wire.batch import HEADER_BYTES, fence_batch, fenced_header, zero_base_offset
+from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,

@@ -22,7 +22,7 @@ from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult
 
 _T = TypeVar("_T")

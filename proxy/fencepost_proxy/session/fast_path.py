@@ -34,7 +34,6 @@ from fencepost_proxy.session.response_queue import relayed_produce
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
-from fencepost_proxy.wire.batch import Effort
 from fencepost_proxy.wire.one_topic import (
     encode_one_topic,
     encode_one_topic_answer,
@@ -43,6 +42,7 @@ from fencepost_proxy.wire.one_topic import (
 )
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from fencepost_proxy.wire.records import Effort
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
 

@@ -38,7 +38,8 @@ from fencepost_proxy.session.messages import Downgraded
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import BatchHeader, MalformedBatch, require_single_batch, verify_crc
+from fencepost_proxy.wire.batch import BatchHeader, require_single_batch, verify_crc
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.primitives import join_tags, split_tags
 from fencepost_proxy.wire.produce import LEVEL_TAG, PartitionData, ProduceRequest
 

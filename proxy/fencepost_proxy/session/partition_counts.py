@@ -37,7 +37,9 @@ from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.reading import COUNT_POLICY, Readings
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HeaderNames, MalformedBatch, parse_batch_header
+from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.batch_scan import HeaderNames
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.primitives import MALFORMED, join_tags, split_tags
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData
 

@@ -21,19 +21,12 @@ from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, ProtocolError
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import (
-    RECORDS_MAX,
-    BatchScan,
-    Effort,
-    HeaderNames,
-    MalformedBatch,
-    require_single_batch,
-    scan_batch,
-    verify_crc,
-)
-from fencepost_proxy.wire.compression import UndecodableBatch
+from fencepost_proxy.wire.batch import require_single_batch, verify_crc
+from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
+from fencepost_proxy.wire.compression import MalformedBatch, UndecodableBatch
 from fencepost_proxy.wire.keys import record_keys
 from fencepost_proxy.wire.produce import ProduceRequest, parse_produce_request
+from fencepost_proxy.wire.records import RECORDS_MAX, Effort
 
 COUNT_POLICY = PartitionCount()
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, Handling
-from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 
 #: API key -> the versions relayed undecoded, and whether the state topic must not occur in their bytes.

@@ -19,7 +19,8 @@ from fencepost_proxy.session.produce_exchange import Finish, ProduceExchange
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
-from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header
+from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest, encode_produce_response
 
 

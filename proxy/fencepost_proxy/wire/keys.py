@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fencepost_proxy.wire.batch import HEADER_BYTES, MalformedBatch, parse_batch_header
-from fencepost_proxy.wire.compression import decompress
+from fencepost_proxy.wire.batch import HEADER_BYTES, parse_batch_header
+from fencepost_proxy.wire.compression import MalformedBatch, decompress
 from fencepost_proxy.wire.primitives import MALFORMED, Malformed, read_varint, read_varlong, reason_of
 
 

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 import crc32c
 
 from fencepost_proxy.types import Offset
-from fencepost_proxy.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, MalformedBatch, verify_crc
+from fencepost_proxy.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, verify_crc
+from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.primitives import MALFORMED, read_varint, read_varlong, reason_of, write_varlong
 
 _BEFORE_CRC: Final = Struct(">qiib")  # base offset, length, partition leader epoch, magic
