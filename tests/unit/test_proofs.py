@@ -350,6 +350,14 @@ def test_permission_answer_without_the_topic_is_broker_error() -> None:
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
 
+def test_lost_upstream_leaves_nothing_to_wait_for() -> None:
+    talk = Proving()
+    talk.appends()
+    assert talk.session.waits
+    talk.report(m.UpstreamLost("the broker closed the connection"))
+    assert not talk.session.waits
+
+
 # --- the fast path ----------------------------------------------------------------------------------------------------
 
 
