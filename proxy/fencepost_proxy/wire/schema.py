@@ -146,40 +146,50 @@ def codec(name: str, version: int) -> Codec | None:
 _Structs = dict[str, list[dict[str, Any]]]
 
 
-def _struct(
-    struct_name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
-) -> tuple[Codec, Callable[[], Message]]:
-    """The codec of a struct at a version, and a factory of the struct with Kafka's defaults."""
-    untagged: list[_Field] = []
-    tagged: dict[int, _Field] = {}
-    constants: dict[str, Any] = {}
-    makers: list[tuple[str, Callable[[], Any]]] = []
-    for field in fields:
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", field["name"]).lower()
-        codec, default = _type(field, field["type"], structs, version, flexible)
-        if isinstance(default(), list | Message):
-            makers.append((name, default))
-        else:
-            constants[name] = default()
-        if not _in(version, field["versions"]):
-            continue
-        if _in(version, field.get("taggedVersions")):
-            tagged[field["tag"]] = _Field(name, codec, default)
-        else:
-            untagged.append(_Field(name, codec, default))
-    known = frozenset(constants) | {name for name, _ in makers} | {"unknown_tags"}
+class _Struct(NamedTuple):
+    """The fields of a struct at a version. `constants`, `makers` – the defaults of all fields, in any version."""
 
-    def make() -> Message:
-        message = Message(**constants)
-        for name, maker in makers:
+    name: str
+    flexible: bool
+    untagged: list[_Field]
+    tagged: dict[int, _Field]
+    constants: dict[str, Any]
+    makers: list[tuple[str, Callable[[], Any]]]
+
+    def make(self) -> Message:
+        message = Message(**self.constants)
+        for name, maker in self.makers:
             setattr(message, name, maker())
         return message
 
+
+def _struct(
+    name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
+) -> tuple[Codec, Callable[[], Message]]:
+    """The codec of a struct at a version, and a factory of the struct with Kafka's defaults."""
+    struct_of = _Struct(name, flexible, [], {}, {}, [])
+    for field in fields:
+        field_name = re.sub(r"(?<!^)(?=[A-Z])", "_", field["name"]).lower()
+        codec, default = _type(field, field["type"], structs, version, flexible)
+        if isinstance(default(), list | Message):
+            struct_of.makers.append((field_name, default))
+        else:
+            struct_of.constants[field_name] = default()
+        if not _in(version, field["versions"]):
+            continue
+        if _in(version, field.get("taggedVersions")):
+            struct_of.tagged[field["tag"]] = _Field(field_name, codec, default)
+        else:
+            struct_of.untagged.append(_Field(field_name, codec, default))
+    return Codec(_reader(struct_of), _writer(struct_of)), struct_of.make
+
+
+def _reader(of: _Struct) -> _Read:
     # Decoding sets the untagged fields; only the others need defaults.
-    read_fields = [(field.name, field.codec.read) for field in untagged]
-    read_names = {field.name for field in untagged}
-    other_constants = {name: value for name, value in constants.items() if name not in read_names}
-    other_makers = [(name, maker) for name, maker in makers if name not in read_names]
+    read_fields = [(field.name, field.codec.read) for field in of.untagged]
+    read_names = {field.name for field in of.untagged}
+    other_constants = {name: value for name, value in of.constants.items() if name not in read_names}
+    other_makers = [(name, maker) for name, maker in of.makers if name not in read_names]
 
     def read(data: bytes, pos: int) -> tuple[Message, int]:
         message = Message()
@@ -189,11 +199,11 @@ def _struct(
             values[name] = maker()
         for name, read_field in read_fields:
             values[name], pos = read_field(data, pos)
-        if flexible:
+        if of.flexible:
             section, pos = read_tags(data, pos)
             unknown = []
             for tag, value in split_tags(section):
-                if (field := tagged.get(tag)) is None:
+                if (field := of.tagged.get(tag)) is None:
                     unknown.append((tag, value))
                     continue
                 values[field.name], end = field.codec.read(value, 0)
@@ -203,25 +213,31 @@ def _struct(
                 message.unknown_tags = tuple(unknown)
         return message, pos
 
+    return read
+
+
+def _writer(of: _Struct) -> _Write:
+    known = frozenset(of.constants) | {name for name, _ in of.makers} | {"unknown_tags"}
+
     def write(out: bytearray, message: Message) -> None:
         values = message.__dict__
         if not values.keys() <= known:
-            raise TypeError(f"{struct_name} has no field {', '.join(sorted(values.keys() - known))}")
-        for name, codec, default in untagged:
+            raise TypeError(f"{of.name} has no field {', '.join(sorted(values.keys() - known))}")
+        for name, codec, default in of.untagged:
             try:
                 codec.write(out, values[name] if name in values else default())
             except (struct.error, AttributeError, ValueError) as error:
-                raise ValueError(f"{struct_name}.{name} cannot be {values.get(name)!r:.80}: {error}") from error
-        if flexible:
+                raise ValueError(f"{of.name}.{name} cannot be {values.get(name)!r:.80}: {error}") from error
+        if of.flexible:
             tags = list(message.unknown_tags)
-            for tag, (name, codec, default) in tagged.items():
+            for tag, (name, codec, default) in of.tagged.items():
                 if name in values and values[name] != default():
                     value = bytearray()
                     codec.write(value, values[name])
                     tags.append((tag, bytes(value)))
             write_tags(out, join_tags(sorted(tags, key=lambda pair: pair[0])))
 
-    return Codec(read, write), make
+    return write
 
 
 def _type(
