@@ -29,10 +29,8 @@ LARGER: dict[str, tuple[int, ...]] = {
     "proxy/fencepost_proxy/topics/state.py:StateView": (235, 27),
     "proxy/fencepost_proxy/transactions/watching.py:TransactionMonitor": (486, 31),
     "proxy/fencepost_proxy/transport/proxied_socket.py:ProxiedSocket": (393, 34),
-    "proxy/fencepost_proxy/wire/batch.py": (844,),
-    "proxy/fencepost_proxy/wire/batch.py:scan_batch()": (73,),
-    "proxy/fencepost_proxy/wire/batch.py:_search_headers()": (86,),
-    "proxy/fencepost_proxy/wire/schema.py:_struct()": (76,),
+    "proxy/fencepost_proxy/wire/batch_scan.py:scan_batch()": (66,),
+    "proxy/fencepost_proxy/wire/batch_scan.py:_search_headers()": (86,),
     "proxy/fencepost_proxy/workers/supervisor.py:Supervisor": (389, 26),
     "proxy/fencepost_dev/cluster.py:KafkaCluster": (401, 40),
 }
