@@ -23,6 +23,16 @@ class TopicFacts:
     required: bool = False
 
 
+def check_is_off(topic: str, configs: Mapping[str, str | None], config: str) -> CheckIsOff:
+    if not configs:
+        found = "its configs are not visible (topic missing or just created, or no DescribeConfigs permission)"
+    elif configs.get(config) is None:
+        found = f"no {config}, so these servers are not a Fencepost proxy"
+    else:
+        found = f"{config}={configs[config]}"
+    return CheckIsOff(topic, found, config)
+
+
 class CheckCache:
     """Checked topics. An entry expires after `ttl_seconds`. A topic whose check is off is not cached.
 
@@ -48,13 +58,7 @@ class CheckCache:
         self._known.pop(topic, None)
         value = configs.get(self.config)
         if value not in _ON:
-            if value is not None:
-                found = f"{self.config}={value}"
-            elif configs:
-                found = f"no {self.config}, so these servers are not a Fencepost proxy"
-            else:
-                found = "its configs are not visible (topic missing or just created, or no DescribeConfigs permission)"
-            raise CheckIsOff(topic, found, self.config)
+            raise check_is_off(topic, configs, self.config)
         limit = configs.get(MAX_MESSAGE_BYTES_CONFIG)
         facts = TopicFacts(int(limit) if limit else None, value == "required")
         self._known[topic] = (self._clock() + self._ttl_seconds, facts)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from fencepost._appending import Append, Appended, Done, LogPosition
 from fencepost._reading import Consumer, Reading
-from fencepost._steps import Closing, Pause, Steps, now, once, patiently, run
+from fencepost._steps import Closing, Pause, Steps, now, once, run
 from fencepost.records import HeaderNames, LogRecord, Record, new_write_id, timestamped_now
-from fencepost.retries import RetryPolicy
+from fencepost.retries import RetryPolicy, patiently
 
 DEFAULT_BATCH_BYTES_MAX = 1_000_000
 

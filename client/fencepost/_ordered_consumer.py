@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from fencepost._ordering import TopicOrder, Waiting, every, refuse_without_group, was_read
+from fencepost._ordering import TopicOrder, Waiting, every, expansions_of, refuse_without_group, was_read
 from fencepost._steps import Steps, now
-from fencepost.expansions import expansions_of
 
 
 class Assignment(Protocol):

@@ -14,16 +14,70 @@ after its log start; KIP-253 orders new starts only). It stays open, even if the
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from fencepost.expansions import PartitionExpansion
+from fencepost._checks import check_is_off
+
+#: Topic configs that exist only through the proxy.
+ORDERED_CONFIG = "fencepost.ordered.partition.expansion"
+EXPANSIONS_CONFIG = "fencepost.ordered.partition.expansions"
 
 _log = logging.getLogger("fencepost")
 _UNEXPLAINED_SECONDS = 30.0
 #: Rare, because ListOffsets may queue after a fetch on the same connection, and matters only after a loss of records.
 _ENDS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionExpansion:
+    """One expansion of a topic from `from_count` to `to_count` partitions.
+
+    `thresholds[q]`: log end offset of prior partition `q` at the expansion, for `q` < `from_count`. No record at or
+    after it was partitioned for fewer than `to_count` partitions. None if the expansion bypassed the proxy
+    (`unordered`) or is in progress (`pending`). `at_ms`: completion time, Unix milliseconds.
+    """
+
+    from_count: int
+    to_count: int
+    thresholds: tuple[int, ...] | None
+    at_ms: int | None = None
+    unordered: bool = False
+
+    @property
+    def pending(self) -> bool:
+        return self.thresholds is None and not self.unordered
+
+
+def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[PartitionExpansion, ...]:
+    """Parse a topic's configs, oldest expansion first. Raises CheckIsOff if ordered expansion is off."""
+    reported = configs.get(EXPANSIONS_CONFIG)
+    if configs.get(ORDERED_CONFIG) not in ("true", "any") or reported is None:
+        raise check_is_off(topic, configs, ORDERED_CONFIG)
+    return parse_expansions(reported)
+
+
+def parse_expansions(text: str) -> tuple[PartitionExpansion, ...]:
+    """Parse the value of `fencepost.ordered.partition.expansions`. Raises ValueError."""
+    try:
+        return tuple(_expansion(each) for each in json.loads(text))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{EXPANSIONS_CONFIG} is malformed: {text!r}") from error
+
+
+def _expansion(reported: Mapping[str, Any]) -> PartitionExpansion:
+    unordered = bool(reported.get("unordered", False))
+    known = reported.get("thresholds") is not None and not unordered and not reported.get("pending", False)
+    return PartitionExpansion(
+        int(reported["from"]),
+        int(reported["to"]),
+        tuple(map(int, reported["thresholds"])) if known else None,
+        reported.get("at_ms"),
+        unordered,
+    )
 
 
 @dataclass(frozen=True, slots=True)

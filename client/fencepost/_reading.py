@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from fencepost._appending import LogPosition, Observation
-from fencepost._steps import CannotRead, Closing, Steps, now, patiently, run
+from fencepost._steps import CannotRead, Closing, Steps, now, run
 from fencepost._transaction import topic_partition
 from fencepost.records import HeaderNames, LogRecord
-from fencepost.retries import RetryPolicy
+from fencepost.retries import RetryPolicy, patiently
 
 
 class Consumer(Protocol):

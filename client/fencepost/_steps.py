@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-
-if TYPE_CHECKING:
-    from fencepost.retries import RetryPolicy
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -84,19 +80,6 @@ async def run_async(steps: Steps[T]) -> T:
 def once(call: Callable[..., Any], *args: Any) -> Steps[Any]:
     """One call of an adapter."""
     return (yield call(*args))
-
-
-def patiently(act: Callable[[], Steps[T]], policy: RetryPolicy, temporary: type[Exception] = CannotRead) -> Steps[T]:
-    """Repeat `act` after CannotRead and `temporary` for `total_seconds`; then raise the client library's error."""
-    deadline = now() + policy.total_seconds
-    for tries in itertools.count(1):
-        try:
-            return (yield from act())
-        except (CannotRead, temporary) as error:
-            if now() >= deadline:
-                raise (error.__cause__ or error if isinstance(error, CannotRead) else error) from None
-        yield Pause(policy.pause(tries))
-    raise AssertionError("unreachable")
 
 
 class Closing:

@@ -7,7 +7,7 @@ import itertools
 from typing import Any, Protocol
 
 from fencepost._reading import Consumer, Reading
-from fencepost._steps import Closing, Pause, Steps, Uninterrupted, now, once, patiently, run
+from fencepost._steps import Closing, Pause, Steps, Uninterrupted, now, once, run
 from fencepost._transaction import (
     COMMIT_REFUSED_MESSAGE,
     Ended,
@@ -20,7 +20,7 @@ from fencepost._transaction import (
 )
 from fencepost.errors import OutcomeUnknown, TransactionAborted, TransactionConflict, WriterFenced
 from fencepost.records import HeaderNames, new_write_id
-from fencepost.retries import RetryPolicy
+from fencepost.retries import RetryPolicy, patiently
 
 
 class CommitRefused(Exception):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fencepost._steps import Pause, Steps, now, run, run_async
+from fencepost._steps import CannotRead, Pause, Steps, now, run, run_async
 from fencepost.errors import OffsetMismatch, TransactionAborted
 
 T = TypeVar("T")
@@ -40,6 +41,19 @@ class RetryPolicy:
     def jittered(self, tries: int) -> float:
         """Random seconds up to `pause(tries)`, so that two conflicting writers do not retry at the same time."""
         return random.uniform(0, self.pause(tries))
+
+
+def patiently(act: Callable[[], Steps[T]], policy: RetryPolicy, temporary: type[Exception] = CannotRead) -> Steps[T]:
+    """Repeat `act` after CannotRead and `temporary` for `total_seconds`; then raise the client library's error."""
+    deadline = now() + policy.total_seconds
+    for tries in itertools.count(1):
+        try:
+            return (yield from act())
+        except (CannotRead, temporary) as error:
+            if now() >= deadline:
+                raise (error.__cause__ or error if isinstance(error, CannotRead) else error) from None
+        yield Pause(policy.pause(tries))
+    raise AssertionError("unreachable")
 
 
 #: Nothing was appended or is visible after these errors.

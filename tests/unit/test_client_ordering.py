@@ -8,8 +8,7 @@ import logging
 import pytest
 
 from fencepost import CheckIsOff, PartitionExpansion, Waiting
-from fencepost._ordering import TopicOrder, every, refuse_without_group, was_read
-from fencepost.expansions import expansions_of, parse_expansions
+from fencepost._ordering import TopicOrder, every, expansions_of, parse_expansions, refuse_without_group, was_read
 
 TO_THREE = PartitionExpansion(2, 3, (57, 80), 1)
 TO_FOUR = PartitionExpansion(3, 4, (60, 90, 5), 2)

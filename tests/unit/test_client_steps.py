@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fencepost import RetryPolicy
-from fencepost._steps import CannotRead, Pause, Steps, Uninterrupted, once, patiently, run, run_async
+from fencepost._steps import CannotRead, Pause, Steps, Uninterrupted, once, run, run_async
+from fencepost.retries import patiently
 
 
 def _blocking(steps: Steps[Any]) -> Any:

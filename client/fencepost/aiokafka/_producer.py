@@ -14,9 +14,9 @@ from aiokafka.errors import BrokerResponseError, KafkaError, for_code
 
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
+from fencepost._ordering import PartitionExpansion, expansions_of
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, PartitionRequired
-from fencepost.expansions import PartitionExpansion, expansions_of
 from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
 
 #: ListOffsets returns the high watermark, which may lag the log end offset that caused the refusal.

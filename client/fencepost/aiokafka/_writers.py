@@ -15,13 +15,13 @@ from fencepost._appending import Append, Appended, LogPosition, MaybeAppended, R
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogAppends
 from fencepost._reading import Positions, Reading
 from fencepost._refusals import POLICY_VIOLATION
-from fencepost._steps import CannotRead, once, patiently, run_async
+from fencepost._steps import CannotRead, once, run_async
 from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
 from fencepost._transactional_writer import CommitInDoubt, Transactions
 from fencepost.aiokafka._producer import ConditionalProducer, TopicChecks, only, started
 from fencepost.errors import OffsetMismatch, WriterFenced
 from fencepost.records import HeaderNames, LogRecord, Record
-from fencepost.retries import RetryPolicy
+from fencepost.retries import RetryPolicy, patiently
 
 T = TypeVar("T")
 _POLL_MS = 500

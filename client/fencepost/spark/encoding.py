@@ -550,10 +550,9 @@ class Logged:
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies in order, as from `Encoder.bodies`: without the headers that the sink adds."""
-        if self._raw[_MAGIC_AT] < 2:
-            return [_legacy_body(record) for record in LegacyRecordBatch(self._raw, self._raw[_MAGIC_AT])]
-        if self.is_control:
+        """The bodies in order, as from `Encoder.bodies`: without the headers that the sink adds. None for a batch in an
+        old format, which is not the sink's."""
+        if self._raw[_MAGIC_AT] < 2 or self.is_control:
             return []
         records = self._decompressed()
         spans = _walk(records, self._record_count) if self._spans is None else self._spans
@@ -624,13 +623,6 @@ def _walk(records: bytes, count: int) -> list[tuple[int, int]]:
         spans.append((at, end))
         at = end
     return spans
-
-
-def _legacy_body(record: Any) -> bytes:
-    pieces = []
-    for part in (record.key, record.value):
-        pieces += [_varint(-1 if part is None else len(part)), part or b""]
-    return b"".join([*pieces, b"\0"])
 
 
 def batches(fetched: bytes) -> Iterator[Logged]:

@@ -399,9 +399,7 @@ def test_old_format_batches_have_no_commit_tag(magic: int, compression: int) -> 
     found = list(batches(bytes(builder.build())))
 
     assert [logged.commit_tag for logged in found] == [None] * len(found)
-    assert [body for logged in found for body in logged.bodies] == bodies_of(
-        rows({"key": b"k", "value": b"1"}, {"value": b"2"})
-    ).to_pylist()
+    assert not any(logged.bodies for logged in found)
     assert found[-1].next_offset == 2
 
 
