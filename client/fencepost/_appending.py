@@ -19,30 +19,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from fencepost._checks import TopicFacts
-from fencepost._refusals import verify
 from fencepost.errors import BatchTooLarge, InDoubt, NotAtEnd, OffsetMismatch, PositionLost
 from fencepost.records import HeaderNames, LogRecord, Record, batch_bytes_max, conditional_headers, write_id_of
 from fencepost.retries import RetryPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    base_offset: int
+class MaybeAppended(Exception):
+    """An attempt is in doubt. `__cause__`: the client library's error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    error: OffsetMismatch
-
-
-@dataclass(frozen=True, slots=True)
-class MaybeAppended:
-    """In doubt. `cause`: the client library's error."""
-
-    cause: BaseException
-
-
-Reply = Appended | Refused | MaybeAppended
+Failure = OffsetMismatch | MaybeAppended
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +48,7 @@ class Decision(Enum):
     DELETED = auto()
 
 
-def resolve(
-    expected: int, write_id: bytes, reply: Refused | MaybeAppended, observation: Observation, names: HeaderNames
-) -> Decision:
+def resolve(expected: int, write_id: bytes, failure: Failure, observation: Observation, names: HeaderNames) -> Decision:
     """The outcome of the write `write_id` at `expected`.
 
     | read at `expected`                   | after a refusal                                  | in doubt  |
@@ -77,7 +61,7 @@ def resolve(
 
     *clear*: the server's message is known and does not contain POSSIBLY_YOURS.
     """
-    refused = reply.error if isinstance(reply, Refused) else None
+    refused = failure if isinstance(failure, OffsetMismatch) else None
     if observation.log_start > expected:
         return Decision.REFUSED if refused and refused.possibly_yours is False else Decision.DELETED
     if observation.first is not None and observation.first.offset == expected:
@@ -88,16 +72,6 @@ def resolve(
     if observation.log_end > expected or refused.possibly_yours is False or shorter:
         return Decision.REFUSED
     return Decision.UNDECIDED  # the conflicting record is not replicated yet, so it is not readable
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    base_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    after_seconds: float
 
 
 class Append:
@@ -131,35 +105,34 @@ class Append:
         record = self.records[index]
         return conditional_headers(self._names, record.headers, self.expected + index, self.write_id)
 
-    def validate(self, reply: Reply, observation: Observation | None, now: float) -> Done | Again:
-        """The next step after an attempt. `observation`: None if the reply is `Appended` or the log could not be read.
+    def pause_after(self, failure: Failure, observation: Observation | None, now: float) -> float | None:
+        """Seconds until the next attempt; None if the log shows that the append succeeded. `observation`: None if the
+        log could not be read.
 
-        Raises OffsetMismatch, InDoubt or OffsetViolation.
+        Raises OffsetMismatch or InDoubt.
         """
         self._tries += 1
-        if isinstance(reply, Appended):
-            verify(self.topic, self.partition, self.expected, reply.base_offset)
-            return Done(reply.base_offset)
         decision = (
             Decision.UNDECIDED
             if observation is None
-            else resolve(self.expected, self.write_id, reply, observation, self._names)
+            else resolve(self.expected, self.write_id, failure, observation, self._names)
         )
         if decision is Decision.OURS:
-            return Done(self.expected)
+            return None
+        refused = isinstance(failure, OffsetMismatch)
         if decision is Decision.REFUSED:
-            if isinstance(reply, Refused):
-                raise reply.error
+            if refused:
+                raise failure
             assert observation is not None
             raise OffsetMismatch(
                 self.topic, self.partition, self.expected, observation.log_end, possibly_yours=False
-            ) from reply.cause
-        cause = reply.error if isinstance(reply, Refused) else reply.cause
+            ) from failure.__cause__
+        cause = failure if refused else failure.__cause__
         if decision is Decision.DELETED:
             raise self._in_doubt("the log now starts after it") from cause
         if now >= self._deadline:
             raise self._in_doubt(f"tried for {self._policy.total_seconds:g} s, last error: {cause!r}") from cause
-        return Again(self._policy.pause(self._tries))
+        return self._policy.pause(self._tries)
 
     def _in_doubt(self, reason: str) -> InDoubt:
         return InDoubt(self.topic, self.partition, self.expected, self.write_id, reason)

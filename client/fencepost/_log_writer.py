@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from fencepost._appending import Append, Appended, Done, LogPosition
+from fencepost._appending import Append, Failure, LogPosition, MaybeAppended
 from fencepost._reading import Consumer, Reading
-from fencepost._steps import Closing, Pause, Steps, now, once, run
+from fencepost._refusals import verify
+from fencepost._steps import Closing, Pause, now, once, run
+from fencepost.errors import OffsetMismatch
 from fencepost.records import HeaderNames, LogRecord, Record, new_write_id, timestamped_now
 from fencepost.retries import RetryPolicy, patiently
 
@@ -24,44 +26,23 @@ class Appender(Protocol):
         """TopicFacts. Raises CheckIsOff, or `error` if the configs cannot be read."""
 
     def send(self, append: Append) -> Any:
-        """Make one attempt, in one batch. Returns a Reply, or raises the client library's error if it is final."""
+        """Make one attempt, in one batch. Returns the offset of the first record. Raises OffsetMismatch, MaybeAppended,
+        or the client library's error if it is final."""
 
     def close(self) -> Any: ...
 
 
-class LogAppends:
-    """One partition, read and appended to by one log writer."""
+class LogWriterBase:
+    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
 
-    def __init__(self, position: LogPosition, appender: Appender, consumer: Consumer, retry: RetryPolicy) -> None:
-        self.position = position
-        self._appender = appender
-        self._reading = Reading(consumer, retry.attempt_seconds)
-        self._retry = retry
+    Each append is one batch, appended completely or not at all. Reads committed records only. `configs` (`config` for
+    confluent-kafka): the library's connection settings for producer, consumer and admin client. `batch_bytes_max`:
+    bytes, uncompressed. See docs/client.md.
 
-    def read_to_end(self, apply: Callable[[LogRecord], Any]) -> Steps[int]:
-        return patiently(lambda: self._reading.read_to_end(self.position, apply), self._retry)
-
-    def append(self, records: Sequence[Record]) -> Steps[int]:
-        at = self.position
-        facts = yield from patiently(lambda: once(self._appender.require, at.topic), self._retry, self._appender.error)
-        append = at.begin(timestamped_now(records), new_write_id(), facts, now())
-        while True:
-            reply = yield self._appender.send(append)
-            observation = None
-            if not isinstance(reply, Appended):
-                observation = yield from self._reading.probe(at.topic, at.partition, append.expected)
-            step = append.validate(reply, observation, now())
-            if isinstance(step, Done):
-                at.ended(append)
-                return step.base_offset
-            yield Pause(step.after_seconds)
-
-
-class BlockingLogWriter(Closing):
-    """Reads one partition to its end, then appends batches, each only if the log still ends there.
-
-    Each append is one batch, appended completely or not at all. One append at a time; not thread-safe.
+    One append at a time; not thread-safe. With aiokafka, call `start` and `stop`, or use `async with`.
     """
+
+    # Here the methods are steps; each adapter's class runs them.
 
     def __init__(  # noqa: PLR0917 - called by the adapters
         self,
@@ -78,23 +59,25 @@ class BlockingLogWriter(Closing):
         self._position = LogPosition(topic, partition, names, retry, batch_bytes_max)
         self._appender = appender
         self._consumer = consumer
-        self._appends = LogAppends(self._position, appender, consumer, retry)
+        self._reading = Reading(consumer, retry.attempt_seconds)
+        self._retry = retry
 
     @property
     def next_offset(self) -> int | None:
         """The offset after the last record read or appended; None before the first `read_to_end`."""
         return self._position.next_offset
 
-    def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
+    def read_to_end(self, apply: Callable[[LogRecord], Any]) -> Any:
         """Call `apply(record)` for each record from `next_offset` to the end of the log, in order.
 
-        Returns the offset that the next append expects. This writer's own appends are not read again. If `apply`
-        raises, the error propagates and the record counts as unread. An unreachable cluster is retried for
-        `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
+        With aiokafka, `apply` may be a coroutine function. Returns the offset that the next append expects. This
+        writer's own appends are not read again. If `apply` raises, the error propagates and the record counts as
+        unread. An unreachable cluster is retried for `retry.total_seconds`, then the client library's error is raised.
+        Raises PositionLost.
         """
-        return run(self._appends.read_to_end(apply))
+        return patiently(lambda: self._reading.read_to_end(self._position, apply), self._retry)
 
-    def append(self, records: Sequence[Record]) -> int:
+    def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 
         Raises OffsetMismatch (another writer was first: `read_to_end`, then decide again), NotAtEnd, BatchTooLarge,
@@ -102,7 +85,32 @@ class BlockingLogWriter(Closing):
         the batch was appended at another offset. Other errors are the client library's. Call `read_to_end` before the
         next append, except after BatchTooLarge, CheckIsOff and ValueError.
         """
-        return run(self._appends.append(records))
+        topic, partition = self.topic, self.partition
+        facts = yield from patiently(lambda: once(self._appender.require, topic), self._retry, self._appender.error)
+        append = self._position.begin(timestamped_now(records), new_write_id(), facts, now())
+        while True:
+            try:
+                verify(topic, partition, append.expected, (yield self._appender.send(append)))
+                break
+            except (OffsetMismatch, MaybeAppended) as error:
+                failure: Failure = error
+            observation = yield from self._reading.probe(topic, partition, append.expected)
+            pause = append.pause_after(failure, observation, now())
+            if pause is None:
+                break
+            yield Pause(pause)
+        self._position.ended(append)
+        return append.expected
+
+
+class BlockingLogWriter(LogWriterBase, Closing):
+    __doc__ = LogWriterBase.__doc__
+
+    def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
+        return int(run(super().read_to_end(apply)))
+
+    def append(self, records: Sequence[Record]) -> int:
+        return int(run(super().append(records)))
 
     def close(self) -> None:
         """Close the connections. No append is pending: `append` waits for its outcome."""

@@ -105,15 +105,32 @@ class Reading:
         return records, position
 
 
-class Positions:
-    """What a log reader has read of its partitions."""
+class LogReaderBase:
+    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
 
-    def __init__(self, partitions: Iterable[Any], reading: Reading, retry: RetryPolicy) -> None:
-        self._reading = reading
+    The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
+    While another transaction is open, it is that transaction's first offset. A conditional append there waits until
+    that transaction ends, and is then refused.
+
+    `partitions`: (topic, partition) tuples or TopicPartitions. `configs` (`config` for confluent-kafka): the
+    library's consumer settings.
+    """
+
+    # As in `LogWriterBase`, the method is steps.
+
+    def __init__(self, partitions: Iterable[Any], consumer: Consumer, retry: RetryPolicy) -> None:
+        self._consumer = consumer
+        self._reading = Reading(consumer, retry.attempt_seconds)
         self._retry = retry
         self._positions = {key: LogPosition(*topic_partition(key), HeaderNames(), retry, 0) for key in partitions}
 
-    def read_to_end(self, apply: Callable[[Any, LogRecord], Any]) -> Steps[dict[Any, int]]:
+    def read_to_end(self, apply: Callable[[Any, LogRecord], Any]) -> Any:
+        """Call `apply(partition, record)` for each unread committed record, one partition after the other.
+
+        With aiokafka, `apply` may be a coroutine function. Returns {partition: expected offset}. If `apply` raises, the
+        error propagates and the record counts as unread. An unreachable cluster is retried for `retry.total_seconds`,
+        then the client library's error is raised. Raises PositionLost.
+        """
         ends = {}
         for key, position in self._positions.items():
             ends[key] = yield from patiently(
@@ -123,26 +140,11 @@ class Positions:
         return ends
 
 
-class BlockingLogReader(Closing):
-    """Reads the committed records of several partitions, and returns the expected offset of each.
-
-    The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
-    While another transaction is open, it is that transaction's first offset. A conditional append there waits until
-    that transaction ends, and is then refused.
-    """
-
-    def __init__(self, partitions: Iterable[Any], consumer: Consumer, retry: RetryPolicy) -> None:
-        self._consumer = consumer
-        self._positions = Positions(partitions, Reading(consumer, retry.attempt_seconds), retry)
+class BlockingLogReader(LogReaderBase, Closing):
+    __doc__ = LogReaderBase.__doc__
 
     def read_to_end(self, apply: Callable[[Any, LogRecord], None]) -> dict[Any, int]:
-        """Call `apply(partition, record)` for each unread committed record, one partition after the other.
-
-        Returns {partition: expected offset}. If `apply` raises, the error propagates and the record counts as unread.
-        An unreachable cluster is retried for `retry.total_seconds`, then the client library's error is raised. Raises
-        PositionLost.
-        """
-        return run(self._positions.read_to_end(apply))
+        return dict(run(super().read_to_end(apply)))
 
     def close(self) -> None:
         self._consumer.close()

@@ -66,8 +66,18 @@ class TransactionalProducer(Protocol):
         """Close the other connections."""
 
 
-class Transactions:
-    """The transactions of one writer, one after the other."""
+class TransactionalWriterBase:
+    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
+
+    `configs` (`config` for confluent-kafka): the library's connection settings for producer, consumer and admin client.
+    `transaction_timeout_seconds`: the coordinator aborts an open transaction after this time. A send, commit or abort
+    takes up to `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
+
+    One append at a time; not thread-safe. Use one writer per `transactional_id` at a time: a new writer fences the
+    previous one. With aiokafka, call `stop`, or use `async with`.
+    """
+
+    # As in `LogWriterBase`, the method is steps.
 
     def __init__(
         self,
@@ -77,19 +87,33 @@ class Transactions:
         retry: RetryPolicy,
         names: HeaderNames,
     ) -> None:
-        self._transactional_id = transactional_id
+        self.transactional_id = transactional_id
         self._producer = producer
+        self._consumer = consumer
         self._reading = Reading(consumer, retry.attempt_seconds)
         self._retry = retry
         self._names = names
         self._open = False
         self._fenced = False
 
-    def append(self, requested: RequestedAppends) -> Steps[dict[Any, int]]:
+    def append(self, requested: RequestedAppends) -> Any:
+        """Append to all partitions and commit, or append to none.
+
+        `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
+        library's TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
+        {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
+        is that offset + number of records + 1, unless another writer appends first.
+
+        Raises OffsetMismatch, TransactionConflict or TransactionAborted (not done in time): no record is or becomes
+        visible; read, decide and append again (see `retrying`). Raises WriterFenced if the writer is unusable,
+        OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
+        client library's; no record is visible then either. An append of aiokafka that is cancelled is aborted, unless
+        its commit was sent.
+        """
         parts = parts_of(requested)
         write_id = new_write_id()
         if self._fenced:
-            raise WriterFenced(self._transactional_id)
+            raise WriterFenced(self.transactional_id)
         for part in parts:
             if part.expected is not None:
                 require = lambda topic=part.topic: once(self._producer.require, topic)  # noqa: E731
@@ -117,10 +141,10 @@ class Transactions:
             raise TransactionConflict(COMMIT_REFUSED_MESSAGE) from refusal.__cause__
         except WriterFenced as fenced:
             self._fenced = True
-            yield from self.drop()
+            yield from self._drop()
             yield from self._resolve_commit(parts, write_id, fenced, fenced.__cause__)
         except CommitInDoubt as in_doubt:
-            yield from self.drop()
+            yield from self._drop()
             aborted = (
                 TransactionConflict(COMMIT_REFUSED_MESSAGE)
                 if in_doubt.refused
@@ -129,10 +153,10 @@ class Transactions:
             yield from self._resolve_commit(parts, write_id, aborted, in_doubt.__cause__)
         except BaseException:
             # Interrupted: the next append completes or aborts the transaction.
-            yield Uninterrupted(self.drop())
+            yield Uninterrupted(self._drop())
             raise
 
-    def drop(self) -> Steps[None]:
+    def _drop(self) -> Steps[None]:
         """Discard the producer. The next append, or the transaction timeout, ends an open transaction."""
         self._open = False
         yield self._producer.discard()
@@ -148,7 +172,7 @@ class Transactions:
             aborted = yield self._producer.abort()
         if aborted and goes_on:
             return
-        yield from self.drop()
+        yield from self._drop()
         if not aborted and not self._fenced:
             with contextlib.suppress(Exception):  # otherwise the next append or the transaction timeout aborts it
                 yield from self._start()
@@ -177,42 +201,14 @@ class Transactions:
             yield Pause(self._retry.pause(tries))
 
 
-class BlockingTransactionalWriter(Closing):
-    """Appends to several partitions in one transaction, each at its expected offset: all or nothing.
-
-    Not thread-safe. Use one writer per `transactional_id` at a time: a new writer fences the previous one.
-    """
-
-    def __init__(
-        self,
-        transactional_id: str,
-        producer: TransactionalProducer,
-        consumer: Consumer,
-        retry: RetryPolicy,
-        names: HeaderNames,
-    ) -> None:
-        self.transactional_id = transactional_id
-        self._producer = producer
-        self._consumer = consumer
-        self._transactions = Transactions(transactional_id, producer, consumer, retry, names)
+class BlockingTransactionalWriter(TransactionalWriterBase, Closing):
+    __doc__ = TransactionalWriterBase.__doc__
 
     def append(self, requested: RequestedAppends) -> dict[Any, int]:
-        """Append to all partitions and commit, or append to none.
-
-        `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
-        library's TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
-        {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
-        is that offset + number of records + 1, unless another writer appends first.
-
-        Raises OffsetMismatch, TransactionConflict or TransactionAborted (not done in time): no record is or becomes
-        visible; read, decide and append again (see `retrying`). Raises WriterFenced if the writer is unusable,
-        OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
-        client library's; no record is visible then either.
-        """
-        return run(self._transactions.append(requested))
+        return dict(run(super().append(requested)))
 
     def close(self) -> None:
         """Close the connections. No append is pending: `append` waits for its outcome."""
-        run(self._transactions.drop())
+        run(self._drop())
         self._producer.close()
         self._consumer.close()

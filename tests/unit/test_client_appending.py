@@ -11,21 +11,17 @@ from fencepost import (
     LogRecord,
     NotAtEnd,
     OffsetMismatch,
-    OffsetViolation,
     PositionLost,
     Record,
     RetryPolicy,
 )
 from fencepost._appending import (
-    Again,
     Append,
-    Appended,
     Decision,
-    Done,
+    Failure,
     LogPosition,
     MaybeAppended,
     Observation,
-    Refused,
     resolve,
 )
 from fencepost._checks import TopicFacts
@@ -35,8 +31,8 @@ OURS = b"ours"
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=10, pause_seconds=0.1, pause_seconds_max=1)
 
 
-def _mismatch(actual: int | None = 57, possibly_yours: bool | None = False) -> Refused:
-    return Refused(OffsetMismatch("t", 0, 41, actual, possibly_yours=possibly_yours))
+def _mismatch(actual: int | None = 57, possibly_yours: bool | None = False) -> OffsetMismatch:
+    return OffsetMismatch("t", 0, 41, actual, possibly_yours=possibly_yours)
 
 
 def _record(offset: int, write_id: bytes | None) -> LogRecord:
@@ -44,7 +40,8 @@ def _record(offset: int, write_id: bytes | None) -> LogRecord:
     return LogRecord(offset, 0, None, b"v", headers)
 
 
-IN_DOUBT = MaybeAppended(TimeoutError("no answer"))
+IN_DOUBT = MaybeAppended()
+IN_DOUBT.__cause__ = TimeoutError("no answer")
 SEQUENCED = _mismatch()
 MUTE = _mismatch(possibly_yours=None)  # a library that does not show the message
 MAYBE = _mismatch(possibly_yours=True)
@@ -60,19 +57,19 @@ SHORT = Observation(0, 12, None)
 DELETED = Observation(50, 57, _record(50, b"theirs"))
 
 
-@pytest.mark.parametrize("reply", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
-def test_own_record_in_log_decides_any_reply(reply: Refused | MaybeAppended) -> None:
-    assert resolve(41, OURS, reply, MINE, NAMES) is Decision.OURS
+@pytest.mark.parametrize("failure", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
+def test_own_record_in_log_decides_any_reply(failure: Failure) -> None:
+    assert resolve(41, OURS, failure, MINE, NAMES) is Decision.OURS
 
 
-@pytest.mark.parametrize("reply", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
+@pytest.mark.parametrize("failure", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
 @pytest.mark.parametrize("observation", [THEIRS, UNNAMED])
-def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, observation: Observation) -> None:
-    assert resolve(41, OURS, reply, observation, NAMES) is Decision.REFUSED
+def test_anothers_record_there_is_a_refusal(failure: Failure, observation: Observation) -> None:
+    assert resolve(41, OURS, failure, observation, NAMES) is Decision.REFUSED
 
 
 @pytest.mark.parametrize(
-    ("reply", "observation", "decision"),
+    ("failure", "observation", "decision"),
     [
         (IN_DOUBT, NOTHING_YET, Decision.UNDECIDED),  # it may be queued still, or never have arrived
         (IN_DOUBT, GAP, Decision.UNDECIDED),  # a marker lies there: let the server say so
@@ -90,10 +87,8 @@ def test_anothers_record_there_is_a_refusal(reply: Refused | MaybeAppended, obse
         (SHORTER, SHORT, Decision.REFUSED),
     ],
 )
-def test_reply_decides_when_log_shows_no_record(
-    reply: Refused | MaybeAppended, observation: Observation, decision: Decision
-) -> None:
-    assert resolve(41, OURS, reply, observation, NAMES) is decision
+def test_reply_decides_when_log_shows_no_record(failure: Failure, observation: Observation, decision: Decision) -> None:
+    assert resolve(41, OURS, failure, observation, NAMES) is decision
 
 
 def _begun(position: LogPosition | None = None, records: int = 3) -> Append:
@@ -113,7 +108,6 @@ def test_next_append_expects_offset_after_acknowledged_one() -> None:
     position = _at_end()
     append = _begun(position)
     assert append.expected == 41
-    assert append.validate(Appended(41), None, now=100.1) == Done(41)
     position.ended(append)
     assert _begun(position).expected == 44
 
@@ -127,24 +121,19 @@ def test_batch_records_expect_own_offsets_under_one_id() -> None:
     ]
 
 
-def test_acknowledgement_for_another_offset_is_a_violation() -> None:
-    with pytest.raises(OffsetViolation):
-        _begun().validate(Appended(42), None, now=100.1)
-
-
 def test_in_doubt_append_found_in_log_succeeds() -> None:
-    assert _begun().validate(IN_DOUBT, MINE, now=100.1) == Done(41)
+    assert _begun().pause_after(IN_DOUBT, MINE, now=100.1) is None
 
 
 def test_refusal_is_raised_unchanged() -> None:
     with pytest.raises(OffsetMismatch) as caught:
-        _begun().validate(SEQUENCED, THEIRS, now=100.1)
-    assert caught.value is SEQUENCED.error
+        _begun().pause_after(SEQUENCED, THEIRS, now=100.1)
+    assert caught.value is SEQUENCED
 
 
 def test_in_doubt_append_replaced_by_another_is_mismatch() -> None:
     with pytest.raises(OffsetMismatch) as caught:
-        _begun().validate(IN_DOUBT, THEIRS, now=100.1)
+        _begun().pause_after(IN_DOUBT, THEIRS, now=100.1)
     assert (caught.value.expected, caught.value.actual, caught.value.possibly_yours) == (41, 57, False)
     assert isinstance(caught.value.__cause__, TimeoutError)
 
@@ -153,26 +142,24 @@ def test_in_doubt_append_retries_with_backoff_until_timeout() -> None:
     append = _begun()
     pauses = []
     for now in (100.0, 101.0, 102.0, 103.0, 104.0, 109.9):
-        step = append.validate(IN_DOUBT, NOTHING_YET, now)
-        assert isinstance(step, Again)
-        pauses.append(step.after_seconds)
+        pauses.append(append.pause_after(IN_DOUBT, NOTHING_YET, now))
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     with pytest.raises(InDoubt, match="tried for 10 s") as caught:
-        append.validate(IN_DOUBT, NOTHING_YET, now=110.0)
+        append.pause_after(IN_DOUBT, NOTHING_YET, now=110.0)
     assert (caught.value.expected, caught.value.write_id) == (41, OURS)
 
 
 def test_refusal_stays_in_doubt_with_unreadable_log() -> None:
     """The refusal may be of the library's second send, and the first may be appended."""
     append = _begun()
-    assert isinstance(append.validate(MUTE, None, now=100.0), Again)
+    assert append.pause_after(MUTE, None, now=100.0) == 0.1
     with pytest.raises(InDoubt):
-        append.validate(MUTE, None, now=110.0)
+        append.pause_after(MUTE, None, now=110.0)
 
 
 def test_append_at_deleted_offset_stays_in_doubt() -> None:
     with pytest.raises(InDoubt, match="the log now starts after it"):
-        _begun().validate(IN_DOUBT, DELETED, now=100.0)
+        _begun().pause_after(IN_DOUBT, DELETED, now=100.0)
 
 
 def test_append_needs_log_end_read_after_every_failure() -> None:

@@ -11,9 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from fencepost import HeaderNames, InDoubt, LogRecord, NotAtEnd, OffsetMismatch, PositionLost, Record, RetryPolicy
+from fencepost import (
+    HeaderNames,
+    InDoubt,
+    LogRecord,
+    NotAtEnd,
+    OffsetMismatch,
+    OffsetViolation,
+    PositionLost,
+    Record,
+    RetryPolicy,
+)
 from fencepost import _steps as module
-from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
+from fencepost._appending import Append, MaybeAppended
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import BlockingLogWriter
 
@@ -107,7 +117,7 @@ class FakeAppender:
     def require(self, topic: str) -> TopicFacts:
         return TopicFacts(None)
 
-    def send(self, append: Append) -> Reply:
+    def send(self, append: Append) -> int:
         rng = self.at.rng
         self.at.something_happens()
         if rng.random() < self.problem:
@@ -117,15 +127,15 @@ class FakeAppender:
             elif what != "never arrives" and self.at.land(append) and what.endswith("library"):
                 # The library's own retry, by a proxy that cannot read the first one yet.
                 self.at.others_append()
-                return self._refusal(append, possibly_yours=rng.choice([None, True]))
-            return MaybeAppended(TimeoutError(what))
+                raise self._refusal(append, possibly_yours=rng.choice([None, True]))
+            raise MaybeAppended from TimeoutError(what)
         if self.at.land(append) or self.at.known(append):
-            return Appended(append.expected)
-        return self._refusal(append, possibly_yours=rng.choice([None, False]))
+            return append.expected
+        raise self._refusal(append, possibly_yours=rng.choice([None, False]))
 
-    def _refusal(self, append: Append, possibly_yours: bool | None) -> Refused:
+    def _refusal(self, append: Append, possibly_yours: bool | None) -> OffsetMismatch:
         end = len(self.at.log)
-        return Refused(OffsetMismatch("t", 0, append.expected, end, possibly_yours=possibly_yours))
+        return OffsetMismatch("t", 0, append.expected, end, possibly_yours=possibly_yours)
 
 
 class FakeLogWriter(BlockingLogWriter):
@@ -196,11 +206,25 @@ def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
     assert all(at in known for at in range(end) if partition.log[at] is not None), "a record was skipped"
 
 
+def _no_answer(append: Append) -> int:
+    raise MaybeAppended from TimeoutError("no answer")
+
+
+def test_acknowledgement_for_another_offset_is_a_violation() -> None:
+    writer = FakeLogWriter(Partition.quiet(), problem=0.0)
+    writer.read_to_end(lambda record: None)
+    writer.appender.send = lambda append: append.expected + 1  # type: ignore[method-assign]
+    with pytest.raises(OffsetViolation):
+        writer.append([Record(b"x")])
+    with pytest.raises(NotAtEnd):
+        writer.append([Record(b"x")])
+
+
 def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
     partition = Partition.quiet()
     writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
-    writer.appender.send = lambda append: MaybeAppended(TimeoutError("no answer"))  # type: ignore[method-assign]
+    writer.appender.send = _no_answer  # type: ignore[method-assign]
     with pytest.raises(InDoubt, match="tried for 20 s") as caught:
         writer.append([Record(b"x")])
     with pytest.raises(NotAtEnd):
@@ -218,10 +242,10 @@ def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
     writer.read_to_end(lambda record: None)
     tries: list[tuple[bytes, list[int | None]]] = []
 
-    def send(append: Append) -> Reply:
+    def send(append: Append) -> int:
         clock.seconds += 1
         tries.append((append.write_id, [r.timestamp_ms for r in append.records]))
-        return MaybeAppended(TimeoutError("no answer")) if len(tries) < 3 else Appended(append.expected)
+        return _no_answer(append) if len(tries) < 3 else append.expected
 
     writer.appender.send = send  # type: ignore[method-assign]
     writer.append([Record(b"x"), Record(b"y", timestamp_ms=77)])

@@ -275,7 +275,7 @@ def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
         else:
             done += [(place[1], offset + i, value) for place, offset in offsets.items() for i in range(count)]
             assert all(offsets[place] == requested[place][0] for place in requested)
-        assert writer._transactions._fenced or writer.producer.epoch is None or not writer.producer.dead, (
+        assert writer._fenced or writer.producer.epoch is None or not writer.producer.dead, (
             "a producer of no use is kept"
         )
     for epoch in cluster.late:

@@ -11,13 +11,13 @@ from typing import Any, Self, TypeVar
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, ProducerFenced, UnknownError
 
-from fencepost._appending import Append, Appended, LogPosition, MaybeAppended, Refused, Reply
-from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogAppends
-from fencepost._reading import Positions, Reading
+from fencepost._appending import Append, MaybeAppended
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogWriterBase
+from fencepost._reading import LogReaderBase, Reading
 from fencepost._refusals import POLICY_VIOLATION
 from fencepost._steps import CannotRead, once, run_async
 from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
-from fencepost._transactional_writer import CommitInDoubt, Transactions
+from fencepost._transactional_writer import CommitInDoubt, TransactionalWriterBase
 from fencepost.aiokafka._producer import ConditionalProducer, TopicChecks, only, started
 from fencepost.errors import OffsetMismatch, WriterFenced
 from fencepost.records import HeaderNames, LogRecord, Record
@@ -54,15 +54,8 @@ class _Stopping:
         await self.stop()
 
 
-class LogWriter(_Stopping):
-    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
-
-    Each append is one batch, appended completely or not at all. Reads committed records only. `configs`: aiokafka's
-    connection settings (`bootstrap_servers`, `security_protocol`, …) for producer, consumer and admin client.
-    `batch_bytes_max`: bytes, uncompressed. See docs/client.md.
-
-    Call `start` and `stop`, or use `async with`. Do not share it between concurrent tasks.
-    """
+class LogWriter(LogWriterBase, _Stopping):
+    __doc__ = LogWriterBase.__doc__
 
     def __init__(
         self,
@@ -76,30 +69,20 @@ class LogWriter(_Stopping):
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         **configs: Any,
     ) -> None:
-        self.topic = topic
-        self.partition = partition
         # aiokafka also retries a batch, unchanged, for this long.
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
-        self._appender = _Appender(
-            ConditionalProducer(
-                **configs,
-                compression_type=compression_type,
-                max_batch_size=batch_bytes_max,
-                check_ttl_seconds=check_ttl_seconds,
-                header_names=header_names,
-            )
+        self._sender = ConditionalProducer(
+            **configs,
+            compression_type=compression_type,
+            max_batch_size=batch_bytes_max,
+            check_ttl_seconds=check_ttl_seconds,
+            header_names=header_names,
         )
-        self._consumer = _CommittedConsumer(configs)
-        self._position = LogPosition(topic, partition, header_names, retry, batch_bytes_max)
-        self._appends = LogAppends(self._position, self._appender, self._consumer, retry)
-
-    @property
-    def next_offset(self) -> int | None:
-        """The offset after the last record read or appended; None before the first `read_to_end`."""
-        return self._position.next_offset
+        consumer = _CommittedConsumer(configs)
+        super().__init__(topic, partition, _Appender(self._sender), consumer, retry, header_names, batch_bytes_max)
 
     async def start(self) -> None:
-        await self._appender.producer.start()
+        await self._sender.start()
         await self._consumer.start()
 
     async def stop(self) -> None:
@@ -107,34 +90,21 @@ class LogWriter(_Stopping):
         await self._appender.close()
 
     async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
-        """Call `apply(record)` (a function or coroutine function) for each record from `next_offset` to the log end.
-
-        Returns the offset that the next append expects. This writer's own appends are not read again. If `apply`
-        raises, the error propagates and the record counts as unread. An unreachable cluster is retried for
-        `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
-        """
-        return await run_async(self._appends.read_to_end(apply))
+        return int(await run_async(super().read_to_end(apply)))
 
     async def append(self, records: Sequence[Record]) -> int:
-        """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
-
-        Raises OffsetMismatch (another writer was first: `read_to_end`, then decide again), NotAtEnd, BatchTooLarge,
-        CheckIsOff or ValueError: nothing was appended. Raises InDoubt if the outcome is unknown, OffsetViolation if
-        the batch was appended at another offset. Other errors are the client library's. Call `read_to_end` before the
-        next append, except after BatchTooLarge, CheckIsOff and ValueError.
-        """
-        return await run_async(self._appends.append(records))
+        return int(await run_async(super().append(records)))
 
 
 class _Appender:
     error = KafkaError
 
     def __init__(self, producer: ConditionalProducer) -> None:
-        self.producer = producer
+        self._producer = producer
         self.require = producer._checks.require
 
-    async def send(self, append: Append) -> Reply:
-        batch = self.producer.create_batch()
+    async def send(self, append: Append) -> int:
+        batch = self._producer.create_batch()
         for index, record in enumerate(append.records):
             fits = batch.append(
                 timestamp=record.timestamp_ms, key=record.key, value=record.value, headers=append.headers(index)
@@ -142,20 +112,20 @@ class _Appender:
             assert fits is not None, "batch_bytes_max() promises that it fits"
         batch.close()
         try:
-            metadata = await (await self.producer.send_batch(batch, append.topic, partition=append.partition))
-            return Appended(metadata.offset)
+            metadata = await (await self._producer.send_batch(batch, append.topic, partition=append.partition))
+            return int(metadata.offset)
         except BrokerResponseError as error:
-            ours = await self.producer._refusal(error, append.topic, append.partition, append.expected)
+            ours = await self._producer._refusal(error, append.topic, append.partition, append.expected)
             if isinstance(ours, OffsetMismatch):
-                return Refused(ours)
+                raise ours from error
             if error.retriable or isinstance(error, UnknownError):
-                return MaybeAppended(error)
+                raise MaybeAppended from error
             raise
         except KafkaError as error:  # client-side errors: timeouts, connections
-            return MaybeAppended(error)
+            raise MaybeAppended from error
 
     async def close(self) -> None:
-        await self.producer.stop()
+        await self._producer.stop()
 
 
 class _CommittedConsumer:
@@ -205,15 +175,8 @@ class _CommittedConsumer:
             await consumer.stop()
 
 
-class LogReader(_Stopping):
-    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
-
-    The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
-    While another transaction is open, it is that transaction's first offset. A conditional append there waits until
-    that transaction ends, and is then refused.
-
-    `partitions`: (topic, partition) tuples or TopicPartitions. `configs`: aiokafka's consumer settings.
-    """
+class LogReader(LogReaderBase, _Stopping):
+    __doc__ = LogReaderBase.__doc__
 
     def __init__(
         self,
@@ -223,18 +186,10 @@ class LogReader(_Stopping):
         **configs: Any,
     ) -> None:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
-        self._retry = retry
-        self._consumer = _CommittedConsumer(configs)
-        self._positions = Positions(partitions, Reading(self._consumer, retry.attempt_seconds), retry)
+        super().__init__(partitions, _CommittedConsumer(configs), retry)
 
     async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
-        """Call `apply(partition, record)` (a function or coroutine function) for each unread committed record.
-
-        Reads one partition after the other. Returns {partition: expected offset}. If `apply` raises, the error
-        propagates and the record counts as unread. An unreachable cluster is retried for `retry.total_seconds`, then
-        the client library's error is raised. Raises PositionLost.
-        """
-        return await run_async(self._positions.read_to_end(apply))
+        return dict(await run_async(super().read_to_end(apply)))
 
     async def start(self) -> None:
         await run_async(patiently(lambda: once(self._consumer.start), self._retry, KafkaError))
@@ -243,16 +198,8 @@ class LogReader(_Stopping):
         await self._consumer.close()
 
 
-class TransactionalWriter(_Stopping):
-    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
-
-    `configs`: aiokafka's connection settings for producer, consumer and admin client. `transaction_timeout_seconds`:
-    the coordinator aborts an open transaction after this time. A send, commit or abort takes up to
-    `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
-
-    Call `stop`, or use `async with`. One append at a time, and one writer per `transactional_id`: a new writer fences
-    the previous one.
-    """
+class TransactionalWriter(TransactionalWriterBase, _Stopping):
+    __doc__ = TransactionalWriterBase.__doc__
 
     def __init__(
         self,
@@ -266,7 +213,6 @@ class TransactionalWriter(_Stopping):
         **configs: Any,
     ) -> None:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
-        self.transactional_id = transactional_id
         producer_configs = {
             "retry_backoff_ms": _RETRY_BACKOFF_MS,
             **configs,
@@ -275,32 +221,20 @@ class TransactionalWriter(_Stopping):
             "compression_type": compression_type,
             "header_names": header_names,
         }
-        self._consumer = _CommittedConsumer(configs)
-        self._producer = _Transaction(
+        consumer, attempt_seconds = _CommittedConsumer(configs), retry.attempt_seconds
+        producer = _Transaction(
             producer_configs,
             TopicChecks(check_ttl_seconds, configs),
-            Reading(self._consumer, retry.attempt_seconds),
-            retry.attempt_seconds,
+            Reading(consumer, attempt_seconds),
+            attempt_seconds,
         )
-        self._transactions = Transactions(transactional_id, self._producer, self._consumer, retry, header_names)
+        super().__init__(transactional_id, producer, consumer, retry, header_names)
 
     async def append(self, requested: RequestedAppends) -> dict[Any, int]:
-        """Append to all partitions and commit, or append to none.
-
-        `requested`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or a
-        TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
-        {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
-        is that offset + number of records + 1, unless another writer appends first.
-
-        Raises OffsetMismatch, TransactionConflict or TransactionAborted (not done in time): no record is or becomes
-        visible; read, decide and append again (see `retrying_async`). Raises WriterFenced if the writer is unusable,
-        OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
-        client library's; no record is visible then either. A cancelled append is aborted, unless its commit was sent.
-        """
-        return await run_async(self._transactions.append(requested))
+        return dict(await run_async(super().append(requested)))
 
     async def stop(self) -> None:
-        await run_async(self._transactions.drop())
+        await run_async(self._drop())
         await self._producer.close()
         await self._consumer.close()
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented,
     OffsetSpec,
 )
 
-from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
+from fencepost._appending import Append, MaybeAppended
 from fencepost._checks import BlockingChecks
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
 from fencepost._reading import BlockingLogReader
@@ -56,12 +56,7 @@ _IN_DOUBT = frozenset(
 
 
 class LogWriter(BlockingLogWriter):
-    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
-
-    Reads committed records only. `config`: librdkafka's connection settings (`bootstrap.servers`,
-    `security.protocol`, …) for producer, consumer and admin client. `batch_bytes_max`: bytes, uncompressed. See
-    docs/client.md.
-    """
+    __doc__ = BlockingLogWriter.__doc__
 
     def __init__(
         self,
@@ -154,7 +149,7 @@ class _Appender:
         self._producer = producer
         self._attempt_seconds = attempt_seconds
 
-    def send(self, append: Append) -> Reply:
+    def send(self, append: Append) -> int:
         delivered = _produce(
             self._producer, append.topic, append.partition, append.records, append.expected, append.write_id
         )
@@ -163,13 +158,11 @@ class _Appender:
             self._producer.flush(self._attempt_seconds)
         error = delivered.error
         if error is None:
-            return Appended(delivered.base_offset)
-        if isinstance(error, OffsetMismatch):
-            return Refused(error)
+            return delivered.base_offset
         if isinstance(error, FencepostError):
             raise error
         if error.code() in _IN_DOUBT:
-            return MaybeAppended(KafkaException(error))
+            raise MaybeAppended from KafkaException(error)
         raise KafkaException(error)
 
     def close(self) -> None:
@@ -249,10 +242,7 @@ class _CommittedConsumer:
 
 
 class LogReader(BlockingLogReader):
-    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
-
-    `partitions`: (topic, partition) tuples or TopicPartitions. `config`: librdkafka's consumer settings.
-    """
+    __doc__ = BlockingLogReader.__doc__
 
     def __init__(
         self,
@@ -265,12 +255,7 @@ class LogReader(BlockingLogReader):
 
 
 class TransactionalWriter(BlockingTransactionalWriter):
-    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
-
-    `config`: librdkafka's connection settings for producer, consumer and admin client. `transaction_timeout_seconds`:
-    the coordinator aborts an open transaction after this time. A send, commit or abort takes up to
-    `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
-    """
+    __doc__ = BlockingTransactionalWriter.__doc__
 
     def __init__(
         self,

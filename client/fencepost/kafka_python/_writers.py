@@ -9,14 +9,14 @@ from typing import Any
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, RetriableError, UnknownError
 
-from fencepost._appending import Append, Appended, MaybeAppended, Refused, Reply
+from fencepost._appending import Append, MaybeAppended
 from fencepost._checks import BlockingChecks
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter
 from fencepost._reading import BlockingLogReader
 from fencepost._steps import CannotRead
 from fencepost._transaction import COMMIT_REFUSED, FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt
-from fencepost.errors import OffsetMismatch, WriterFenced
+from fencepost.errors import WriterFenced
 from fencepost.kafka_python._producer import ConditionalProducer, checks_of
 from fencepost.records import HeaderNames, LogRecord, Record
 from fencepost.retries import RetryPolicy
@@ -31,12 +31,7 @@ _ERROR_CODE = re.compile(r"\[Error (\d+)\]")
 
 
 class LogWriter(BlockingLogWriter):
-    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
-
-    Reads committed records only. `configs`: kafka-python's connection settings (`bootstrap_servers`,
-    `security_protocol`, …) for producer, consumer and admin client. `batch_bytes_max`: bytes, uncompressed. See
-    docs/client.md.
-    """
+    __doc__ = BlockingLogWriter.__doc__
 
     def __init__(
         self,
@@ -122,18 +117,16 @@ class _Sender:
 
 
 class _Appender(_Sender):
-    def send(self, append: Append) -> Reply:
+    def send(self, append: Append) -> int:
         done = False
         try:
             self._open()
             futures = self._sent(append.topic, append.partition, append.records, append.expected, append.write_id)
             done = True
-            offsets = [future.get(0).offset for future in futures]
-            return Appended(offsets[0])
-        except OffsetMismatch as error:
-            return Refused(error)
+            offsets = [int(future.get(0).offset) for future in futures]
+            return offsets[0]
         except (RetriableError, UnknownError) as error:
-            return MaybeAppended(error)
+            raise MaybeAppended from error
         finally:
             if not done:
                 self.discard()  # drops its buffered records: a later flush must not send them
@@ -187,10 +180,7 @@ class _CommittedConsumer:
 
 
 class LogReader(BlockingLogReader):
-    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
-
-    `partitions`: (topic, partition) tuples or TopicPartitions. `configs`: kafka-python's consumer settings.
-    """
+    __doc__ = BlockingLogReader.__doc__
 
     def __init__(
         self,
@@ -206,12 +196,7 @@ class LogReader(BlockingLogReader):
 
 
 class TransactionalWriter(BlockingTransactionalWriter):
-    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
-
-    `configs`: kafka-python's connection settings for producer, consumer and admin client.
-    `transaction_timeout_seconds`: the coordinator aborts an open transaction after this time. A send, commit or abort
-    takes up to `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
-    """
+    __doc__ = BlockingTransactionalWriter.__doc__
 
     def __init__(
         self,
