@@ -36,8 +36,8 @@ class Assignment(Protocol):
 
 
 class OrderedReads:
-    """`given`: {(topic, partition): offset} of the application; `latest`: the reset policy; `grouped`: whether the
-    consumer has a group id."""
+    """`given`: {partition: offset} of the application; `latest`: the reset policy; `grouped`: whether the consumer has
+    a group id; `key`: makes a partition as the application names it."""
 
     def __init__(
         self,
@@ -49,8 +49,10 @@ class OrderedReads:
         grouped: bool,
         latest: bool,
         refresh_seconds: float,
+        key: Callable[[str, int], Any] = lambda topic, partition: (topic, partition),
     ) -> None:
         self._orders = {topic: TopicOrder(topic, partition_filter or every) for topic in topics}
+        self._key = key
         self._assignment = assignment
         self._given = dict(given or {})
         self._grouped = grouped
@@ -60,9 +62,9 @@ class OrderedReads:
         #: Committed offsets of prior partitions that other consumers read.
         self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in self._orders}
 
-    def waiting(self) -> dict[tuple[str, int], Waiting]:
+    def waiting(self) -> dict[Any, Waiting]:
         return {
-            (topic, partition): waits
+            self._key(topic, partition): waits
             for topic, order in self._orders.items()
             for partition in order.unopened
             if (waits := order.waiting(partition, self._positions(order)))
@@ -142,3 +144,28 @@ class OrderedReads:
         order.opened.update(starts)
         opened = [(each.topic, partition) for each in self._orders.values() for partition in sorted(each.opened)]
         yield self._assignment.assign(order.topic, starts, opened)
+
+
+class OrderedConsumerBase:
+    """The library's consumer, without joining a group, that keeps keys in order across expansions (KIP-253).
+
+    Records are read as with the library's consumer. A partition that an expansion added is assigned after all prior
+    partitions are read up to their thresholds. Records returned by an earlier call count as read. See docs/client.md.
+
+    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
+    that share topics need the same group id and must commit. `positions`: {partition: offset} to start at, for
+    applications that store offsets themselves; a partition is a TopicPartition, or a (topic, partition) tuple for
+    confluent-kafka. Other partitions start at the group's committed offsets or by the reset policy. `refresh_seconds`:
+    interval of checks for expansions and other processes' commits. The constructor, or aiokafka's `start`, raises
+    CheckIsOff, ValueError.
+    """
+
+    _reads: OrderedReads
+
+    def waiting(self) -> dict[Any, Waiting]:
+        """The gated partitions, and what each waits for: {partition: Waiting}."""
+        return self._reads.waiting()
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        """Raises TypeError: a group coordinator would assign gated partitions."""
+        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")

@@ -186,11 +186,14 @@ class OrderedSends:
 
     def checked(self, headers: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
         """`headers` as a list. Raises ValueError if the caller already set the partition count."""
-        return count_headers(self._count_header, headers or (), 0)[:-1]
+        given = list(headers or ())
+        if any(name == self._count_header for name, _ in given):
+            raise ValueError(f"header {self._count_header!r} is set by this producer (remove it from headers)")
+        return given
 
     def headers(self, send: Send) -> list[tuple[str, Any]]:
         """The record's headers and its partition count."""
-        return count_headers(self._count_header, send.headers, send.partition_count)
+        return [*send.headers, (self._count_header, b"%d" % send.partition_count)]
 
     def add(self, topic: str, count: int) -> TopicSends:
         return self.topics.setdefault(topic, TopicSends(self._partition_of, count))
@@ -236,14 +239,6 @@ class OrderedSends:
         ]
 
 
-def count_headers(name: str, headers: Iterable[tuple[str, Any]], count: int) -> list[tuple[str, Any]]:
-    """`headers` plus the partition count. Raises ValueError if the caller already set it."""
-    given = list(headers)
-    if any(each == name for each, _ in given):
-        raise ValueError(f"header {name!r} is set by this producer (remove it from headers)")
-    return [*given, (name, b"%d" % count)]
-
-
 def count_changed(send: Send, count: int | None, reason: str) -> PartitionCountChanged:
     chosen_partition = -1 if send.chosen_partition is None else send.chosen_partition
     return PartitionCountChanged(send.topic, chosen_partition, send.partition_count, count, reason=reason)
@@ -261,3 +256,17 @@ def refuse_configs(*, acks: object, idempotent: bool, transactional: bool, idemp
         )
     if idempotent and idempotence is not None:
         raise ValueError(f"enable_idempotence=True cannot be used with partition counts: {idempotence}")
+
+
+class OrderedProducerBase:
+    """The library's producer, but it keeps each key in order across expansions of its topic (KIP-253).
+
+    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
+    refuses the record, and this producer repartitions it, in the order of the sends. See
+    docs/client.md.
+
+    `partitioner`: (key, partition count) → partition; default: the Java client's, or with confluent-kafka by the
+    setting `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`). `repartition_timeout_seconds`: how
+    long a record may be refused before it fails with PartitionCountChanged. `buffered_max`: how many records may be
+    queued meanwhile; then `send` waits, and `produce` of confluent-kafka raises BufferError.
+    """

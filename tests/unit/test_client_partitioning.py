@@ -12,7 +12,6 @@ from fencepost._partitioning import (
     Send,
     TopicSends,
     count_changed,
-    count_headers,
     crc32,
     murmur2,
     refuse_configs,
@@ -163,12 +162,12 @@ def test_closed_producer_gives_up_buffered_records() -> None:
 
 
 def test_the_header_is_the_producers_to_set() -> None:
-    assert count_headers("fencepost-partition-count", [("a", b"b")], 8) == [
-        ("a", b"b"),
-        ("fencepost-partition-count", b"8"),
-    ]
+    sends = OrderedSends(murmur2, HeaderNames(), timeout_seconds=60, buffered_max=1)
+    send = sends.new("t", b"k", b"v", sends.checked([("a", b"b")]), None, None, None)
+    assert sends.add("t", 8).submit(send)
+    assert sends.headers(send) == [("a", b"b"), ("fencepost-partition-count", b"8")]
     with pytest.raises(ValueError, match="remove it"):
-        count_headers("fencepost-partition-count", [("fencepost-partition-count", b"8")], 8)
+        sends.checked([("fencepost-partition-count", b"8")])
 
 
 def test_what_cannot_be_kept_in_order() -> None:

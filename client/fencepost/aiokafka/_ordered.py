@@ -11,10 +11,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import BrokerResponseError, KafkaError, for_code
 
 from fencepost._idempotence import Idempotence, configured
-from fencepost._ordered_consumer import OrderedReads
-from fencepost._ordering import Waiting
+from fencepost._ordered_consumer import OrderedConsumerBase, OrderedReads
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
+    OrderedProducerBase,
     OrderedSends,
     Partitioner,
     Send,
@@ -29,19 +29,8 @@ from fencepost.records import COUNT_CHECK_CONFIG, HeaderNames
 _PAUSE_SECONDS = 0.1
 
 
-class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
-    """AIOKafkaConsumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
-
-    `getmany`, `getone` and iteration work as in AIOKafkaConsumer. A partition that an expansion added is assigned after
-    all prior partitions are read up to their thresholds. Records returned by an earlier call count as read. See
-    docs/client.md.
-
-    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
-    that share topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for
-    applications that store offsets themselves. Other partitions start at the group's committed offsets or by
-    `auto_offset_reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. `start`
-    raises CheckIsOff, ValueError.
-    """
+class OrderedConsumer(OrderedConsumerBase, AIOKafkaConsumer):  # type: ignore[misc]
+    __doc__ = OrderedConsumerBase.__doc__
 
     def __init__(
         self,
@@ -61,6 +50,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
             grouped=configs.get("group_id") is not None,
             latest=configs.get("auto_offset_reset", "latest") == "latest",
             refresh_seconds=refresh_seconds,
+            key=TopicPartition,
         )
         self._refresh_seconds = refresh_seconds
 
@@ -72,10 +62,6 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
     async def stop(self) -> None:
         await super().stop()
         await self._admin.close()
-
-    def waiting(self) -> dict[TopicPartition, Waiting]:
-        """The gated partitions, and what each waits for: {TopicPartition: Waiting}."""
-        return {TopicPartition(*where): waits for where, waits in self._reads.waiting().items()}
 
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
@@ -95,10 +81,6 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
             found = await self.getmany(*partitions, timeout_ms=self._refresh_seconds * 1000, max_records=1)
             for records in found.values():
                 return records[0]
-
-    def subscribe(self, *_: Any, **__: Any) -> None:
-        """Raises TypeError: a group coordinator would assign gated partitions."""
-        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
 
 class _Assignment:
@@ -147,19 +129,8 @@ class _Assignment:
         self._consumer.pause(*paused)
 
 
-class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
-    """AIOKafkaProducer that keeps each key in order across expansions of its topic (KIP-253). See docs/client.md.
-
-    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
-    refuses the record, and this producer repartitions it, in the order of `send`.
-
-    `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `repartition_timeout_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
-    `buffered_max`: how many records may be queued meanwhile; then `send` waits.
-
-    The default is `acks="all"`. `acks=0`, transactions and idempotence raise ValueError (an idempotent producer of
-    aiokafka cannot append to a partition after a refusal).
-    """
+class OrderedProducer(OrderedProducerBase, AIOKafkaProducer):  # type: ignore[misc]
+    __doc__ = OrderedProducerBase.__doc__
 
     def __init__(
         self,
@@ -172,6 +143,8 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
+        """The default is `acks="all"`. `acks=0`, transactions and idempotence raise ValueError (an idempotent producer
+        of aiokafka cannot append to a partition after a refusal)."""
         configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         refuse_configs(
             acks=configs.setdefault("acks", "all"),

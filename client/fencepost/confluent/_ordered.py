@@ -21,10 +21,10 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from fencepost._idempotence import Idempotence, configured
-from fencepost._ordered_consumer import OrderedReads
-from fencepost._ordering import Waiting
+from fencepost._ordered_consumer import OrderedConsumerBase, OrderedReads
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
+    OrderedProducerBase,
     OrderedSends,
     Partitioner,
     Send,
@@ -44,20 +44,8 @@ _POLL_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 
 
-class OrderedConsumer(Consumer):
-    """Consumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
-
-    `poll` and `consume` work as in Consumer; `consume` may return early with fewer messages. A partition that an
-    expansion added is assigned after all prior partitions are read up to their thresholds. Records returned by an
-    earlier call count as read. See docs/client.md.
-
-    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
-    that share topics need the same `group.id` and must commit. `positions`: {(topic, partition): offset} to start at,
-    for applications that store offsets themselves. Other partitions start at the group's committed offsets or by
-    `auto.offset.reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. `commit()`
-    without arguments also covers offsets after the last record that hold no records (transaction markers). Raises
-    CheckIsOff, ValueError.
-    """
+class OrderedConsumer(OrderedConsumerBase, Consumer):
+    __doc__ = OrderedConsumerBase.__doc__
 
     def __init__(
         self,
@@ -99,10 +87,6 @@ class OrderedConsumer(Consumer):
             super().close()
             raise
 
-    def waiting(self) -> dict[tuple[str, int], Waiting]:
-        """The gated partitions, and what each waits for: {(topic, partition): Waiting}."""
-        return self._reads.waiting()
-
     def poll(self, timeout: float | None = -1) -> Message | None:
         """Consumer.poll. Also raises KafkaException if the topic's expansions cannot be read."""
         return next(iter(self._get(timeout, lambda seconds: [super(OrderedConsumer, self).poll(seconds)])), None)
@@ -112,7 +96,8 @@ class OrderedConsumer(Consumer):
         return self._get(timeout, lambda seconds: super(OrderedConsumer, self).consume(num_messages, seconds))
 
     def commit(self, *, asynchronous: bool = True, **what: Any) -> Any:
-        """Consumer.commit; without arguments, commits everything read (see the class)."""
+        """Consumer.commit; without arguments, commits everything read, and offsets after the last record that hold no
+        records (transaction markers)."""
         if not what:
             what["offsets"] = [TopicPartition(topic, partition, at) for (topic, partition), at in self._read.items()]
         return super().commit(asynchronous=asynchronous, **what)  # type: ignore[call-overload]
@@ -121,10 +106,6 @@ class OrderedConsumer(Consumer):
         super().seek(partition)
         if partition.offset >= 0:
             self._read[partition.topic, partition.partition] = partition.offset
-
-    def subscribe(self, *_: Any, **__: Any) -> None:
-        """Raises TypeError: a group coordinator would assign gated partitions."""
-        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
     def _get(self, timeout: float | None, query: Callable[[float], Sequence[Message | None]]) -> list[Message]:
         def records(seconds: float) -> list[Message]:
@@ -202,20 +183,8 @@ class _Assignment:
         self._read.update({(topic, p): at for p, at in starts.items() if at is not None and at >= 0})
 
 
-class OrderedProducer(Producer):
-    """Producer that keeps each key in order across expansions of its topic (KIP-253). See docs/client.md.
-
-    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
-    refuses the record, and this producer repartitions it, in the order of `produce`, during `poll` and `flush`.
-
-    `partitioner`: (key, partition count) → partition; default: by the setting
-    `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`).
-    `repartition_timeout_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
-    `buffered_max`: how many records may be queued meanwhile; then `produce` raises BufferError.
-
-    The default is `enable.idempotence=true`, so that retries keep their order. `acks=0` and transactions raise
-    ValueError.
-    """
+class OrderedProducer(OrderedProducerBase, Producer):
+    __doc__ = OrderedProducerBase.__doc__
 
     def __init__(
         self,
@@ -230,6 +199,8 @@ class OrderedProducer(Producer):
         idempotence: Idempotence | None = None,
         **kwargs: Any,
     ) -> None:
+        """Records are repartitioned during `poll` and `flush`. The default is `enable.idempotence=true`, so that
+        retries keep their order. `acks=0` and transactions raise ValueError."""
         config = {**config, **configured(idempotence, config, "enable.idempotence", possible=True)}
         refuse_configs(
             acks=config.get("acks", config.get("request.required.acks", "all")),

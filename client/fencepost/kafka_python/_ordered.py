@@ -10,13 +10,12 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError
-from kafka.future import Future
 
 from fencepost._idempotence import Idempotence, configured
-from fencepost._ordered_consumer import OrderedReads
-from fencepost._ordering import Waiting
+from fencepost._ordered_consumer import OrderedConsumerBase, OrderedReads
 from fencepost._partitioning import (
     INVALID_PARTITIONS,
+    OrderedProducerBase,
     OrderedSends,
     Partitioner,
     Send,
@@ -25,44 +24,15 @@ from fencepost._partitioning import (
     refuse_configs,
 )
 from fencepost._steps import run
-from fencepost.kafka_python._producer import checks_of, describe_topic
+from fencepost.kafka_python._producer import SendFuture, checks_of, describe_topic
 from fencepost.records import COUNT_CHECK_CONFIG, HeaderNames
 
 _PAUSE_SECONDS = 0.1
 _FOREVER_SECONDS = 10.0**9
 
 
-class OrderedFuture(Future):  # type: ignore[misc]
-    """The result of `OrderedProducer.send`. Done when the record is appended, in whichever partition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._done = threading.Event()
-        self.add_both(lambda _: self._done.set())
-
-    def get(self, timeout: float | None = None) -> Any:
-        """RecordMetadata. Waits up to `timeout` seconds; raises KafkaTimeoutError or the error of the send."""
-        if not self._done.wait(timeout):
-            raise KafkaTimeoutError(f"no outcome within {timeout} s: the record may still be appended")
-        if self.exception is not None:
-            raise self.exception
-        return self.value
-
-
-class OrderedProducer(KafkaProducer):  # type: ignore[misc]
-    """KafkaProducer that keeps each key in order across expansions of its topic (KIP-253). See docs/client.md.
-
-    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
-    refuses the record, and this producer repartitions it, in the order of `send`.
-
-    `partitioner`: (key, partition count) → partition; default: the Java client's.
-    `repartition_timeout_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
-    `buffered_max`: how many records may be queued meanwhile; then `send` blocks.
-
-    Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python 3 is
-    unusable after its first refusal) and `max_in_flight_requests_per_connection=1` (otherwise later batches overtake a
-    retried batch). `acks=0`, idempotence and transactions raise ValueError.
-    """
+class OrderedProducer(OrderedProducerBase, KafkaProducer):  # type: ignore[misc]
+    __doc__ = OrderedProducerBase.__doc__
 
     def __init__(
         self,
@@ -75,6 +45,9 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
+        """Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python
+        3 is unusable after its first refusal) and `max_in_flight_requests_per_connection=1` (otherwise later batches
+        overtake a retried batch). `acks=0`, idempotence and transactions raise ValueError."""
         configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         refuse_configs(
             acks=configs.get("acks", "all"),
@@ -115,7 +88,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             count = len(self.partitions_for(topic))
             with self._changed:
                 self._sends.add(topic, count)
-        sends, future = self._sends.topics[topic], OrderedFuture()
+        sends, future = self._sends.topics[topic], SendFuture()
         self._wait_for_space(topic)
         with self._forwarding:
             with self._changed:
@@ -243,19 +216,8 @@ def _serialized(serializer: Any, topic: str, headers: list[tuple[str, bytes]], d
     return serializer(data)
 
 
-class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
-    """KafkaConsumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
-
-    `poll` and iteration work as in KafkaConsumer. A partition that an expansion added is assigned after all
-    prior partitions are read up to their thresholds. Records returned by an earlier call count as read. See
-    docs/client.md.
-
-    `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
-    that share topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for
-    applications that store offsets themselves. Other partitions start at the group's committed offsets or by
-    `auto_offset_reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. Raises
-    CheckIsOff, ValueError.
-    """
+class OrderedConsumer(OrderedConsumerBase, KafkaConsumer):  # type: ignore[misc]
+    __doc__ = OrderedConsumerBase.__doc__
 
     def __init__(
         self,
@@ -277,15 +239,12 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 grouped=self.config["group_id"] is not None,
                 latest=self.config["auto_offset_reset"] == "latest",
                 refresh_seconds=refresh_seconds,
+                key=TopicPartition,
             )
             run(self._reads.start())
         except BaseException:
             self.close(autocommit=False)
             raise
-
-    def waiting(self) -> dict[TopicPartition, Waiting]:
-        """The gated partitions, and what each waits for: {TopicPartition: Waiting}."""
-        return {TopicPartition(*where): waits for where, waits in self._reads.waiting().items()}
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """KafkaConsumer.poll. Also raises KafkaError if the topic's expansions cannot be read."""
@@ -295,10 +254,6 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 max(0.0, timeout_ms / 1000), lambda seconds: poll(seconds * 1000, max_records, update_offsets)
             )
         )
-
-    def subscribe(self, *_: Any, **__: Any) -> None:
-        """Raises TypeError: a group coordinator would assign gated partitions."""
-        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         super().close(*args, **kwargs)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.errors import BrokerResponseError
+from kafka.errors import BrokerResponseError, KafkaTimeoutError
 from kafka.future import Future
 
 from fencepost._checks import BlockingChecks, CheckCache
@@ -34,12 +35,28 @@ def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
     return {name: config["value"] for name, config in found.items()}
 
 
-class ConditionalFuture(Future):  # type: ignore[misc]
+class SendFuture(Future):  # type: ignore[misc]
+    """The result of a `send`. Done when the record is appended or refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done = threading.Event()
+        self.add_both(lambda _: self._done.set())
+
+    def get(self, timeout: float | None = None) -> Any:
+        """RecordMetadata. Waits up to `timeout` seconds; raises KafkaTimeoutError or the error of the send."""
+        if not self._done.wait(timeout):
+            raise KafkaTimeoutError(f"no outcome within {timeout} s: the record may still be appended")
+        if self.exception is not None:
+            raise self.exception
+        return self.value
+
+
+class ConditionalFuture(SendFuture):
     """The result of a conditional `send`: fails with OffsetMismatch if refused, else yields RecordMetadata."""
 
     def __init__(self, inner: Any, topic: str, partition: int, expected: int) -> None:
         super().__init__()
-        self._inner = inner
         self._where = (topic, partition, expected)
         inner.add_callback(self._appended).add_errback(self._failed)
 
@@ -59,17 +76,6 @@ class ConditionalFuture(Future):  # type: ignore[misc]
         if ours is not None:
             ours.__cause__ = error
         self.failure(ours or error)
-
-    def get(self, timeout: float | None = None) -> Any:
-        """RecordMetadata. Waits up to `timeout` seconds; raises KafkaTimeoutError or the error of the send."""
-        try:
-            self._inner.get(timeout)
-        except Exception:
-            if not self.is_done:
-                raise
-        if self.exception is not None:
-            raise self.exception
-        return self.value
 
 
 class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
