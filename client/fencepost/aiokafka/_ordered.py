@@ -196,18 +196,6 @@ class OrderedProducer(OrderedProducerBase, AIOKafkaProducer):  # type: ignore[mi
                     raise
         return future
 
-    async def send_and_wait(  # noqa: PLR0917 - the library's signature
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Iterable[tuple[str, bytes]] | None = None,
-    ) -> Any:
-        """`send`, then wait for the outcome: RecordMetadata."""
-        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
-
     async def flush(self) -> None:
         """AIOKafkaProducer.flush, including records to repartition."""
         await super().flush()

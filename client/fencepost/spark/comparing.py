@@ -28,7 +28,7 @@ from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.errors import SinkError, Unknown
 from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
 from fencepost.spark.refusals import name_of, refuse_final
-from fencepost.spark.rows import DIGEST_BYTES, digest_of
+from fencepost.spark.rows import DIGEST_BYTES, chunked, digest_of
 from fencepost.spark.write import KEEP, Met, Outcome, Plan
 
 #: The number under which the driver appends.
@@ -231,13 +231,14 @@ class _Comparison:
         another run may know the new count and expect these rows in other partitions."""
         attempt, done = secrets.token_hex(8), 0
         over = self.some.over[topic_partition[0]]
-        for number, some in enumerate(self._cut(bodies)):
+        chunks = chunked(pa.array(bodies, pa.large_binary()), self.plan.append_bytes_max, self.plan.append_rows_max)
+        for number, some in enumerate(chunks):
             commit_tag = replace(
                 like, run=self.some.run, task=DRIVER, attempt=attempt, append=number, over=over, arranged=False,
                 task_appends=None, has_unmatched=False,
             )  # fmt: skip
             batch = self.framing.build(
-                pa.array(some, pa.large_binary()),
+                some,
                 commit_tag=commit_tag.encode(),
                 expected=end,
                 now_ms=self.clock.time_ms(),
@@ -262,18 +263,6 @@ class _Comparison:
             end += len(some)
             done += len(some)
         return done
-
-    def _cut(self, bodies: list[bytes]) -> Iterator[list[bytes]]:
-        some: list[bytes] = []
-        size = 0
-        for body in bodies:
-            if some and (size + len(body) > self.plan.append_bytes_max or len(some) >= self.plan.append_rows_max):
-                yield some
-                some, size = [], 0
-            some.append(body)
-            size += len(body) + 12
-        if some:
-            yield some
 
     # --- refusals -------------------------------------------------------------------------------------------------
 

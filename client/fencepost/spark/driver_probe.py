@@ -88,11 +88,8 @@ def probe(
             else:
                 half_known[topic_partition] = lower
     # A commit tag overrides the user's statement that the sink never ran.
-    all_known = [
-        half_known[topic_partition] if topic_partition in half_known else known[topic_partition]
-        for topic_partition in bounds
-    ]
-    never_ran &= all(each is None or each.commit_tag is None for each in all_known)
+    all_known = {topic_partition: known.get(topic_partition) for topic_partition in bounds} | half_known
+    never_ran &= all(each is None or each.commit_tag is None for each in all_known.values())
     for topic_partition, lower in half_known.items():
         start, end = bounds[topic_partition]
         if lower is None and never_ran:

@@ -18,7 +18,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import cramjam
 import crc32c
@@ -467,14 +467,8 @@ def _compress(records: bytes, compression: str, level: int | None) -> Any:
 # --- batches to bodies ------------------------------------------------------------------------------------------------
 
 
-class _Split(NamedTuple):
-    """A body up to its header count, and the headers."""
-
-    front: bytes
-    headers: list[tuple[bytes, bytes | None]]
-
-
-def _split_headers(body: bytes) -> _Split:
+def _split_headers(body: bytes) -> tuple[bytes, list[tuple[bytes, bytes | None]]]:
+    """The body up to its header count, and the headers."""
     at = 0
     for _ in range(2):
         size, at = decode_varint(body, at)
@@ -489,7 +483,7 @@ def _split_headers(body: bytes) -> _Split:
         size, at = decode_varint(body, at)
         headers.append((name, body[at : at + size] if size >= 0 else None))
         at += max(size, 0)
-    return _Split(front, headers)
+    return front, headers
 
 
 def _body(front: bytes, headers: Sequence[tuple[bytes, bytes | None]]) -> bytes:
@@ -582,7 +576,7 @@ class Logged:
             self._records = None
             return
         self._spans = _walk(records, self._record_count)
-        headers = dict(_split_headers(records[slice(*self._spans[-1])]).headers)
+        headers = dict(_split_headers(records[slice(*self._spans[-1])])[1])
         self.commit_tag = headers.get(COMMIT_TAG_HEADER.encode())
 
     def __repr__(self) -> str:

@@ -55,6 +55,14 @@ def fitting(bodies: pa.Array, limit: int) -> int:
     return int(np.searchsorted(ends, ends[0] + limit, side="right")) - 1
 
 
+def chunked(bodies: pa.Array, bytes_max: int, rows_max: int) -> Iterator[pa.Array]:
+    """The rows in parts of at least one row and at most these limits."""
+    while len(bodies):
+        count = max(1, min(rows_max, fitting(bodies, bytes_max)))
+        yield bodies.slice(0, count)
+        bodies = bodies.slice(count)
+
+
 def joined(pieces: list[Rows]) -> Rows:
     bodies = pa.concat_arrays([piece.bodies for piece in pieces])
     if all(piece.explicit is None for piece in pieces):
