@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
+import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost._idempotence import Idempotence, configured
@@ -37,21 +41,41 @@ def test_contradicting_setting_is_an_error(stated: object) -> None:
     assert configured("off", {NAME: stated}, NAME, possible=True) == {NAME: False}
 
 
+def _kafka_python(producer: str, **options: object) -> None:
+    getattr(fencepost.kafka_python, producer)(bootstrap_servers="127.0.0.1:1", api_version=(2, 8), **options).close(0)
+
+
+def _aiokafka(producer: str, **options: object) -> None:
+    async def make() -> None:
+        await getattr(fencepost.aiokafka, producer)(bootstrap_servers="127.0.0.1:1", **options).stop()
+
+    asyncio.run(make())
+
+
+def _confluent(producer: str, *, enable_idempotence: bool | None = None, **options: object) -> None:
+    stated = {} if enable_idempotence is None else {"enable.idempotence": enable_idempotence}
+    getattr(fencepost.confluent, producer)({"bootstrap.servers": "127.0.0.1:1", **stated}, **options).close()
+
+
+@pytest.mark.parametrize("producer", ["ConditionalProducer", "OrderedProducer"])
 @pytest.mark.parametrize(
-    ("producer", "option"),
+    ("make", "survives"),
     [
-        (fencepost.kafka_python.ConditionalProducer, {"idempotence": "required"}),
-        (fencepost.kafka_python.ConditionalProducer, {"enable_idempotence": True}),
-        (fencepost.kafka_python.OrderedProducer, {"idempotence": "required"}),
+        (_kafka_python, ()),
+        (_aiokafka, ("ConditionalProducer",)),
+        (_confluent, ("ConditionalProducer", "OrderedProducer")),
     ],
 )
-def test_kafka_python_refuses_required_idempotence(producer: type, option: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="unusable after its first refusal"):
-        producer(bootstrap_servers="127.0.0.1:1", **option)
-
-
-@pytest.mark.parametrize("producer", [fencepost.confluent.ConditionalProducer, fencepost.confluent.OrderedProducer])
-def test_librdkafka_receives_the_idempotence_setting(producer: type) -> None:
+def test_producers_accept_idempotence_that_survives_refusals(
+    make: Callable[..., None], survives: tuple[str, ...], producer: str
+) -> None:
+    for level in ("off", "safe", None):
+        make(producer, idempotence=level)
     with pytest.raises(ValueError, match="contradict"):
-        producer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": False}, idempotence=True)
-    producer({"bootstrap.servers": "127.0.0.1:1"}, idempotence="off").close()
+        make(producer, idempotence=True, enable_idempotence=False)
+    for options in ({"idempotence": "required"}, {"enable_idempotence": True}):
+        if producer in survives:
+            make(producer, **options)
+        else:
+            with pytest.raises(ValueError, match=r"after (its first|a) refusal"):
+                make(producer, **options)

@@ -15,7 +15,6 @@ It removes the headers that the sink adds to the first or last record of a batch
 from __future__ import annotations
 
 import functools
-import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -278,24 +277,14 @@ def _valid(column: Any) -> npt.NDArray[np.bool_]:
 
 
 def _is_binary(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_)
-        or pa.types.is_binary(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_large_binary(type_)
-    )
+    return type_ in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 def _is_headers(type_: pa.DataType) -> bool:
-    if not (pa.types.is_list(type_) or pa.types.is_large_list(type_)):
+    if not (pa.types.is_list(type_) or pa.types.is_large_list(type_)) or not pa.types.is_struct(type_.value_type):
         return False
-    of = type_.value_type
-    return bool(
-        pa.types.is_struct(of)
-        and [of.field(at).name for at in range(of.num_fields)] == ["key", "value"]
-        and _is_binary(of.field(0).type)
-        and _is_binary(of.field(1).type)
-    )
+    fields = list(type_.value_type)
+    return [each.name for each in fields] == ["key", "value"] and all(_is_binary(each.type) for each in fields)
 
 
 _TYPES = (
@@ -366,20 +355,9 @@ def split(bodies: _Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[
         yield first, bodies, np.arange(len(bodies))
         return
     # numpy's stable sort of 16-bit numbers is a radix sort.
-    small = placements.astype(np.int16) if int(placements.max()) < 1 << 15 else placements
-    order = np.argsort(small, kind="stable")
-    placed = placements[order]
-    bounds = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
-    taken = bodies.take(pa.array(order))
-    offsets, data = np.frombuffer(taken.buffers()[1], np.int64), taken.buffers()[2]
-    for begin, end in itertools.pairwise(bounds):
-        of_partition = offsets[begin : end + 1]
-        bytes_ = (
-            b""
-            if data is None
-            else data.slice(int(of_partition[0]), int(of_partition[-1] - of_partition[0])).to_pybytes()
-        )
-        yield int(placed[begin]), _binary(of_partition - of_partition[0], bytes_), order[begin:end]
+    order = np.argsort(placements.astype(np.int16) if placements.max() < 1 << 15 else placements, kind="stable")
+    for which in np.split(order, np.flatnonzero(np.diff(placements[order])) + 1):
+        yield int(placements[which[0]]), bodies.take(pa.array(which)), which
 
 
 # --- bodies to batches ------------------------------------------------------------------------------------------------
