@@ -231,8 +231,8 @@ class _Comparison:
         another run may know the new count and expect these rows in other partitions."""
         attempt, done = secrets.token_hex(8), 0
         over = self.some.over[topic_partition[0]]
-        chunks = chunked(pa.array(bodies, pa.large_binary()), self.plan.append_bytes_max, self.plan.append_rows_max)
-        for number, some in enumerate(chunks):
+        appends = chunked(pa.array(bodies, pa.large_binary()), self.plan.append_bytes_max, self.plan.append_rows_max)
+        for number, some in enumerate(appends):
             commit_tag = replace(
                 like, run=self.some.run, task=DRIVER, attempt=attempt, append=number, over=over, arranged=False,
                 task_appends=None, has_unmatched=False,
