@@ -149,7 +149,7 @@ class OrderedReads:
 class OrderedConsumerBase:
     """The library's consumer, without joining a group, that keeps keys in order across expansions (KIP-253).
 
-    Records are read as with the library's consumer. A partition that an expansion added is assigned after all prior
+    Records are read as with the library's consumer. A partition that an expansion added is assigned after all earlier
     partitions are read up to their thresholds. Records returned by an earlier call count as read. See docs/client.md.
 
     `partition_filter(partition)`: whether this consumer reads a partition, also a future one; default all. Processes
