@@ -18,6 +18,7 @@ from fencepost_proxy.transport.tls import TlsSocket, secure
 from fencepost_proxy.workers.bridge import Bridge
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
+from tests.protocol.test_proxied_connection import unsent_bytes
 from tests.support.certificates import Authority
 
 WAIT_SECONDS = 60.0
@@ -108,7 +109,7 @@ async def test_unread_peer_blocks_the_sender(contexts: tuple[ssl.SSLContext, ssl
         except (ssl.SSLWantWriteError, BlockingIOError):
             continue
     assert sent > UNSENT_BYTES_MAX
-    assert 0 < max(end._unsent_bytes for end in scene.bridge._ends) <= UNSENT_BYTES_MAX + 256 * 1024
+    assert 0 < max(unsent_bytes(end) for end in scene.bridge._ends) <= UNSENT_BYTES_MAX + 256 * 1024
     # A bridge that stays blocked is closed.
     now = time.monotonic()
     scene.bridge.close_stuck(now, drain_seconds=60.0, idle_seconds=60.0)

@@ -12,8 +12,9 @@ import pytest
 from fencepost_proxy.cluster import metadata_cache
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.state_topic import StateTopic
-from fencepost_proxy.config import Limits
+from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.services.log_reader import LogReader
+from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
@@ -129,7 +130,7 @@ async def test_topic_configs_are_read_together_and_changes_reported(decoded: lis
     async with fake_kafka() as (kafka, client):
         reads = LogReader(
             client,
-            StateTopic(client, name="s", lease_seconds=1, limits=Limits()),
+            Membership(client, ProxyConfig((Address("kafka", 9092),)), one_of_many=False),
             1,
             names=HeaderNames(),
             unpacked_bytes_max=1,

@@ -11,12 +11,11 @@ import pytest
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.transport.proxied_connection import ProxiedConnection
+from fencepost_proxy.transport.proxied_connection import MigratedSockets, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.workers import channel as channel_module
 from fencepost_proxy.workers.channel import Channel, Packet, pair, receive_packet, send_packet
-from fencepost_proxy.workers.worker import MigratedSockets
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import SIZE, Driver, Pair, receive, request, response, send

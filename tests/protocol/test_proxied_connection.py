@@ -15,9 +15,9 @@ import pytest
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.transport import proxied_socket as side_module
+from fencepost_proxy.transport import unsent
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
-from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, Pipe, ProxiedSocket
+from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, ProxiedSocket
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
@@ -36,6 +36,10 @@ def request(correlation_id: int, payload: bytes = b"") -> bytes:
 
 def response(correlation_id: int, payload: bytes = b"") -> bytes:
     return struct.pack(">ii", 4 + len(payload), correlation_id) + payload
+
+
+def unsent_bytes(sock: ProxiedSocket) -> int:
+    return 0 if sock.unsent is None else sock.unsent.byte_count
 
 
 class Driver:
@@ -152,7 +156,7 @@ async def test_relayed_requests_and_responses_cause_no_events() -> None:
 @in_event_loop
 async def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both directions, between small ones, in one piece or in many."""
-    monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
+    monkeypatch.setattr(unsent, "_CAN_SPLICE", splice)
     async with pair(frame_bytes_max=1 << 30) as sockets:
         for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 2)):
             there, back = request(number, os.urandom(size)), response(number, os.urandom(size))
@@ -171,7 +175,7 @@ async def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: p
 async def test_slow_reader_costs_bounded_memory_and_loses_nothing(
     splice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)
+    monkeypatch.setattr(unsent, "_CAN_SPLICE", splice)
     async with pair() as sockets:
         upstream = sockets.proxied.upstream
         assert upstream is not None
@@ -181,10 +185,10 @@ async def test_slow_reader_costs_bounded_memory_and_loses_nothing(
         sending = asyncio.create_task(send(sockets.broker, answer))
         await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
         assert not sending.done()
-        assert sockets.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + side_module._PIPE_BYTES
+        assert unsent_bytes(sockets.proxied.client) <= UNSENT_BYTES_MAX + unsent.PIPE_BYTES
         assert await receive(sockets.client, len(answer)) == answer
         await sending
-        assert sockets.proxied.client._unsent_bytes == 0
+        assert sockets.proxied.client.unsent is None
 
 
 @in_event_loop
@@ -228,7 +232,7 @@ async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None
         assert not _open_pipes() - {fd for pipe in sockets.buffers.pipes._kept for fd in _fds(pipe)} - before
 
 
-def _fds(pipe: Pipe) -> tuple[int, int]:
+def _fds(pipe: unsent.Pipe) -> tuple[int, int]:
     return pipe.read_fd, pipe.write_fd
 
 
@@ -313,7 +317,7 @@ async def test_lost_socket_is_reported_once_outside_writes() -> None:
 
         far, near = _tcp_pair()
         side = Watched(near, sockets.buffers, asyncio.get_running_loop())
-        side.start()
+        side.resume()
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         far.close()  # by a reset
         for _ in range(3):

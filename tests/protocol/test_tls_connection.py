@@ -23,7 +23,7 @@ from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, _Records, secur
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
-from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response
+from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response, unsent_bytes
 from tests.protocol.test_tls_socket import authority, listen, server, tcp_pair, trusting
 from tests.support.certificates import Authority, Certificate
 
@@ -230,12 +230,12 @@ async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Autho
         await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
         # Then: no more than one read beyond the bound is kept, and one encrypted piece; the broker waits.
         assert not answering.done()
-        assert both.proxied.client._unsent_bytes <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
+        assert unsent_bytes(both.proxied.client) <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
         assert len(both.near_client._unflushed) <= RECEIVE_BUFFER_BYTES
         # And: nothing is lost.
         assert await both.client.receive(len(frame)) == frame
         await answering
-        assert not both.proxied.client.unsent
+        assert both.proxied.client.unsent is None
         assert both.near_client._unflushed == b""
 
 

@@ -64,12 +64,16 @@ def test_configured_limits_apply_to_sequencers_and_sessions() -> None:
         request_timeout_seconds=17.0,
     )
     proxy = Proxy(ProxyConfig((Address("kafka", 9092),), limits=limits))
-    sequencers = proxy.dispatcher._limits
+    sequencers, services = proxy._dispatcher._limits, proxy._services
     assert (sequencers.queue_max, sequencers.read_retry_seconds, sequencers.decompressed_bytes_max) == (7, 0.7, 70_000)
-    assert (proxy.frame_bytes_max, proxy.in_flight_requests_max, proxy.decompressed_bytes_max) == (7_000, 77, 70_000)
-    assert (proxy.sequencer_wait_max_seconds, proxy.request_timeout_seconds) == (7.5, 17.0)
-    assert proxy.reserve(14_000)
-    assert not proxy.reserve(1)
+    assert (services.frame_bytes_max, services.in_flight_requests_max, services.decompressed_bytes_max) == (
+        7_000,
+        77,
+        70_000,
+    )
+    assert (services.sequencer_wait_max_seconds, services.request_timeout_seconds) == (7.5, 17.0)
+    assert services.reserve(14_000)
+    assert not services.reserve(1)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

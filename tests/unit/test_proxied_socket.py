@@ -82,7 +82,7 @@ async def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> 
     with _connected() as (near, far):
         far.setblocking(False)
         side = _Hanging(near, Buffers(), loop)
-        side.start()
+        side.resume()
         side.write([bytes(answer_bytes)])
         side.hang_up(0.0)
         await loop.sock_sendall(far, bytes(3_000_000))
@@ -101,7 +101,7 @@ async def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> 
 async def test_client_that_ignores_the_close_is_cut_off() -> None:
     with _connected() as (near, _):
         side = _Hanging(near, Buffers(), asyncio.get_running_loop())
-        side.start()
+        side.resume()
         side.hang_up(0.0)
         side.hang_up(1.0)
         assert side.closing_since == 0.0

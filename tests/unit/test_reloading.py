@@ -226,16 +226,18 @@ def test_proxy_uses_reloaded_limits_certificates_and_logging(
     async def reload() -> None:
         proxy = Proxy(before)
         context, ends = proxy._certificates.listener, proxy._certificates.not_after()
-        assert proxy.reserve(100_000_000)
+        assert proxy._memory.reserve(100_000_000)
 
         proxy.reload(after)
 
-        assert (proxy.config, proxy.in_flight_requests_max, proxy.sequencer_wait_max_seconds) == (after, 7, 1.0)
+        assert proxy._live.config == after
+        assert proxy._services.in_flight_requests_max == 7
+        assert proxy._services.sequencer_wait_max_seconds == 1.0
         assert proxy._certificates.listener is not context
         assert proxy._certificates.not_after() != ends
         # Bytes that are already buffered count.
-        assert not proxy.reserve(100_000_001)
-        assert proxy.reserve(100_000_000)
+        assert not proxy._memory.reserve(100_000_001)
+        assert proxy._memory.reserve(100_000_000)
         await proxy.close()
 
     asyncio.run(reload())

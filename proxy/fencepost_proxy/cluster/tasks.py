@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from fencepost_proxy import logs
+
 _T = TypeVar("_T")
+_log = logs.get("cluster.tasks")
 #: Starts a task of that name; a failure is logged.
 Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
@@ -14,6 +17,7 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def run(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
         """Runs a task that `close` cancels. A failure is the caller's to await; otherwise it is ignored."""
@@ -23,9 +27,22 @@ class Tasks:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Starts a task that nothing awaits: a failure is logged. After `close` it starts nothing."""
+        if self._closed:
+            work.close()
+        else:
+            self.run(work, name).add_done_callback(_log_crash)
+
     async def close(self) -> None:
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _log_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.crash("a task crashed", error, task=task.get_name())

@@ -16,11 +16,11 @@ from fencepost_proxy.cluster.configs import BrokerFacts, Configs, TopicFacts
 from fencepost_proxy.cluster.fetches import Fetches, Found, NotYet
 from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.producers import Producers
-from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.log_view import read_appended_batch
+from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.session.appends import batch_to_send
 from fencepost_proxy.session.dispatcher import ForControl
 from fencepost_proxy.topics.state import encode_fence_base
@@ -88,7 +88,7 @@ class LogReader:
     def __init__(
         self,
         kafka: KafkaClient,
-        state: StateTopic,
+        membership: Membership,
         frame_bytes_max: int,
         *,
         names: HeaderNames,
@@ -103,7 +103,7 @@ class LogReader:
         self._producers = Producers(kafka)
         self._transaction_states = Transactions(kafka)
         self._appends = Appends(kafka)
-        self._state = state
+        self._membership = membership
         self._frame_bytes_max = frame_bytes_max
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
         self.expiration = ProducerExpiration()
@@ -138,11 +138,11 @@ class LogReader:
             case sequencers.PublishBase(_, producer_epoch, base, reason):
                 return await self._publish(partition, producer_epoch, base, reason)
 
-    async def facts(self, topic: str, *, fresh: bool = False) -> TopicFacts:
+    async def facts(self, topic: str) -> TopicFacts:
         """The topic's Kafka configs, at most `FACTS_SECONDS` old."""
         now = time.monotonic()
         known = self._facts.get(topic)
-        if known is not None and not fresh and now - known[0] < FACTS_SECONDS:
+        if known is not None and now - known[0] < FACTS_SECONDS:
             return known[1]
         facts = await self._configs.topic_facts(topic, timeout_seconds=_READ_SECONDS)
         self._facts[topic] = (now, facts)
@@ -181,9 +181,9 @@ class LogReader:
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")
         topic = self._metadata.topic(partition.topic)
-        base = None if topic is None else self._state.view.fence_base(topic.topic_id, partition.partition)
+        base = None if topic is None else self._membership.view.fence_base(topic.topic_id, partition.partition)
         number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
-        producer_id = self._state.view.producer_id(number)
+        producer_id = self._membership.view.producer_id(number)
         if producer_id is None:
             return sequencers.LogEndUnknown("no producer id is agreed on yet")
         known = reading.producers.get(producer_id)
@@ -296,7 +296,7 @@ class LogReader:
         )
         if topic is None:
             return sequencers.BasePublished(False)
-        epoch, view = ProducerEpoch(producer_epoch), self._state.view
+        epoch, view = ProducerEpoch(producer_epoch), self._membership.view
         record = encode_fence_base(topic.topic_id, partition.partition, epoch, uuid4(), LogEndOffset(base))
         older = view.older_fence_bases(topic.topic_id, partition.partition, epoch)
         number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
@@ -304,8 +304,8 @@ class LogReader:
             async with asyncio.timeout(_READ_SECONDS):
                 # Acquire the next producer id long before the first partition needs it.
                 for each in (number, number + 1) if used >= PRODUCER_EPOCHS // 2 else (number,):
-                    await self._state.acquire_producer_id(each, timeout_seconds=_READ_SECONDS)
-                await self._state.append([record, *older])
+                    await self._membership.joined.acquire_producer_id(each, timeout_seconds=_READ_SECONDS)
+                await self._membership.joined.append([record, *older])
         except (FencepostError, TimeoutError) as error:
             _log.error("failed to store the new fence base", partition=partition, reason=error)
             return sequencers.BasePublished(False)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster.tasks import Spawn
-from fencepost_proxy.services.expansions import Expansions
-from fencepost_proxy.services.groups import GroupProgressTracker
-from fencepost_proxy.services.transactions import Commits
+from fencepost_proxy.services.cluster_view import ClusterView
+from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.topics.state import TopicConfigChange
 
 _T = TypeVar("_T")
 _log = logs.get("services.session_requests")
@@ -22,91 +19,72 @@ _log = logs.get("services.session_requests")
 _READ_AT_ONCE_MAX = 2
 
 
+@dataclass(eq=False)
 class SessionRequests:
-    """Each is a task, whose result goes to the session by `report`.
+    """`host` – the client's, None once the connection has ended. `queried` – called after each group query."""
 
-    `host` – the client's, None once the connection has ended. `queried` – called after each group query.
-    """
+    cluster: ClusterView
+    configs: TopicConfigs
+    host: Callable[[int], str | None]
+    queried: Callable[[], None]
+    _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_READ_AT_ONCE_MAX), init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        *,
-        groups: GroupProgressTracker,
-        commits: Commits,
-        expansions: Callable[[], Expansions | None],
-        store: Callable[[Sequence[TopicConfigChange]], Awaitable[str | None]],
-        host: Callable[[int], str | None],
-        report: Callable[[int, sessions.Event], None],
-        queried: Callable[[], None],
-        spawn: Spawn,
-    ) -> None:
-        self._groups = groups
-        self._commits = commits
-        self._expansions = expansions
-        self._store = store
-        self._host = host
-        self._report = report
-        self._queried = queried
-        self._spawn = spawn
-        self._reading = asyncio.Semaphore(_READ_AT_ONCE_MAX)
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def start(self, connection: int, command: sessions.Command) -> bool:
-        """Whether the command is such a request."""
+    def start(self, connection: int, command: sessions.Command) -> Coroutine[Any, Any, sessions.Event | None] | None:
+        """The work that such a request causes; it returns the event for the session. None for other commands."""
         match command:
             case sessions.Expand():
-                self._spawn(self._expand(connection, command), "expand topics")
+                return self._expand(command)
             case sessions.Store():
-                self._spawn(self._stored(connection, command), "store configs")
-            case sessions.GroupQuery(_, query_message):
-                self._spawn(self._query(connection, command), f"query group {query_message.group}")
+                return self._stored(command)
+            case sessions.GroupQuery():
+                return self._query(connection, command)
             case sessions.ValidateCommit():
-                self._spawn(self._validate(connection, command), "validate a commit")
-            case sessions.RecordAbortOnly() | sessions.ClearAbortOnly():
-                self._spawn(self._record_or_clear(connection, command), "record an abort-only transaction")
+                return self._validate(command)
+            case sessions.RecordAbortOnly():
+                return self._record(command)
+            case sessions.ClearAbortOnly():
+                return self._clear(command)
             case sessions.ReadBatches():
-                self._spawn(self._read_batches(connection, command), "read batches")
-            case _:
-                return False
-        return True
+                return self._read_batches(connection, command)
+        return None
 
-    async def _expand(self, connection: int, expand: sessions.Expand) -> None:
-        expansions = self._expansions()
+    async def _expand(self, expand: sessions.Expand) -> sessions.Event:
+        expansions = self.cluster.expansions
         assert expansions is not None
-        outcomes = await asyncio.gather(*(expansions.expand(request, expand.timeout_ms) for request in expand.requests))
-        self._report(connection, sessions.Expanded(expand.token, tuple(outcomes)))
+        running = (expansions.expand(request, expand.timeout_ms) for request in expand.requests)
+        return sessions.Expanded(expand.token, tuple(await asyncio.gather(*running)))
 
-    async def _stored(self, connection: int, store: sessions.Store) -> None:
-        self._report(connection, sessions.Stored(store.token, await self._store(store.changes)))
+    async def _stored(self, store: sessions.Store) -> sessions.Event:
+        return sessions.Stored(store.token, await self.configs.store(store.changes))
 
-    async def _query(self, connection: int, query: sessions.GroupQuery) -> None:
-        reply = await self._groups.answer(query.query_message, self._host(connection) or "")
-        self._queried()
-        self._report(connection, sessions.Replied(query.token, reply))
+    async def _query(self, connection: int, query: sessions.GroupQuery) -> sessions.Event:
+        reply = await self.cluster.groups.answer(query.query_message, self.host(connection) or "")
+        self.queried()
+        return sessions.Replied(query.token, reply)
 
-    async def _validate(self, connection: int, requested: sessions.ValidateCommit) -> None:
-        self._report(connection, sessions.CommitDecided(requested.token, await self._commits.validate(requested)))
+    async def _validate(self, requested: sessions.ValidateCommit) -> sessions.Event:
+        return sessions.CommitDecided(requested.token, await self.cluster.commits.validate(requested))
 
-    async def _record_or_clear(
-        self, connection: int, requested: sessions.RecordAbortOnly | sessions.ClearAbortOnly
-    ) -> None:
-        if isinstance(requested, sessions.RecordAbortOnly):
-            stored = await self._commits.record_abort_only(requested.abort_only, requested.instead_of)
-        else:
-            stored = await self._commits.clear_abort_only(requested.producer_id, requested.producer_epoch)
-        self._report(connection, sessions.AbortOnlyRecorded(requested.token, stored))
+    async def _record(self, requested: sessions.RecordAbortOnly) -> sessions.Event:
+        stored = await self.cluster.commits.record_abort_only(requested.abort_only, requested.instead_of)
+        return sessions.AbortOnlyRecorded(requested.token, stored)
 
-    async def _read_batches(self, connection: int, requested: sessions.ReadBatches) -> None:
+    async def _clear(self, requested: sessions.ClearAbortOnly) -> sessions.Event:
+        cleared = await self.cluster.commits.clear_abort_only(requested.producer_id, requested.producer_epoch)
+        return sessions.AbortOnlyRecorded(requested.token, cleared)
+
+    async def _read_batches(self, connection: int, requested: sessions.ReadBatches) -> sessions.Event | None:
         """Limits concurrency: each read may need as much memory as the largest decompressed batch."""
         async with self._reading:
-            if self._host(connection) is None:
-                return
+            if self.host(connection) is None:
+                return None
             self._loop = asyncio.get_running_loop()
             try:
                 await asyncio.to_thread(requested.read)
             except Exception as error:
                 _log.crash("reading batches crashed", error)
-        self._report(connection, sessions.BatchesRead(requested.token))
+        return sessions.BatchesRead(requested.token)
 
     def in_loop(self, call: Callable[[], _T]) -> _T:
         """Called from the event loop: runs at once. Called from a thread of `_read_batches`: waits for the loop."""
@@ -117,13 +95,8 @@ class SessionRequests:
         else:
             return call()
         assert self._loop is not None
-        result: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
-        def run() -> None:
-            try:
-                result.set_result(call())
-            except Exception as error:
-                result.set_exception(error)
+        async def run() -> _T:
+            return call()
 
-        self._loop.call_soon_threadsafe(run)
-        return result.result()
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()

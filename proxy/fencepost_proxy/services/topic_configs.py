@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster.client import KafkaClient
-from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.topics.state import TopicConfigChange
 
@@ -19,26 +18,13 @@ _log = logs.get("services.topic_configs")
 _STORE_SECONDS = 15.0
 
 
+@dataclass(eq=False)
 class TopicConfigs:
-    """`lease_seconds`: after this time every process knows what is stored, or has stopped serving. `replaced`: called
-    for each topic that was deleted."""
+    """`lease_seconds`: after this time every process knows what is stored, or has stopped serving."""
 
-    def __init__(
-        self,
-        kafka: KafkaClient,
-        state: Callable[[], StateTopic | None],
-        topic_id: Callable[[str], UUID | None],
-        replaced: Callable[[str], None],
-        durability: DurabilityWarnings,
-        *,
-        lease_seconds: float,
-    ) -> None:
-        self._kafka = kafka
-        self._state = state
-        self._topic_id = topic_id
-        self._replaced = replaced
-        self._durability = durability
-        self._lease_seconds = lease_seconds
+    cluster: ClusterView
+    durability: DurabilityWarnings
+    lease_seconds: float
 
     async def store(self, changes: Sequence[TopicConfigChange]) -> str | None:
         """What went wrong; None once every process knows the new configs or has stopped serving."""
@@ -55,8 +41,7 @@ class TopicConfigs:
         return None
 
     async def _store(self, changes: Sequence[TopicConfigChange]) -> None:
-        state = self._state()
-        assert state is not None
+        state = self.cluster.membership.joined
         changes = await self._with_topic_ids(changes)
         await self._forget_deleted(changes)
         records = state.view.records_of(changes)
@@ -64,20 +49,20 @@ class TopicConfigs:
             await state.append(records)
         if not all(change.deleted for change in changes):
             # Even if nothing was stored: another client may have stored the same a moment ago.
-            await asyncio.sleep(self._lease_seconds)
+            await asyncio.sleep(self.lease_seconds)
         for change in changes:
             if change.topic is not None and not change.deleted:
                 _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
-                self._durability.changed(change.topic)
-                self._durability.check([change.topic])
+                self.durability.changed(change.topic)
+                self.durability.check([change.topic])
 
     async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
         """Before the client gets its response: a partition sequencer's state must not outlive the topic."""
         deleted = [change.topic for change in changes if change.deleted and change.topic is not None]
         if deleted:
-            await self._kafka.refresh_metadata(deleted)
+            await self.cluster.kafka.refresh_metadata(deleted)
         for topic in deleted:
-            self._replaced(topic)
+            self.cluster.lookups.observer.replaced(topic)
 
     async def _with_topic_ids(self, changes: Sequence[TopicConfigChange]) -> list[TopicConfigChange]:
         """Looks up ids that no response contained, in one metadata request: an admin may change many topics at once.
@@ -86,9 +71,9 @@ class TopicConfigs:
         found: dict[str, UUID] = {}
         left = {each.topic: each.topic_id for each in changes if not each.deleted and each.topic is not None}
         while left:
-            await self._kafka.refresh_metadata(list(left))
+            await self.cluster.kafka.refresh_metadata(list(left))
             for topic, reported in list(left.items()):
-                known = self._topic_id(topic)
+                known = self.cluster.lookups.topic_id(topic)
                 if known is not None and (reported is None or known == reported):
                     found[topic] = known
                     del left[topic]

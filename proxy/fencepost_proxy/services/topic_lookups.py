@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 from uuid import UUID
 
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
@@ -25,27 +26,33 @@ _LOOKED_UP_MAX = 10_000
 _NEW_TOPIC_SECONDS = 0.3
 
 
+class TopicObserver(Protocol):
+    def replaced(self, topic: str) -> None:
+        """Its id has changed, or it was deleted."""
+
+    def verified(self) -> None:
+        """After `verify`."""
+
+    def refreshed(self, now: float) -> None:
+        """After `refresh`."""
+
+
 class TopicLookups:
-    """Callbacks: `replaced(topic)`, its id has changed; `verified()`, after `verify`; `refreshed(now)`, after
-    `refresh`. `timeout_seconds` – of one such request."""
+    """`observer` – set before the first lookup. `timeout_seconds` – of a request that clients cause."""
+
+    observer: TopicObserver
 
     def __init__(
         self,
         kafka: KafkaClient,
         counts: Counts,
-        *,
         spawn: Spawn,
-        replaced: Callable[[str], None],
-        verified: Callable[[], None],
-        refreshed: Callable[[float], None],
-        timeout_seconds: Callable[[], float],
+        *,
+        timeout_seconds: float,
     ) -> None:
         self._kafka = kafka
         self._counts = counts
         self._spawn = spawn
-        self._replaced = replaced
-        self._verified = verified
-        self._refreshed = refreshed
         self._timeout_seconds = timeout_seconds
         self._unverified: set[str] = set()  # topics whose known ids may be those of deleted topics
         self._refreshing = False
@@ -89,8 +96,8 @@ class TopicLookups:
                     break
             await asyncio.sleep(_LOOK_UP_SECONDS)
         self._unverified.discard(topic)
-        self._replaced(topic)
-        self._verified()
+        self.observer.replaced(topic)
+        self.observer.verified()
 
     # ---- refreshing
 
@@ -113,7 +120,7 @@ class TopicLookups:
     async def _refresh(self, topics: Sequence[str]) -> None:
         before, queried_at = {topic: self.topic_id(topic) for topic in topics}, time.monotonic()
         try:
-            await self._kafka.refresh_metadata(topics, timeout_seconds=self._timeout_seconds())
+            await self._kafka.refresh_metadata(topics, timeout_seconds=self._timeout_seconds)
         except UpstreamUnavailable:
             return  # housekeeping retries
         now = time.monotonic()
@@ -121,7 +128,7 @@ class TopicLookups:
             self._looked_up.clear()
         for topic in topics:
             if self.topic_id(topic) != before[topic]:
-                self._replaced(topic)
+                self.observer.replaced(topic)
             self._counts.confirm(topic, queried_at, now)
             self._looked_up[topic] = queried_at
-        self._refreshed(now)
+        self.observer.refreshed(now)

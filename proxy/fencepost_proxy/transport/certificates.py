@@ -6,6 +6,7 @@ context stays in use. Existing connections keep their context.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from fencepost_proxy.config import ListenTls, TlsVersion, UpstreamTls
 from fencepost_proxy.config.client_properties import CertificatesIn
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.metrics import Metrics
 
 _log = logs.get("transport.certificates")
 
@@ -26,6 +28,8 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 #: TLS 1.2 ciphers with forward secrecy and authenticated encryption. TLS 1.3 has no others.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+#: How often files are checked for changes.
+_PROBE_SECONDS: Final = 5.0
 _SOON_SECONDS: Final = 14 * 86_400.0
 _DAY_SECONDS: Final = 86_400.0
 
@@ -210,7 +214,8 @@ def _date(seconds: float | None) -> str | None:
 class Certificates:
     """`listener`, `upstream`: contexts for new connections, None for plain TCP. Creation raises `ConfigError`."""
 
-    def __init__(self, listen: ListenTls | None, upstream: UpstreamTls | None) -> None:
+    def __init__(self, listen: ListenTls | None, upstream: UpstreamTls | None, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics or Metrics()
         self._listener: _Kept | None = None
         self._upstream: _Kept | None = None
         if listen is not None:
@@ -222,6 +227,7 @@ class Certificates:
             self._upstream = _Kept(
                 UPSTREAM, lambda: upstream_context(upstream), upstream.certificate_file, (trusted, *identity)
             )
+        self._metrics.certificates_end(self.not_after())
 
     @property
     def listener(self) -> ssl.SSLContext | None:
@@ -249,4 +255,13 @@ class Certificates:
     def probe(self, *, at_once: bool = False) -> list[bool]:
         """Reload changed files; `at_once`: all. Returns success per reload."""
         kept = (each for each in (self._listener, self._upstream) if each is not None)
-        return [loaded for each in kept if (loaded := each.probe(at_once=at_once)) is not None]
+        succeeded = [loaded for each in kept if (loaded := each.probe(at_once=at_once)) is not None]
+        for each in succeeded:
+            self._metrics.certificates_loaded(each)
+        self._metrics.certificates_end(self.not_after())
+        return succeeded
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            self.probe()

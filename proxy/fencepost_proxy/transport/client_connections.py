@@ -23,7 +23,9 @@ class MovedTls(Protocol):
 
 
 class ClientConnections:
-    """`changed` – called with the number of connections."""
+    """`changed` – called with the number of connections. `draining` – no more are admitted."""
+
+    draining = False
 
     def __init__(self, limits: Callable[[], Limits], metrics: Metrics, changed: Callable[[int], None]) -> None:
         self._limits = limits
@@ -40,8 +42,9 @@ class ClientConnections:
     def admits(self, peer: Address) -> bool:
         """Whether the limits permit one more; if not, that is logged and counted."""
         limits = self._limits()
-        if len(self) >= limits.connections_max:
-            self.refused(peer)
+        if self.draining or len(self) >= limits.connections_max:
+            self._metrics.connections_closed.inc("connections_max")
+            _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
             return False
         if self._from[peer.host] >= limits.address_connections_max:
             self._metrics.connections_closed.inc("address_connections_max")
@@ -49,10 +52,6 @@ class ClientConnections:
             _limited_log.warning(kind, "connection refused: address_connections_max is reached", peer=peer)
             return False
         return True
-
-    def refused(self, peer: Address) -> None:
-        self._metrics.connections_closed.inc("connections_max")
-        _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
 
     def add(self, proxied: ProxiedConnection) -> None:
         self.by_number[proxied.connection] = proxied
@@ -73,6 +72,11 @@ class ClientConnections:
         """The client's; None once the connection has ended."""
         proxied = self.by_number.get(number)
         return None if proxied is None else proxied.peer.host
+
+    def unread_bytes(self, connection: int) -> int:
+        """What the client has sent and the proxy has not read from the socket."""
+        proxied = self.by_number.get(connection)
+        return 0 if proxied is None else proxied.client.unread_bytes()
 
     @property
     def most_from(self) -> tuple[str, int] | None:

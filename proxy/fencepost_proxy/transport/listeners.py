@@ -8,11 +8,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from fencepost_proxy import logs
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.types import Address
+from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire.produce import NodeEndpoint
+
+#: Makes the listening socket of a broker, or the bootstrap listener (None), at this address; a description of it.
+Bind = Callable[[NodeId | None, Address, str], socket.socket]
+#: Gets an accepted connection, its peer, and the broker of its listener.
+Accepted = Callable[[socket.socket, Address, NodeId | None], None]
 
 BACKLOG = 1024
 _log = logs.get("transport.listeners")
@@ -99,6 +107,90 @@ class Acceptor:
     def _resume(self) -> None:
         self._pause = None
         self._loop.add_reader(self._sock, self._readable)
+
+
+class Listeners:
+    """The bootstrap listener and, unless this is a sidecar, one listener per broker.
+
+    `bind` – makes a listening socket, see `bind`. `others_first` – see `Acceptor`.
+    """
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        book: AddressBook,
+        bind: Bind,
+        others_first: Callable[[], bool] | None,
+    ) -> None:
+        self._config = config
+        self._book = book
+        self._bind = bind
+        self._others_first = others_first
+        self._sockets: dict[NodeId | None, socket.socket] = {}
+        self._acceptors: list[Acceptor] = []
+        self._accepted: Accepted | None = None
+
+    def __contains__(self, node_id: NodeId) -> bool:
+        return node_id in self._sockets
+
+    @property
+    def bootstrap(self) -> Address:
+        """Where the bootstrap listener listens, once it does."""
+        return Address(*self._sockets[None].getsockname()[:2])
+
+    def open_bootstrap(self) -> None:
+        """Raises `ConfigError`."""
+        self._sockets[None] = self._bind(None, self._config.listen, "clients")
+
+    def accept(self, accepted: Accepted) -> None:
+        """From now on, on these listeners and on later ones."""
+        self._accepted = accepted
+        for node_id in self._sockets:
+            self._accept_on(node_id, accepted)
+
+    def _accept_on(self, node_id: NodeId | None, accepted: Accepted) -> None:
+        self._acceptors.append(
+            Acceptor(self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id), self._others_first)
+        )
+
+    def brokers_changed(self, brokers: Mapping[NodeId, Address]) -> None:
+        self.open([node_id for node_id, address in brokers.items() if self._book.learn(node_id, address)])
+
+    def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
+        """The same broker with the address by which clients reach it."""
+        if self._config.mode == "sidecar":
+            return endpoint
+        node_id = NodeId(endpoint.node_id)
+        self.brokers_changed({node_id: Address(endpoint.host, endpoint.port)})
+        return NodeEndpoint(node_id, *self._book.advertised(node_id, local_host), endpoint.rack)
+
+    def open(self, node_ids: Sequence[NodeId]) -> None:
+        """Listens before it returns, so that clients that learn the port can connect."""
+        if self._config.mode == "sidecar":
+            return
+        for node_id in node_ids:
+            if node_id in self._sockets:
+                continue  # the broker has moved; its listener gets the address from the book
+            try:
+                port = self._book.listener_port(node_id)
+                sock = self._bind(node_id, Address(self._config.listen.host, port), f"broker {node_id}")
+            except ConfigError as error:
+                _log.error("no listener for a broker", broker=node_id, reason=error)
+                continue
+            self._sockets[node_id] = sock
+            self._book.listens_on(node_id, sock.getsockname()[1])
+            _log.info("listening for broker", broker=node_id, port=sock.getsockname()[1])
+            if self._accepted is not None:
+                self._accept_on(node_id, self._accepted)
+
+    def close(self) -> None:
+        """New connections are refused at once, so that clients try another proxy."""
+        self._accepted = None
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
+        for sock in self._sockets.values():
+            sock.close()
 
 
 async def connect(address: Address) -> socket.socket:

@@ -38,6 +38,16 @@ class DetachedSockets(NamedTuple):
     to_upstream: bytes
 
 
+class MigratedSockets(NamedTuple):
+    """A connection migrating to the primary worker, sent with its two sockets: client, upstream."""
+
+    session: messages.MigratedConnection
+    peer: Address
+    node_id: NodeId | None
+    to_client: bytes
+    to_upstream: bytes
+
+
 class _ConnectionSocket(ProxiedSocket):
     """One of the two sockets of a proxied connection."""
 
@@ -122,13 +132,9 @@ class ClientSocket(_ConnectionSocket):
         proxied.driver.traffic.bytes_to_kafka += byte_count
         proxied.driver.session_event(proxied.connection, messages.ClientPassed(byte_count))
 
-    def _full(self) -> None:
-        super()._full()
-        self.pause(Paused.UNREAD)
-
-    def _emptied(self) -> None:
-        super()._emptied()
-        self.resume(Paused.UNREAD)
+    def _hold_back(self, *, full: bool) -> None:
+        super()._hold_back(full=full)
+        (self.pause if full else self.resume)(Paused.UNREAD)
 
     def _lost(self, error: OSError | None) -> None:
         self._proxied.client_lost()
@@ -196,7 +202,7 @@ class ProxiedConnection:
         self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
         self.session = session
-        upstream.start()
+        upstream.resume()
         self.client.resume(Paused.CONNECTING)
 
     # ---- migration

@@ -10,20 +10,16 @@ read. A session may pause a socket too; reading resumes when no reason to pause 
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import socket
-import sys
-import termios
-from collections import deque
 from time import monotonic
 from typing import Final, Protocol
 
-from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket
+from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, waiting_bytes
+from fencepost_proxy.transport.unsent import PIPE_BYTES, Pipe, Pipes, Unsent
 
 #: Shared by all connections of the process: data is handled before the next read.
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
@@ -38,14 +34,10 @@ _CHUNKS_MAX: Final = 1024
 _TRICKLE_SECONDS: Final = 1.0
 #: Minimum remaining bytes of a relayed frame for `splice`.
 SPLICE_BYTES_MIN: Final = 64 * 1024
-_PIPE_BYTES: Final = 1024 * 1024
-#: Pipes kept for reuse. An account that is not root may have 64 MiB of pipe buffers in total.
-_PIPES_KEPT: Final = 8
 #: BBR paces sends by a timer at its estimate of the path's rate. Reno does not pace, and needs no privilege.
 _PACING: Final = b"bbr"
 _NOT_PACING: Final = b"reno"
 _TCP_CONGESTION: Final[int | None] = getattr(socket, "TCP_CONGESTION", None)
-_CAN_SPLICE: Final = sys.platform == "linux" and hasattr(os, "splice")
 _AGAIN: Final = (BlockingIOError, InterruptedError)
 
 
@@ -78,48 +70,6 @@ class Paused:
     CONNECTING: Final = 4
     #: The client does not read its responses: those made by the proxy would accumulate.
     UNREAD: Final = 16
-
-
-class Pipe:
-    """Bytes on their way from one socket to another through the kernel. It contains `filled_bytes`."""
-
-    __slots__ = ("filled_bytes", "read_fd", "write_fd")
-
-    def __init__(self) -> None:
-        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.filled_bytes = 0
-        with contextlib.suppress(OSError):  # the account's pipe quota is used up: a smaller pipe works too
-            fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-    def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self.write_fd)
-
-
-class Pipes:
-    """Empty pipes, kept for reuse."""
-
-    def __init__(self) -> None:
-        self._kept: list[Pipe] = []
-
-    def take(self) -> Pipe | None:
-        """None if the platform has no splice, or no file descriptor is left."""
-        if self._kept:
-            return self._kept.pop()
-        try:
-            return Pipe() if _CAN_SPLICE else None
-        except OSError:
-            return None
-
-    def give_back(self, pipe: Pipe) -> None:
-        if pipe.filled_bytes or len(self._kept) >= _PIPES_KEPT:
-            pipe.close()
-        else:
-            self._kept.append(pipe)
-
-    def close(self) -> None:
-        while self._kept:
-            self._kept.pop().close()
 
 
 class Buffers:
@@ -162,21 +112,21 @@ class ProxiedSocket:
 
     __slots__ = (
         "_buffers",
-        "_ended",
         "_fd",
         "_hangs_up",
         "_loop",
         "_read_bytes_max",
         "_reading",
         "_sock",
-        "_unsent",
-        "_unsent_bytes",
+        "closing",
         "closing_since",
+        "ended",
         "other",
         "passing_bytes",
         "paused",
         "received_at",
         "secured",
+        "unsent",
     )
 
     def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
@@ -190,10 +140,10 @@ class ProxiedSocket:
         self._fd = sock.fileno()
         self._loop = loop
         self._buffers = buffers
-        self._unsent: deque[memoryview | Pipe] | None = None  # None while empty, to save memory
-        self._unsent_bytes = 0
+        self.unsent: Unsent | None = None  # None while empty, to save memory
         self._reading = False
-        self._ended = False
+        self.closing = False  # by this end, or ended
+        self.ended = False
         self._hangs_up = False
         self.other: ProxiedSocket | None = None
         self.paused = 0
@@ -218,17 +168,14 @@ class ProxiedSocket:
 
     # ---- reading
 
-    def start(self) -> None:
-        """Starts reading, unless paused."""
-        self.resume(0)
-
     def pause(self, reason: int) -> None:
         self.paused |= reason
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._fd)
 
-    def resume(self, reason: int) -> None:
+    def resume(self, reason: int = 0) -> None:
+        """Starts reading, unless another reason not to is left."""
         self.paused &= ~reason
         if not self.paused and not self._reading and not self.closing:
             self._reading = True
@@ -243,23 +190,15 @@ class ProxiedSocket:
         except _AGAIN:
             return
         except OSError as error:
-            self._end(error)
+            self.abort(error)
             return
         if not count:
-            self._end_of_input()
+            self.close(monotonic())  # Kafka peers do not half-close
             return
         self._received(received[:count])
         seconds = monotonic() - self.received_at
         if limit or seconds > _READ_SECONDS_MAX:
-            self._limit_reads(count, seconds)
-
-    def _limit_reads(self, count: int, seconds: float) -> None:
-        """Reads less per event, to let other connections run. TLS is exempt: it has already read the data."""
-        if seconds > _READ_SECONDS_MAX:
-            if not isinstance(self._sock, TlsSocket):
-                self._read_bytes_max = max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
-        elif count == self._read_bytes_max:
-            self._read_bytes_max = 2 * count if 2 * count < RECEIVE_BUFFER_BYTES else 0
+            self._read_bytes_max = _next_limit(limit, count, seconds, secured=self.secured)
 
     def _relay_next(self, byte_count: int) -> None:
         """The next `byte_count` bytes are relayed to the other socket."""
@@ -277,14 +216,14 @@ class ProxiedSocket:
     def _splice(self) -> bool:
         """False: not possible now, read instead."""
         other = self.other
-        if other is None or other.closing or other._unsent_bytes or self.secured or other.secured:
+        if other is None or other.closing or other.unsent is not None or self.secured or other.secured:
             return False
         pipes = self._buffers.pipes
         pipe = pipes.take()
         if pipe is None:
             return False
         try:
-            count = os.splice(self._fd, pipe.write_fd, min(self.passing_bytes, _PIPE_BYTES), flags=os.SPLICE_F_NONBLOCK)
+            count = os.splice(self._fd, pipe.write_fd, min(self.passing_bytes, PIPE_BYTES), flags=os.SPLICE_F_NONBLOCK)
         except _AGAIN:
             pipes.give_back(pipe)
             return True
@@ -292,11 +231,11 @@ class ProxiedSocket:
             pipes.give_back(pipe)
             if error.errno == errno.EINVAL:
                 return False  # the socket does not support splice
-            self._end(error)
+            self.abort(error)
             return True
         if not count:
             pipes.give_back(pipe)
-            self._end_of_input()
+            self.close(monotonic())
             return True
         pipe.filled_bytes = count
         self.passing_bytes -= count
@@ -304,20 +243,12 @@ class ProxiedSocket:
         self._passed(count)
         return True
 
-    def _end_of_input(self) -> None:
-        """Kafka peers do not half-close: closes after sending the unsent bytes."""
-        self.close(monotonic())
-
     def unread_bytes(self) -> int:
         """Bytes in the socket's receive buffer."""
-        if self._ended:
+        if self.ended:
             return 0
         sock = self._sock
-        if isinstance(sock, TlsSocket):
-            return sock.unread_bytes()
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self._fd, termios.FIONREAD, waiting)
-        return waiting[0]
+        return sock.unread_bytes() if isinstance(sock, TlsSocket) else waiting_bytes(self._fd)
 
     # ---- writing
 
@@ -328,21 +259,21 @@ class ProxiedSocket:
             return
         if self.closing:
             return
-        if self._unsent_bytes:
+        if self.unsent is not None:
             for chunk in chunks:
-                self._keep(chunk)
+                self._keep(bytes(chunk))
             return
         try:
             sent = self._sock.sendmsg(chunks)
         except _AGAIN:
             sent = 0
         except OSError as error:
-            self._end(error)
+            self.abort(error)
             return
         for chunk in chunks:
             size = len(chunk)
             if sent < size:
-                self._keep(memoryview(chunk)[sent:] if sent else chunk)
+                self._keep(bytes(memoryview(chunk)[sent:]))
                 sent = 0
             else:
                 sent -= size
@@ -351,18 +282,18 @@ class ProxiedSocket:
         """`write` for one chunk."""
         if self.closing:
             return
-        if self._unsent_bytes:
-            self._keep(chunk)
+        if self.unsent is not None:
+            self._keep(bytes(chunk))
             return
         try:
             sent = self._sock.send(chunk)
         except _AGAIN:
             sent = 0
         except OSError as error:
-            self._end(error)
+            self.abort(error)
             return
         if sent < len(chunk):
-            self._keep(memoryview(chunk)[sent:] if sent else chunk)
+            self._keep(bytes(memoryview(chunk)[sent:]))
 
     def _send_piped(self, pipe: Pipe) -> None:
         try:
@@ -371,118 +302,76 @@ class ProxiedSocket:
                     pipe.read_fd, self._fd, pipe.filled_bytes, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
                 )
         except _AGAIN:
-            self._queue(pipe, pipe.filled_bytes)
+            self._keep(pipe)
             return
         except OSError as error:
             pipe.close()
-            self._end(error)
+            self.abort(error)
             return
         self._buffers.pipes.give_back(pipe)
 
-    def _keep(self, chunk: bytes | memoryview) -> None:
-        if len(chunk):
-            self._queue(memoryview(bytes(chunk)), len(chunk))
-
-    def _queue(self, what: memoryview | Pipe, byte_count: int) -> None:
-        if self._unsent is None:
-            self._unsent = deque()
-        if not self._unsent_bytes:
+    def _keep(self, what: bytes | Pipe) -> None:
+        if self.unsent is None:
+            self.unsent = Unsent(self._buffers.pipes)
             self._loop.add_writer(self._fd, self._writable)
-        self._unsent.append(what)
-        self._unsent_bytes += byte_count
-        if self._unsent_bytes > UNSENT_BYTES_MAX:
-            self._full()
+        self.unsent.append(what)
+        if self.unsent.byte_count > UNSENT_BYTES_MAX:
+            self._hold_back(full=True)
 
-    def _full(self) -> None:
+    def _hold_back(self, *, full: bool) -> None:
+        """Reads nothing more from the other socket, or reads it again."""
         if self.other is not None:
-            self.other.pause(Paused.FULL)
-
-    def _emptied(self) -> None:
-        if self.other is not None:
-            self.other.resume(Paused.FULL)
+            (self.other.pause if full else self.other.resume)(Paused.FULL)
 
     def _writable(self) -> None:
-        unsent = self._unsent
-        assert unsent is not None
+        assert self.unsent is not None
         try:
-            while unsent:
-                first = unsent[0]
-                if isinstance(first, Pipe):
-                    sent = os.splice(first.read_fd, self._fd, first.filled_bytes, flags=os.SPLICE_F_NONBLOCK)
-                    first.filled_bytes -= sent
-                    if not first.filled_bytes:
-                        self._buffers.pipes.give_back(first)
-                        unsent.popleft()
-                else:
-                    sent = self._sock.send(first)
-                    if sent == len(first):
-                        unsent.popleft()
-                    else:
-                        unsent[0] = first[sent:]
-                self._unsent_bytes -= sent
+            self.unsent.send(self._sock, self._fd)
         except _AGAIN:
             return
         except OSError as error:
-            self._end(error)
+            self.abort(error)
             return
-        self._unsent = None
+        self.unsent = None
         self._loop.remove_writer(self._fd)
+        self._all_sent()
+
+    def _all_sent(self) -> None:
         if self._hangs_up:
-            self._send_end()
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError as error:
+                self.abort(error)
         elif self.closing:
-            self._end(None)
+            self.abort()
         else:
-            self._emptied()
+            self._hold_back(full=False)
 
     # ---- migration
 
     def detach(self) -> tuple[Socket, bytes]:
         """Returns the socket, which the caller must close, and its unsent bytes."""
         assert not self.closing
-        self.pause(self.paused)
-        if self._unsent_bytes:
+        self.pause(0)
+        unsent = b""
+        if self.unsent is not None:
             self._loop.remove_writer(self._fd)
-        unsent = bytearray()
-        for each in self._unsent or ():
-            if isinstance(each, Pipe):
-                while each.filled_bytes:
-                    piped = os.read(each.read_fd, each.filled_bytes)
-                    each.filled_bytes -= len(piped)
-                    unsent += piped
-                self._buffers.pipes.give_back(each)
-            else:
-                unsent += each
-        self._unsent = None
-        self._unsent_bytes = 0
-        self._ended = True
+            unsent = self.unsent.take()
+        self.unsent = None
+        self.closing = self.ended = True
         self._loop.call_soon(self._forget)
-        return self._sock, bytes(unsent)
+        return self._sock, unsent
 
     # ---- the end
-
-    @property
-    def unsent(self) -> bool:
-        """Whether written bytes are not sent yet."""
-        return self._unsent_bytes > 0
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def closing(self) -> bool:
-        return self.closing_since is not None or self._ended
 
     def close(self, now: float) -> None:
         """Closes after sending the unsent bytes. If the peer never reads them, call `abort`; see `closing_since`."""
         if self.closing:
             return
-        self.closing_since = now
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._fd)
-        if not self._unsent_bytes:
-            self._end(None)
+        self.closing, self.closing_since = True, now
+        self.pause(0)
+        if self.unsent is None:
+            self._all_sent()
 
     def hang_up(self, now: float) -> None:
         """`close` for a peer that may still be sending: half-closes, and closes once the peer has closed.
@@ -492,20 +381,13 @@ class ProxiedSocket:
         """
         if self.closing:
             return
-        self.closing_since = now
+        self.closing, self.closing_since = True, now
         self._hangs_up = True
-        if self._reading:
-            self._loop.remove_reader(self._fd)
+        self.pause(0)
         self._reading = True
         self._loop.add_reader(self._fd, self._discard)
-        if not self._unsent_bytes:
-            self._send_end()
-
-    def _send_end(self) -> None:
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            self._end(error)
+        if self.unsent is None:
+            self._all_sent()
 
     def _discard(self) -> None:
         try:
@@ -513,28 +395,21 @@ class ProxiedSocket:
         except _AGAIN:
             return
         except OSError as error:
-            self._end(error)
+            self.abort(error)
             return
         if not count:
-            self._end(None)
+            self.abort()
 
-    def abort(self) -> None:
-        self._end(None)
-
-    def _end(self, error: OSError | None) -> None:
-        if self._ended:
+    def abort(self, error: OSError | None = None) -> None:
+        """Closes at once; unsent bytes are lost."""
+        if self.ended:
             return
-        self._ended = True
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._fd)
-        if self._unsent_bytes:
+        self.closing = self.ended = True
+        self.pause(0)
+        if self.unsent is not None:
             self._loop.remove_writer(self._fd)
-        for each in self._unsent or ():
-            if isinstance(each, Pipe):
-                each.close()
-        self._unsent = None
-        self._unsent_bytes = 0
+            self.unsent.close()
+        self.unsent = None
         # Deferred, so that `_lost` is not called from within a write. `_lost` runs before the close: a peer that
         # reconnects at once must find this connection no longer counted.
         self._loop.call_soon(self._finish, error)
@@ -547,3 +422,12 @@ class ProxiedSocket:
     def _forget(self) -> None:
         """Breaks reference cycles, so that memory is freed without garbage collection."""
         self.other = None
+
+
+def _next_limit(limit: int, count: int, seconds: float, *, secured: bool) -> int:
+    """Reads less per event, to let other connections run. TLS is exempt: it has already read the data."""
+    if seconds > _READ_SECONDS_MAX:
+        return 0 if secured else max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
+    if count == limit:
+        return 2 * count if 2 * count < RECEIVE_BUFFER_BYTES else 0
+    return limit

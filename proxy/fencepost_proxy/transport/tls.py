@@ -35,11 +35,17 @@ _WAKES_AT_BYTES: Final = 128 * 1024
 _PLAINTEXT_BYTES_MAX: Final = 16 * 1024
 #: A record's header: type, version, length. During the handshake the first bytes must be one.
 _HEADER_BYTES: Final = 5
-_HANDSHAKE_RECORD: Final = 0x16
 _RECORD_TYPES: Final = frozenset({0x14, 0x15, 0x16, 0x17})
 _MAJOR_VERSION: Final = 3
 #: Maximum length of a record: 2^14 plus encryption overhead.
 _RECORD_BYTES_MAX: Final = 16 * 1024 + 2048
+
+
+def waiting_bytes(fd: int) -> int:
+    """Bytes in a socket's receive buffer."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    return waiting[0]
 
 
 class TlsBuffers:
@@ -312,12 +318,10 @@ class TlsSocket:
 
     def unread_bytes(self) -> int:
         """Exact number of unread plaintext bytes, computed from record headers."""
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, waiting)
         ahead = b""
-        if waiting[0]:
+        if waiting := waiting_bytes(self._raw.fileno()):
             with contextlib.suppress(OSError):
-                ahead = self._raw.recv(waiting[0], socket.MSG_PEEK)
+                ahead = self._raw.recv(waiting, socket.MSG_PEEK)
         return self._records.unread_bytes(ahead)
 
     # ---- other socket methods

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
 
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
@@ -27,7 +26,7 @@ class Upstreams:
 
     def __init__(
         self,
-        config: Callable[[], ProxyConfig],
+        config: ProxyConfig,
         book: AddressBook,
         certificates: Certificates,
         buffers: Buffers,
@@ -38,7 +37,7 @@ class Upstreams:
         self._certificates = certificates
         self._buffers = buffers
         self._metrics = metrics
-        self._bootstrap_cycle = itertools.cycle(range(len(config().upstream)))
+        self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
         self._failures: dict[NodeId, tuple[float, str]] = {}  # the last one by broker: when, and why
 
     async def connect(self, node_id: NodeId | None) -> Socket:
@@ -47,7 +46,7 @@ class Upstreams:
         kind = "unknown_broker"
         for address in self._addresses(node_id):
             try:
-                async with asyncio.timeout(self._config().limits.connect_timeout_seconds):
+                async with asyncio.timeout(self._config.limits.connect_timeout_seconds):
                     sock = await self._open(address)
             except UpstreamUnavailable as error:
                 reason, kind = error, "tls"
@@ -72,7 +71,7 @@ class Upstreams:
         return reason if time.monotonic() - at < _UNREACHABLE_SECONDS else None
 
     def _addresses(self, node_id: NodeId | None) -> list[Address]:
-        config = self._config()
+        config = self._config
         if config.mode == "sidecar":
             return [] if config.broker is None else [config.broker]
         if node_id is not None:
@@ -83,7 +82,7 @@ class Upstreams:
 
     async def _open(self, address: Address) -> Socket:
         sock = await connect(address)
-        context, config = self._certificates.upstream, self._config()
+        context, config = self._certificates.upstream, self._config
         if context is None or (config.mode == "sidecar" and not config.broker_tls):
             return sock
         try:

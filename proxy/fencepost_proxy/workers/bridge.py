@@ -41,8 +41,8 @@ class Bridge:
         self._ends = one, two = _End(secured, buffers, loop, self._lost), _End(near, buffers, loop, self._lost)
         one.other, two.other = two, one
         one.received_at = two.received_at = monotonic()
-        one.start()
-        two.start()
+        one.resume()
+        two.resume()
 
     def _lost(self) -> None:
         """The other end closes after sending its buffered bytes."""

@@ -20,7 +20,7 @@ from fencepost_proxy.metrics import Metrics, ProcessNumbers
 from fencepost_proxy.observability.lists import Found
 from fencepost_proxy.observability.process import process_numbers
 from fencepost_proxy.observability.status import PageRequest, StatusSnapshot
-from fencepost_proxy.session.messages import MigratedConnection
+from fencepost_proxy.transport.proxied_connection import MigratedSockets
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.workers.channel import Channel, Packet, receive_packet, send_packet
 
@@ -35,17 +35,6 @@ AWAY: Final = sys.maxsize
 
 START, READY, MIGRATE, REPORT, RELEASE, LIST = "start", "ready", "migrate", "report", "release", "list"
 RELOAD = "reload"
-
-
-@dataclass(frozen=True, slots=True)
-class MigratedSockets:
-    """A connection migrating to the primary worker, sent with its two sockets: client, upstream."""
-
-    session: MigratedConnection
-    peer: Address
-    node_id: NodeId | None
-    to_client: bytes
-    to_upstream: bytes
 
 
 @dataclass(frozen=True, slots=True)

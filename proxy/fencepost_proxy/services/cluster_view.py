@@ -1,0 +1,147 @@
+"""What this process knows of the Kafka cluster: topics, groups and transactions, the state topic, the logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from fencepost_proxy.cluster.broker import Access
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.fetches import Fetches
+from fencepost_proxy.cluster.groups import ConsumerGroups
+from fencepost_proxy.cluster.log_ends import LogEnds
+from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.cluster.tasks import Spawn
+from fencepost_proxy.cluster.topics import Topics
+from fencepost_proxy.cluster.transactions import Transactions
+from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.expansion.counts import Counts
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services.expansions import Barriers, Expansions
+from fencepost_proxy.services.groups import GroupProgressTracker
+from fencepost_proxy.services.log_reader import LogReader
+from fencepost_proxy.services.membership import Membership
+from fencepost_proxy.services.sidecar import SidecarProbe
+from fencepost_proxy.services.topic_lookups import TopicLookups
+from fencepost_proxy.services.topic_policies import TopicPolicies
+from fencepost_proxy.services.transactions import Commits
+from fencepost_proxy.services.watching import TransactionWatch
+from fencepost_proxy.transactions.table import Table
+from fencepost_proxy.transactions.watching import Pace
+from fencepost_proxy.transport.certificates import Certificates
+from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.wire.batch_scan import HeaderNames
+from fencepost_proxy.wire.state_records import StateRecord
+
+
+class ClusterView:
+    """`expansions`: set once this process has joined the others. `sidecar`: None in another mode.
+
+    `primary`: this is the primary worker, or the only process. `one_of_many`: other workers share the listeners.
+    """
+
+    expansions: Expansions | None = None
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        certificates: Certificates,
+        listeners: Listeners,
+        *,
+        metrics: Metrics,
+        spawn: Spawn,
+        primary: bool,
+        one_of_many: bool,
+    ) -> None:
+        limits = config.limits
+        self._config = config
+        self._metrics = metrics
+        self._spawn = spawn
+        self._primary = primary
+        access = Access(
+            lambda: certificates.upstream,
+            config.control_sasl,
+            on_failure=metrics.upstream_tls_failures.inc,
+            on_login=metrics.logged_in,
+            on_error=metrics.upstream_errors["proxy"].inc,
+        )
+        self.kafka = kafka = KafkaClient(config.upstream, limits, on_brokers=listeners.brokers_changed, access=access)
+        self.sidecar: SidecarProbe | None = None
+        if config.mode == "sidecar":
+            self.sidecar = SidecarProbe(
+                config, lambda: listeners.bootstrap, lambda: (kafka.cluster_id, kafka.brokers), access
+            )
+        self.membership = membership = Membership(kafka, config, one_of_many=one_of_many)
+        headers = config.headers
+        names = (headers.expected_offset, headers.partition_count, headers.write_id)
+        self.header_names = HeaderNames(*(name.encode() for name in names))
+        self.log_reader = LogReader(
+            kafka,
+            membership,
+            limits.frame_bytes_max,
+            names=self.header_names,
+            unpacked_bytes_max=limits.decompressed_bytes_max,
+        )
+        self.counts = Counts(
+            lambda topic: None if (info := kafka.topic(topic)) is None else (info.topic_id, info.partition_count),
+            membership.history,
+            lambda: round(time.time() * 1000),
+            resolve_seconds=limits.partition_grace_seconds,
+            served_max=limits.served_counts_max,
+        )
+        self.lookups = TopicLookups(kafka, self.counts, spawn, timeout_seconds=limits.connect_timeout_seconds)
+        self.topic_id = self.lookups.topic_id
+        self.policies = TopicPolicies(config, membership, self.topic_id)
+        self.groups = self._groups()
+        self.transactions = Table(queued_seconds=limits.queued_seconds)
+        self.commits = self._commits()
+
+    def _groups(self) -> GroupProgressTracker:
+        return GroupProgressTracker(
+            self._config.limits,
+            groups=ConsumerGroups(self.kafka),
+            log_ends=LogEnds(self.kafka),
+            fetches=Fetches(self.kafka),
+            configured=self._config.given_configs,
+            policy=self.policies.policy,
+            topic_id=self.topic_id,
+            metrics=self._metrics,
+        )
+
+    def _commits(self) -> Commits:
+        return Commits(
+            self._config.limits,
+            metadata=self.kafka.metadata,
+            transactions=Transactions(self.kafka),
+            producers=Producers(self.kafka),
+            log_ends=LogEnds(self.kafka),
+            fetches=Fetches(self.kafka),
+            table=self.transactions,
+            configured=self._config.given_configs,
+            policy=self.policies.policy,
+            names=self.header_names,
+            metrics=self._metrics,
+        )
+
+    async def join(self, on_change: Callable[[Sequence[StateRecord]], None], barriers: Barriers) -> StateTopic:
+        """Joins the other processes; waits until that works. `on_change` gets the state topic's records."""
+        state = await self.membership.join((self.groups, self.commits), on_change)
+        self.expansions = Expansions(
+            state,
+            self._config.limits,
+            metadata=self.kafka.metadata,
+            topics=Topics(self.kafka),
+            producers=Producers(self.kafka),
+            log_ends=LogEnds(self.kafka),
+            barriers=barriers,
+            metrics=self._metrics,
+            spawn=self._spawn,
+            primary=self._primary,
+        )
+        return state
+
+    def watch_transactions(self, limits: Callable[[], Limits]) -> None:
+        watch = TransactionWatch(self.kafka, Pace(limits().watched_partitions_per_second), self._spawn)
+        self._metrics.transactions = lambda: watch.report(limits().watched_shown_max)
+        self._spawn(watch.run(), "watch transactions")

@@ -1,0 +1,118 @@
+"""This process among the proxies of its cluster: the state topic and its heartbeats there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+from fencepost_proxy import logs
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.state_topic import StateTopic
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import FencepostError, Reason
+from fencepost_proxy.expansion.history import ExpansionHistory
+from fencepost_proxy.observability import readiness
+from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.types import Monotonic
+from fencepost_proxy.wire.state_records import StateRecord
+
+_T = TypeVar("_T")
+_log = logs.get("services.membership")
+_limited_log = logs.RateLimitedLog(_log)
+
+_START_AGAIN_SECONDS = 2.0
+
+
+class Attached(Protocol):
+    def attach(self, state: StateTopic) -> None:
+        """Before it is read."""
+
+
+class Membership:
+    """`state`: None before the first try to join. `waits_because`: why the start waits, None if it does not.
+
+    `one_of_many`: other processes share this proxy's listeners.
+    """
+
+    def __init__(self, kafka: KafkaClient, config: ProxyConfig, *, one_of_many: bool) -> None:
+        self._kafka = kafka
+        self._config = config
+        self._one_of_many = one_of_many
+        self._empty_view = StateView("")
+        self.state: StateTopic | None = None
+        self.waits_because: Reason | None = None
+        self.takeover_until = float("-inf")
+
+    @property
+    def joined(self) -> StateTopic:
+        """The state topic of a process that has joined."""
+        assert self.state is not None
+        return self.state
+
+    @property
+    def view(self) -> StateView:
+        return self._empty_view if self.state is None else self.state.view
+
+    def history(self, topic: str, topic_id: UUID | None) -> ExpansionHistory:
+        return self.view.history(topic, topic_id)
+
+    def fresh_until(self) -> Monotonic:
+        """Until when the view contains every record in force."""
+        return Monotonic(float("-inf")) if self.state is None else self.state.fresh_until
+
+    def fresh(self, now: float) -> bool:
+        return self.state is not None and now < self.state.fresh_until
+
+    def taken_over(self, now: float) -> bool:
+        """Whether the appends of earlier processes are completed."""
+        return now >= self.takeover_until
+
+    def alone(self, now: float) -> bool:
+        # With several workers never alone, even before the first heartbeat of another.
+        return not self._one_of_many and self.state is not None and self.state.heartbeats.alone(now)
+
+    async def join(self, parts: Iterable[Attached], on_change: Callable[[Sequence[StateRecord]], None]) -> StateTopic:
+        """Reads the state topic and registers with the other processes; retries until that works.
+
+        Kafka may be starting, ACLs may be missing, or the topic may be misconfigured; /readyz shows the reason.
+        Each try starts from scratch, since nothing read from a misconfigured topic may be kept.
+        """
+        config = self._config
+
+        async def join() -> bool:
+            state = self.state = StateTopic(
+                self._kafka,
+                name=config.state_topic,
+                lease_seconds=config.config_lease_seconds,
+                limits=config.limits,
+                on_change=on_change,
+            )
+            for each in parts:
+                each.attach(state)
+            try:
+                await state.start()
+                await state.acquire_producer_id()
+                return await state.heartbeats.enter()
+            except FencepostError:
+                await state.close()
+                raise
+
+        if await self.until_kafka_can(join, readiness.unusable(config.state_topic)):
+            _log.info("other proxy processes serve this cluster, or stopped recently without deregistering")
+            self.takeover_until = time.monotonic() + config.limits.takeover_seconds
+        return self.joined
+
+    async def until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], step: Reason) -> _T:
+        while True:
+            try:
+                result = await attempt()
+            except FencepostError as error:
+                self.waits_because = readiness.starting(step, error)
+                _limited_log.error("start", "waiting", what=step, reason=error)
+                await asyncio.sleep(_START_AGAIN_SECONDS)
+            else:
+                self.waits_because = None
+                return result

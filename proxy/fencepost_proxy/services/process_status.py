@@ -1,0 +1,218 @@
+"""The status page's view of this process: its snapshot, its lists, and the metrics that are read on a scrape."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fencepost_proxy import logs
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.tasks import Spawn
+from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.errors import Reason
+from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
+from fencepost_proxy.observability import diagnosis, readiness
+from fencepost_proxy.observability.lists import Found, Lists, Sources
+from fencepost_proxy.observability.status import (
+    ABORT_ONLY_SHOWN,
+    AbortOnlyStatus,
+    BrokerStatus,
+    Listed,
+    PageRequest,
+    StatusSnapshot,
+)
+from fencepost_proxy.observability.status_server import StatusServer
+from fencepost_proxy.sequencer.fence import Phase
+from fencepost_proxy.services.checked_topics import CheckedTopics
+from fencepost_proxy.services.cluster_view import ClusterView
+from fencepost_proxy.services.driver import Driver
+from fencepost_proxy.services.reports import Reports
+from fencepost_proxy.transport.client_connections import ClientConnections
+from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.transport.memory_budget import MemoryBudget
+from fencepost_proxy.transport.upstreams import Upstreams
+from fencepost_proxy.types import Address, NodeId
+
+_log = logs.get("services.process_status")
+
+
+@dataclass(eq=False)
+class ProcessStatus:
+    """`bootstrap`: set once clients can connect. `ends`: set when the process is about to stop."""
+
+    config: ProxyConfig
+    limits: Callable[[], Limits]
+    cluster: ClusterView
+    driver: Driver
+    topics: CheckedTopics
+    reports: Reports
+    connections: ClientConnections
+    memory: MemoryBudget
+    book: AddressBook
+    listeners: Listeners
+    upstreams: Upstreams
+    metrics: Metrics
+    spawn: Spawn
+    bootstrap: Address | None = None
+    ends: bool = False
+
+    def __post_init__(self) -> None:
+        self._started_at = time.monotonic()
+        self._lists = Lists(
+            Sources(
+                proxied_connections=self.connections.by_number,
+                sequencers=self.driver.dispatcher.sequencers,
+                refusals=self.reports.refusals,
+                topics=self.topics.known,
+                policy=self.cluster.policies.policy,
+                info=self.cluster.kafka.topic,
+                expansions=self.topics.expansions,
+                gated=self.cluster.groups.waiting,
+            )
+        )
+        self.metrics.state_fresh_until = self.cluster.membership.fresh_until
+        self.metrics.probe = self.probe
+
+    def server(self) -> StatusServer:
+        return StatusServer(
+            self.snapshot,
+            lambda: self.metrics,
+            self._listed,
+            release=self.cluster.groups.release,
+            token_file=self.config.status_token_file,
+        )
+
+    def probe(self) -> None:
+        """Updates the metrics that are read at scrape time."""
+        limits, moment = self.limits(), Moment()
+        moment.connections_max = limits.connections_max
+        moment.address = AddressNumbers((self.connections.most_from or ("", 0))[1], limits.address_connections_max)
+        moment.buffered_bytes_max = limits.buffered_bytes_max
+        moment.buffered_bytes = self.memory.reserved_bytes
+        sequencers = dict.fromkeys(Phase, 0)
+        for partition, sequencer in self.driver.dispatcher.sequencers.items():
+            sequencers[sequencer.phase] += 1
+            moment.appends_waiting += sequencer.waiting
+            end = sequencer.log_end_offset
+            if end is None:
+                continue
+            if len(moment.partitions) < limits.metric_partitions_shown_max:
+                moment.partitions[partition] = PartitionNumbers(end, sequencer.sequence_offset)
+            else:
+                moment.partitions_left_out += 1
+        moment.sequencers = {phase.name.lower(): count for phase, count in sequencers.items()}
+        self.metrics.moment = moment
+        self.metrics.ready = not self.not_ready()
+        self.metrics.log_lines = logs.lines()
+        self.metrics.traffic.requests_in_flight = self._in_flight()
+
+    async def _listed(self, requested: Sequence[PageRequest]) -> Sequence[Listed]:
+        return [self._lists.listed(each) for each in requested]
+
+    def snapshot(self) -> StatusSnapshot:
+        metrics, state = self.metrics, self.cluster.membership.state
+        brokers = tuple(self._brokers())
+        return StatusSnapshot(
+            version=fencepost_version(),
+            uptime_seconds=time.monotonic() - self._started_at,
+            cluster_id=self.cluster.kafka.cluster_id,
+            bootstrap=self.bootstrap,
+            not_ready=self.not_ready(),
+            connections=len(self.connections.by_number),
+            requests_in_flight=self._in_flight(),
+            buffered_bytes=self.memory.reserved_bytes,
+            bytes_to_kafka=metrics.traffic.bytes_to_kafka,
+            bytes_to_clients=metrics.traffic.bytes_to_clients,
+            violations=self.reports.violations,
+            added_seconds=metrics.added_seconds(),
+            state_lease_seconds=None if state is None else state.fresh_until - time.monotonic(),
+            refusals=dict(metrics.refusals),
+            brokers=brokers,
+            problems=tuple(
+                diagnosis.of_process(
+                    self.limits(),
+                    connections=len(self.connections),
+                    most_from=self.connections.most_from,
+                    buffered_bytes=self.memory.reserved_bytes,
+                    brokers=brokers,
+                    certificate_ends=metrics.certificate_ends,
+                    now=time.time(),
+                    sidecar=self.cluster.sidecar is not None,
+                )
+            ),
+            last_violation=self.reports.last_violation,
+            abort_only_transactions=tuple(self._abort_only()),
+            warnings=tuple(self.topics.warnings()),
+            transactions=None if metrics.transactions is None else metrics.transactions(),
+        )
+
+    def _in_flight(self) -> int:
+        return sum(len(session.requests) for session in self.driver.dispatcher.sessions.values())
+
+    def _brokers(self) -> Iterator[BrokerStatus]:
+        connections = Counter(each.node_id for each in self.connections.by_number.values())
+        host = self.config.advertised_host or self.config.listen.host
+        for node_id, kafka in sorted(self.book.nodes.items()):
+            yield BrokerStatus(
+                node_id=node_id,
+                kafka=kafka,
+                listener=self._reported_address(node_id, host),
+                connections=connections[node_id],
+                problem=self._problem_with(node_id),
+            )
+
+    def _reported_address(self, node_id: NodeId, host: str) -> Address | None:
+        """The address of this broker in responses to clients."""
+        if self.cluster.sidecar is not None:
+            return self.cluster.sidecar.advertised.get(node_id)
+        return self.book.advertised(node_id, host) if node_id in self.listeners else None
+
+    def _problem_with(self, node_id: NodeId) -> str | None:
+        if (reason := self.upstreams.failure(node_id)) is not None:
+            return reason
+        if self.cluster.kafka.brokers and node_id not in self.cluster.kafka.brokers:
+            return "no longer in the cluster's metadata: the broker is down, or was removed"
+        return None
+
+    def _abort_only(self) -> Iterator[AbortOnlyStatus]:
+        now_ms = int(time.time() * 1000)
+        for each in self.cluster.membership.view.abort_only_records.older_than(now_ms + 1)[:ABORT_ONLY_SHOWN]:
+            seconds = max(0.0, (now_ms - each.at_ms) / 1000)
+            yield AbortOnlyStatus(each.transactional_id, each.producer_id, each.producer_epoch, each.reason, seconds)
+
+    def not_ready(self) -> tuple[Reason, ...]:
+        """Why clients should not be sent here; nothing if it is ready."""
+        if self.ends:
+            return (readiness.SHUTTING_DOWN,)
+        cluster = self.cluster
+        if cluster.kafka.cluster_id is None:
+            return (readiness.without_kafka(self.config.upstream, cluster.kafka.waits_because),)
+        state, sidecar = cluster.membership.state, cluster.sidecar
+        if self.bootstrap is None:
+            return tuple(readiness.before_serving(sidecar, cluster.membership.waits_because, state))
+        fresh = cluster.membership.fresh(time.monotonic())
+        return tuple(readiness.while_serving(sidecar, state, fresh=fresh))
+
+    # ---- for the supervisor, which combines the workers' reports
+
+    def report(self) -> tuple[StatusSnapshot, Metrics, float]:
+        self.probe()
+        metrics = copy.copy(self.metrics)
+        metrics.state_fresh_until = None
+        metrics.probe = observed
+        metrics.transactions = None  # the snapshot has them
+        return self.snapshot(), metrics, self.cluster.membership.fresh_until()
+
+    def found(self, requested: Sequence[PageRequest]) -> list[Found]:
+        return [self._lists.found(each, with_names=True) for each in requested]
+
+    def release_group(self, group: str, topic: str) -> None:
+        """Requested by an operator on the supervisor's status page."""
+        self.spawn(self._release_group(group, topic), f"release for {group}")
+
+    async def _release_group(self, group: str, topic: str) -> None:
+        outcome = await self.cluster.groups.release(group, topic)
+        _log.info("release of new partitions requested by an operator", group=group, topic=topic, outcome=outcome)

@@ -1,0 +1,156 @@
+"""Client connections of a process, from the accepted socket to the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.tasks import Tasks
+from fencepost_proxy.config import Limits
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.session import messages
+from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.draining import READ_SECONDS
+from fencepost_proxy.transport.certificates import Certificates
+from fencepost_proxy.transport.client_connections import ClientConnections
+from fencepost_proxy.transport.proxied_connection import Driver, MigratedSockets, ProxiedConnection
+from fencepost_proxy.transport.proxied_socket import Buffers, Socket
+from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
+from fencepost_proxy.transport.upstreams import Upstreams
+from fencepost_proxy.types import Address, NodeId
+
+_DRAIN_POLL_SECONDS = 0.02
+#: How long a client may take to notice that its connection was closed. Until then its data is discarded: a reset could
+#: cost it a response that it has not read.
+_LINGER_SECONDS = 1.0
+
+_limited_log = logs.RateLimitedLog(logs.get("transport.socket_server"))
+
+
+@dataclass(eq=False)
+class SocketServer:
+    """Accepts client connections, connects each to its broker, and ends them when the process stops."""
+
+    connections: ClientConnections
+    dispatcher: Dispatcher
+    driver: Driver
+    upstreams: Upstreams
+    certificates: Certificates
+    buffers: Buffers
+    metrics: Metrics
+    limits: Callable[[], Limits]
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
+    _tasks: Tasks = field(default_factory=Tasks, init=False)
+
+    def accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
+        if not self.connections.admits(peer):
+            sock.close()
+            return
+        local_host = sock.getsockname()[0]
+        context = self.certificates.listener
+        near: Socket = sock if context is None else TlsSocket(sock, context, self.buffers.tls)
+        proxied = ProxiedConnection(
+            next(self._numbers), near, self.driver, self.buffers, peer=peer, local_host=local_host, node_id=node_id
+        )
+        self.metrics.connections_accepted.inc()
+        self.connections.add(proxied)
+        self._tasks.spawn(self._welcome(proxied, near), f"connect {proxied.connection}")
+
+    async def _welcome(self, proxied: ProxiedConnection, near: Socket) -> None:
+        """A client whose TLS handshake fails costs Kafka no connection."""
+        if isinstance(near, TlsSocket) and not await self._secured(proxied, near):
+            return
+        try:
+            far = await self.upstreams.connect(proxied.node_id)
+        except UpstreamUnavailable as error:
+            _limited_log.warning("upstream", "no upstream connection for a client", peer=proxied.peer, reason=error)
+            proxied.close_reason = "no upstream connection"
+            proxied.client.close(time.monotonic())
+        else:
+            proxied.connected(far)
+
+    async def _secured(self, proxied: ProxiedConnection, near: TlsSocket) -> bool:
+        seconds = self.limits().handshake_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await secure(near)
+        except TimeoutError:
+            kind, why = "timeout", f"no TLS handshake within {seconds:g} s (limits.handshake_seconds)"
+        except OSError as error:
+            kind, why = of_client(error)
+        else:
+            self.metrics.tls_handshakes.inc("ok")
+            proxied.opened_at = time.monotonic()
+            return True
+        self.metrics.tls_handshakes.inc(kind)
+        self.metrics.connections_closed.inc("tls")
+        _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
+        proxied.close_reason = why
+        proxied.client.abort()
+        return False
+
+    def take_over(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> None:
+        """A connection that another worker accepted."""
+        draining = self.connections.draining
+        if draining or len(self.connections.by_number) >= self.limits().connections_max:
+            why = "this process is shutting down" if draining else "the primary worker is at connections_max"
+            _limited_log.warning("take over", "connection closed", peer=migrated.peer, reason=why)
+            client.close()
+            upstream.close()
+            return
+        number, session = next(self._numbers), migrated.session
+        proxied = ProxiedConnection(
+            number,
+            client,
+            self.driver,
+            self.buffers,
+            peer=migrated.peer,
+            local_host=session.local_host,
+            node_id=migrated.node_id,
+        )
+        self.connections.add(proxied)
+        proxied.take_over(
+            upstream,
+            self.dispatcher.take_over(number, session),
+            unread=session.unread,
+            to_client=migrated.to_client,
+            to_upstream=migrated.to_upstream,
+        )
+
+    # ---- the end
+
+    async def close(self) -> None:
+        """Refuses new connections, and gives up those without an upstream connection."""
+        self.connections.draining = True
+        await self._tasks.close()
+
+    async def drain(self, until: float, force: asyncio.Event) -> Counter[int]:
+        """Closes each connection when it is idle. Returns, by API, how many requests were not answered in time."""
+        await self.close()
+        left: Counter[int] | None = None
+        while len(self.connections):
+            now = time.monotonic()
+            if force.is_set():
+                until = min(until, now)
+            # Count before sessions give up the requests that they wait for.
+            if left is None and now >= until - READ_SECONDS - 5 * _DRAIN_POLL_SECONDS:
+                left = Counter(key for session in self.dispatcher.sessions.values() for key in session.unanswered)
+            for proxied in list(self.connections.by_number.values()):
+                since = proxied.client.closing_since
+                if proxied.session is None:
+                    proxied.client.abort()  # nothing was read from it
+                elif since is None:
+                    self.driver.session_event(proxied.connection, messages.Drain(until))
+                elif now >= since + _LINGER_SECONDS and (now >= until or proxied.client.unsent is None):
+                    proxied.client.abort()
+            if now >= until + _LINGER_SECONDS:
+                break
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        return left or Counter()
