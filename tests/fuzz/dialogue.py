@@ -75,7 +75,7 @@ from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 from tests.fuzz.log import INVALID_RECORD, SHARED, UNIX_SECONDS, Log, carry_out
 from tests.support.batches import batch
 from tests.support.counting import Counting
-from tests.support.kio_messages import by_kio
+from tests.support.kio_messages import NOT_IN_KIO, by_kio
 from tests.support.sequencer_view import view_of
 from tests.support.under_way import left_under_way
 
@@ -116,6 +116,7 @@ SERVED: Final = [
     for key, api in APIS.items()
     if key != PRODUCE and not api.gated and (known := codec_versions(key)) is not None
     for version in range(max(known[0], api.min_version), min(known[1], api.max_version) + 1)
+    if (key, version) not in NOT_IN_KIO
 ]
 
 

@@ -13,6 +13,9 @@ from functools import cache
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
+#: APIs and versions of Kafka 4.4 that kio does not know yet.
+NOT_IN_KIO = frozenset({(18, 5), (28, 6), (42, 3), (88, 1), (89, 1), (93, 0), (94, 0)})
+
 
 @cache
 def _hints(entity: type) -> dict[str, object]:

@@ -50,7 +50,7 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import built_by
-from tests.support.kio_messages import by_kio
+from tests.support.kio_messages import NOT_IN_KIO, by_kio
 from tests.support.properties import some
 
 LIMIT = 1 << 20
@@ -268,6 +268,7 @@ READABLE = [
     for key, api in APIS.items()
     if not api.gated and key != PRODUCE and (known := codec_versions(key)) is not None
     for version in range(max(known[0], api.min_version), min(known[1], api.max_version) + 1)
+    if (key, version) not in NOT_IN_KIO
 ]
 
 
