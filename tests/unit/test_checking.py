@@ -26,7 +26,7 @@ def states(found: list[Finding]) -> dict[str, str]:
 
 
 def stated(found: list[Finding], what: str) -> str:
-    return " / ".join(each.stated for each in found if each.what == what)
+    return " / ".join(each.reported for each in found if each.what == what)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def test_missing_and_mismatched_files_are_reported(authority: Authority, tmp_pat
     found = [each for each in checking._files(config) if each.state is State.FAILED]
 
     assert [each.what for each in found] == ["listen_tls.key_file", "upstream_tls.ca_file", "control_sasl.token_file"]
-    assert "is not that of the certificate" in found[0].stated
+    assert "is not that of the certificate" in found[0].reported
     assert found[0].todo == "correct the file, or use another one"
-    assert "cannot be read: No such file" in found[1].stated
+    assert "cannot be read: No such file" in found[1].reported
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_certificate_must_match_the_advertised_host(authority: Authority, names:
     made = authority.sign("names", names=names)
     config = ProxyConfig(UPSTREAM, advertised_host=host, listen_tls=ListenTls(made.certificate, made.key))
 
-    found = [each for each in checking._files(config) if "advertised_host" in each.stated]
+    found = [each for each in checking._files(config) if "advertised_host" in each.reported]
 
     assert bool(found) is not fits
     assert all(each.state is State.FAILED and host in each.todo for each in found)

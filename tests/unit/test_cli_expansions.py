@@ -135,7 +135,7 @@ def test_missing_address_is_one_line_and_status_2(words: list[str], capsys: pyte
     assert main(["expansions", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fencepost: no ")
-    assert "given: use --status HOST:PORT" in line
+    assert "--status HOST:PORT" in line
 
 
 def test_unreachable_kafka_is_one_line_and_status_2(

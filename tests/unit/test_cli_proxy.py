@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.cli import proxy
+from fencepost_proxy.cli.main import main
 from fencepost_proxy.config import Limits
 from fencepost_proxy.types import Address
 
@@ -19,12 +20,12 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def test_every_option_reaches_the_configuration() -> None:
-    config = proxy.config_from(
+    config = proxy.read_config(
         parse(
             "--bootstrap-server=a:1,b:2", "--listen=[::]:3", "--advertised-host=example.com", "--refusal-scope=request",
             "--status=127.0.0.1:8080", "--log-level=debug", "--log-format=json",
         )
-    )  # fmt: skip
+    ).config  # fmt: skip
 
     assert config.upstream == (Address("a", 1), Address("b", 2))
     assert config.listen == Address("::", 3)
@@ -38,12 +39,12 @@ def test_virtual_configs_in_the_file_are_checked(tmp_path: Path, capsys: pytest.
     file = tmp_path / "f.toml"
     file.write_text('upstream = "a:1"\n[topics."x"]\n"fencepost.check.expected.offsets" = "yes"\n', encoding="utf-8")
 
-    assert proxy.run(parse(f"--config={file}")) == 2
+    assert main(["proxy", f"--config={file}"]) == 2
     assert "it must be false, true or required" in capsys.readouterr().err
 
 
 def test_users_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert proxy.run(parse("--listen=a:1")) == 2
+    assert main(["proxy", "--listen=a:1"]) == 2
 
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -56,7 +57,7 @@ def test_the_example_file_in_the_help_loads(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text(example, encoding="utf-8")
 
-    config = proxy.config_from(parse(f"--config={file}"))
+    config = proxy.read_config(parse(f"--config={file}")).config
 
     assert config.configs_for("orders-1") == {"fencepost.check.expected.offsets": "required"}
     assert config.limits.connections_max == 500

@@ -202,7 +202,9 @@ def test_options_override_environment_beside_client_properties(write: Write, mon
     proxy.add_parser(parser.add_subparsers())
 
     for option in ("--bootstrap-server", "--upstream"):
-        config = proxy.config_from(parser.parse_args(["proxy", option, "a:1,b:2", f"--command-config={write(LOGIN)}"]))
+        config = proxy.read_config(
+            parser.parse_args(["proxy", option, "a:1,b:2", f"--command-config={write(LOGIN)}"])
+        ).config
         assert config.upstream == (Address("a", 1), Address("b", 2))
         assert config.control_sasl is not None
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fencepost_proxy.cli import main
-from fencepost_proxy.cli.proxy import config_from
+from fencepost_proxy.cli.proxy import read_config
 from fencepost_proxy.config import Limits, ProxyConfig
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -59,7 +59,7 @@ def configuration(directory: str, tmp_path: Path) -> ProxyConfig:
     file = tmp_path / "fencepost.toml"
     file.write_text(one(directory, "ConfigMap")["data"]["fencepost.toml"], "utf-8")
     words = [f"--config={file}" if each.startswith("--config") else each for each in proxy(directory)["args"]]
-    return config_from(main.command_parser("proxy").parse_args(["proxy", *words]))
+    return read_config(main.command_parser("proxy").parse_args(["proxy", *words])).config
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -188,10 +188,10 @@ def test_reload_signal_during_start_is_applied_later(write: Write) -> None:
     """By default this signal ends a process."""
     file = write("")
     before = signal.getsignal(signal.SIGHUP)
-    reloads: list[str] = []
+    reloads: list[ProxyConfig] = []
 
     async def begin(running: Running) -> None:
-        running.listen_in(asyncio.get_running_loop(), lambda: reloads.append("reload"))
+        running.listen_with(reloads.append)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert len(reloads) == 1

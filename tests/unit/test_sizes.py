@@ -15,8 +15,6 @@ MODULE_LINES_MAX, CLASS_LINES_MAX, METHODS_MAX, FUNCTION_LINES_MAX = 700, 400, 2
 
 #: By path and name: lines; for a class also its methods.
 LARGER: dict[str, tuple[int, ...]] = {
-    "proxy/fencepost_proxy/cli/proxy.py:_serve()": (64,),
-    "proxy/fencepost_proxy/cli/transactions.py:_describe()": (80,),
     "proxy/fencepost_proxy/cluster/state_topic.py:StateTopic": (403, 24),
     "proxy/fencepost_proxy/expansion/procedure.py:Procedure.handle()": (70,),
     "proxy/fencepost_proxy/services/expansions.py:Expansions": (469, 27),

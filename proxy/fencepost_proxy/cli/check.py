@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import json
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.cli import proxy
+from fencepost_proxy.cli.options import Subparsers, add_command
 from fencepost_proxy.cli.tables import printable
 from fencepost_proxy.config import Refused
 from fencepost_proxy.config.reading import Loaded
-from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.preflight.findings import Finding, State, failed, ok
 
 _SECONDS: Final = 60.0
@@ -53,23 +52,15 @@ sample output:
 _WORDS: Final = {State.OK: "ok", State.UNKNOWN: "unknown", State.WARNING: "warning", State.FAILED: "FAILED"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> None:
     """Adds the `check` command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "check",
-        help="check a configuration: files, ports, connectivity, ACLs",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
+    summary = "check a configuration: files, ports, connectivity, ACLs"
+    parser = add_command(subparsers, "check", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     proxy.add_settings(parser)
     add = parser.add_argument
     add("--running", action="store_true", default=False, help="expect this proxy's ports to be in use by it")
     add("--seconds", type=_seconds, default=_SECONDS, metavar="N", help=f"limit the whole check (default {_SECONDS:g})")
     add("--json", action="store_true", default=False, help="print JSON")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _seconds(text: str) -> float:
@@ -85,20 +76,14 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     try:
         loaded = proxy.read_config(args)
-    except ConfigError as error:
-        problems = error.problems if isinstance(error, Refused) else ()
-        _report(args, [failed(CONFIGURATION, each.key, str(each), "") for each in problems])
+    except Refused as refused:
+        _report(args, [failed(CONFIGURATION, each.key, str(each), "") for each in refused.problems])
         return 2
     # The list reports failures; log lines would repeat them.
     logs.setup("error", stream=io.StringIO())
     from fencepost_proxy.preflight.checking import check  # noqa: PLC0415 - keeps `--help` fast
 
-    try:
-        with asyncio.Runner(loop_factory=proxy.loop_factory()) as runner:
-            found = runner.run(check(loaded.config, seconds=args.seconds, running=args.running))
-    except KeyboardInterrupt:
-        print("fencepost check: interrupted", file=sys.stderr)
-        return 130
+    found = proxy.run_in_loop(check(loaded.config, seconds=args.seconds, running=args.running))
     _report(args, [_configured(loaded), *found])
     return 1 if any(each.state is State.FAILED for each in found) else 0
 
@@ -112,36 +97,26 @@ def _configured(loaded: Loaded) -> Finding:
 def _report(args: argparse.Namespace, found: Sequence[Finding]) -> None:
     worst = any(each.state is State.FAILED for each in found)
     if args.json:
-        rows = [
-            {
-                "group": each.group,
-                "what": each.what,
-                "state": each.state.value,
-                "reported": each.stated,
-                "todo": each.todo,
-            }
-            for each in found
-        ]
-        print(json.dumps({"result": "failed" if worst else "ok", "findings": rows}, indent=2))
+        print(json.dumps({"result": "failed" if worst else "ok", "findings": list(map(asdict, found))}, indent=2))
         return
-    groups = list(dict.fromkeys(each.group for each in found))
-    group = ""
-    for each in sorted(found, key=lambda each: groups.index(each.group)):
-        if each.group != group:
-            group = each.group
-            print(group)
-        # The text may come from a peer.
-        for line in textwrap.wrap(
-            printable(each.stated if each.group == CONFIGURATION else f"{each.what}: {each.stated}"),
-            _WIDTH,
-            initial_indent=f"  {_WORDS[each.state]:<9}",
-            subsequent_indent=" " * 11,
-            break_on_hyphens=False,
-        ):
-            print(line)
-        if each.todo:
-            # Not wrapped, so that a command can be copied.
-            print(f"{'':<11}→ {printable(each.todo)}")
+    by_group: dict[str, list[Finding]] = {}
+    for each in found:
+        by_group.setdefault(each.group, []).append(each)
+    for group, its in by_group.items():
+        print(group)
+        for each in its:
+            _print(each)
     counts = Counter(each.state for each in found)
     reported = ", ".join(f"{counts[state]} {_WORDS[state]}" for state in State if counts[state])
     print(f"\n{len(found)} checks: {reported}")
+
+
+def _print(each: Finding) -> None:
+    # The text may come from a peer.
+    stated = printable(each.reported if each.group == CONFIGURATION else f"{each.what}: {each.reported}")
+    first, rest = f"  {_WORDS[each.state]:<9}", " " * 11
+    for line in textwrap.wrap(stated, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False):
+        print(line)
+    if each.todo:
+        # Not wrapped, so that a command can be copied.
+        print(f"{rest}→ {printable(each.todo)}")

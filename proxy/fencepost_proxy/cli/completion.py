@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from fencepost_proxy.cli.options import Subparsers, add_command
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -28,17 +30,10 @@ examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "completion",
-        help="print a completion script for bash, zsh or fish",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_parser(subparsers: Subparsers) -> None:
+    summary = "print a completion script for bash, zsh or fish"
+    parser = add_command(subparsers, "completion", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     parser.add_argument("shell", choices=_SHELLS)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

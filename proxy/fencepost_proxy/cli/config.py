@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any, Final
+from typing import Final
 
 from fencepost_proxy.cli import proxy
+from fencepost_proxy.cli.options import Subparsers, add_command
 from fencepost_proxy.config import reference
+from fencepost_proxy.errors import ConfigError
 
 _DESCRIPTION: Final = """\
 Explain configuration keys, or show their effective values.
@@ -44,64 +45,38 @@ Paths of password and key files are printed; their content is not. Exit code 2: 
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> None:
     """Adds the `config` command and its subcommands."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "config",
-        help="explain configuration keys, or show effective values",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    summary = "explain configuration keys, or show effective values"
+    parser = add_command(subparsers, "config", None, summary, _DESCRIPTION, examples=_EXAMPLES)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    explain = commands.add_parser(
-        "explain",
-        help="explain keys: meaning, type, unit, default",
-        description="Explain keys: meaning, type, unit, default, environment variable, and whether SIGHUP applies it.",
-        epilog=_EXPLAIN_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    summary = "explain keys: meaning, type, unit, default"
+    description = f"{summary.capitalize()}, environment variable, and whether SIGHUP applies it."
+    explain = add_command(commands, "explain", _explain, summary, description, examples=_EXPLAIN_EXAMPLES)
     explain.add_argument("key", metavar="KEY", nargs="*", help="key, table or topic config (default: list all)")
     explain.add_argument("--toml", action="store_true", help="print a config file template with every key")
-    explain.set_defaults(run=_explain)
 
-    show = commands.add_parser(
-        "show",
-        help="show effective values and their sources",
-        description="Show the values that `fencepost proxy` would use with these options and this environment.",
-        epilog=_SHOW_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
+    summary = "show effective values and their sources"
+    description = "Show the values that `fencepost proxy` would use with these options and this environment."
+    show = add_command(commands, "show", _show, summary, description, examples=_SHOW_EXAMPLES)
     proxy.add_settings(show)
     show.add_argument("--changed", action="store_true", default=False, help="omit values that equal the default")
     show.add_argument("--json", action="store_true", default=False, help="print JSON")
-    show.set_defaults(run=_show)
-    return parser
 
 
 def _explain(args: argparse.Namespace) -> int:
+    """Raises ConfigError for an unknown key."""
+    if args.toml and args.key:
+        raise ConfigError("--toml takes no KEY (it prints all keys)")
     if args.toml:
-        if args.key:
-            print("fencepost config explain: --toml takes no KEY (it prints all keys)", file=sys.stderr)
-            return 2
         print(reference.example_file(), end="")
-        return 0
-    if not args.key:
-        print(reference.list_keys())
-        return 0
-    try:
-        print("\n\n".join(reference.explain(each) for each in args.key))
-    except reference.NoSuchKey as error:
-        print(f"fencepost config explain: {error}", file=sys.stderr)
-        return 2
+    else:
+        print("\n\n".join(map(reference.explain, args.key)) or reference.list_keys())
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
-    loaded = proxy.read_config(args)
-    print(
-        reference.as_json(loaded, changed=args.changed) if args.json else reference.show(loaded, changed=args.changed)
-    )
+    shown = reference.as_json if args.json else reference.show
+    print(shown(proxy.read_config(args), changed=args.changed))
     return 0

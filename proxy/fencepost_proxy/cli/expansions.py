@@ -7,14 +7,14 @@ import json
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
-from fencepost_proxy.cli.proxy import COMMAND_CONFIG
+from fencepost_proxy.cli.options import Subparsers, add_command, add_source, require_source
 from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
-from fencepost_proxy.cli.tables import table
+from fencepost_proxy.cli.tables import Columns, table_of, utc
 from fencepost_proxy.config.reading import read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
@@ -62,45 +62,21 @@ It needs the token in the proxy's status_token_file. It is the same as
   curl -X POST -H "Authorization: Bearer TOKEN" 'http://STATUS/groups/GROUP/release?topic=TOPIC'"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "expansions",
-        help="show partition expansions and consumer groups with gated partitions",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_source(parser)
+def add_parser(subparsers: Subparsers) -> None:
+    summary = "show partition expansions and consumer groups with gated partitions"
+    parser = add_command(subparsers, "expansions", run, summary, _DESCRIPTION, examples=_EXAMPLES)
+    add_source(parser, "a proxy")
     parser.add_argument("--topic", metavar="TOPIC", help="show only this topic")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
     what = parser.add_subparsers(metavar="open", title="subcommands")
-    opening = what.add_parser(
-        "open",
-        help="give a group all new partitions of a topic now",
-        description=_OPEN_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    opening.add_argument("opened_topic", metavar="TOPIC")
-    opening.add_argument("group", metavar="GROUP")
+    add = add_command(
+        what, "open", run_open, "give a group all new partitions of a topic now", _OPEN_DESCRIPTION
+    ).add_argument
+    add("opened_topic", metavar="TOPIC")
+    add("group", metavar="GROUP")
     # A default here would override a --status given before `open`.
-    opening.add_argument("--status", type=address, metavar="HOST:PORT", default=argparse.SUPPRESS, help=STATUS_HELP)
-    opening.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="file whose first line is the token (status_token_file)"
-    )
-    opening.set_defaults(run=run_open)
-    return parser
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--status", type=address, metavar="HOST:PORT", help=STATUS_HELP)
-    parser.add_argument(
-        *("--bootstrap-server", "--bootstrap"),
-        dest="bootstrap",
-        metavar="HOST:PORT[,…]",
-        help="bootstrap address of a proxy, instead of --status (--bootstrap: the same)",
-    )
-    parser.add_argument("--command-config", **COMMAND_CONFIG)
+    add("--status", type=address, metavar="HOST:PORT", default=argparse.SUPPRESS, help=STATUS_HELP)
+    add("--token-file", type=Path, metavar="FILE", help="file whose first line is the token (status_token_file)")
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
@@ -108,12 +84,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises `FencepostError` if no proxy responds."""
-    if (args.status is None) == (args.bootstrap is None):
-        raise CannotQuery(
-            "no source given: use --status HOST:PORT (a status page) or --bootstrap-server HOST:PORT (a proxy)"
-        )
-    one_topic = args.topic
-    found = _of_bootstrap(args, one_topic) if args.bootstrap else _of_status(args.status, one_topic)
+    require_source(args)
+    found = _of_bootstrap(args) if args.bootstrap else _of_status(args.status, args.topic)
     print(json.dumps(found, indent=2) if args.json else reported(found, time.time()))
     return 0
 
@@ -158,7 +130,7 @@ def _security(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _of_bootstrap(args: argparse.Namespace, topic: str | None) -> _Rows:
+def _of_bootstrap(args: argparse.Namespace) -> _Rows:
     from kafka import KafkaAdminClient  # noqa: PLC0415 - slow to import
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
     from kafka.errors import KafkaError  # noqa: PLC0415
@@ -171,7 +143,7 @@ def _of_bootstrap(args: argparse.Namespace, topic: str | None) -> _Rows:
             **_security(args),
         )
         try:
-            topics = sorted(admin.list_topics()) if topic is None else [topic]
+            topics = sorted(admin.list_topics()) if args.topic is None else [args.topic]
             described: dict[str, Any] = {}
             for at in range(0, len(topics), _AT_ONCE):
                 requested = [ConfigResource(ConfigResourceType.TOPIC, each) for each in topics[at : at + _AT_ONCE]]
@@ -207,68 +179,53 @@ def reported(found: _Rows, now: float) -> str:
     ended = [each for each in expansions if each["state"] != "pending"]
     parts = []
     if pending:
-        rows = [
-            (
-                each["topic"],
-                _history(each),
-                _ago(each["at_ms"], now),
-                each.get("step") or "run by another instance",
-                each.get("waits_for") or "-",
-            )
-            for each in pending
-        ]
-        parts.append(
-            _table("In progress: appends are blocked", ("TOPIC", "PARTITIONS", "FOR", "STEP", "WAITS FOR"), rows)
-        )
+        columns: Columns = {
+            "TOPIC": "topic",
+            "PARTITIONS": _history,
+            "FOR": lambda each: None if each["at_ms"] is None else f"{max(0.0, now - each['at_ms'] / 1000):.0f} s",
+            "STEP": lambda each: each.get("step") or "run by another instance",
+            "WAITS FOR": lambda each: each.get("waits_for") or None,
+        }
+        parts.append(_titled("In progress: appends are blocked", columns, pending))
     if ended:
-        rows = [
-            (
-                each["topic"],
-                _history(each),
-                _when(each["at_ms"]),
-                "-" if each.get("blocked_ms") is None else f"{each['blocked_ms'] / 1000:.3f} s",
-                "UNORDERED" if each["state"] == "unordered" else _thresholds(each["thresholds"]),
-            )
-            for each in ended
-        ]
-        parts.append(_table("Expanded", ("TOPIC", "PARTITIONS", "AT", "BLOCKED FOR", "THRESHOLDS"), rows))
+        columns = {
+            "TOPIC": "topic",
+            "PARTITIONS": _history,
+            "AT": lambda each: None if each["at_ms"] is None else utc(each["at_ms"]),
+            "BLOCKED FOR": _blocked,
+            "THRESHOLDS": lambda each: "UNORDERED" if each["state"] == "unordered" else _thresholds(each["thresholds"]),
+        }
+        parts.append(_titled("Expanded", columns, ended))
     if not expansions:
         parts.append("No ordered partition expansion, in progress or completed.")
     if "gated" not in found:
         parts.append("Gated partitions of consumer groups are shown by a status page (--status).")
     elif found["gated"]:
-        rows = [
-            (
-                each["group"],
-                f"{each['topic']}-{each['partition']}",
-                f"{each['seconds']:.0f} s",
-                f"{each['records_max']:,}",
-                "; ".join(each["waits"]) or each["why"],
-            )
-            for each in found["gated"]
-        ]
-        columns = ("GROUP", "GATED PARTITION", "FOR", "RECORDS LEFT, AT MOST", "LAGS IN")
-        parts.append(_table("Consumer groups with gated partitions", columns, rows))
+        columns = {
+            "GROUP": "group",
+            "GATED PARTITION": lambda each: f"{each['topic']}-{each['partition']}",
+            "FOR": lambda each: f"{each['seconds']:.0f} s",
+            "RECORDS LEFT, AT MOST": lambda each: f"{each['records_max']:,}",
+            "LAGS IN": lambda each: "; ".join(each["waits"]) or each["why"],
+        }
+        parts.append(_titled("Consumer groups with gated partitions", columns, found["gated"]))
         parts.append("To stop gating a group: fencepost expansions open TOPIC GROUP (it loses the order of keys).")
     else:
         parts.append("No consumer group has gated partitions.")
     return "\n\n".join(parts)
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    return f"{title}\n{indent(table(columns, list(rows)), '  ')}"
+def _titled(title: str, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"{title}\n{indent(table_of(columns, rows), '  ')}"
 
 
 def _history(each: Mapping[str, Any]) -> str:
     return f"{each['from_count']} -> {each['to_count']}"
 
 
-def _when(at_ms: int | None) -> str:
-    return "-" if at_ms is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
-
-
-def _ago(at_ms: int | None, now: float) -> str:
-    return "-" if at_ms is None else f"{max(0.0, now - at_ms / 1000):.0f} s"
+def _blocked(each: Mapping[str, Any]) -> str | None:
+    blocked_ms = each.get("blocked_ms")
+    return None if blocked_ms is None else f"{blocked_ms / 1000:.3f} s"
 
 
 def _thresholds(thresholds: Sequence[int]) -> str:

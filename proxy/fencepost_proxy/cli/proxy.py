@@ -9,14 +9,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from fencepost_proxy import logs
+from fencepost_proxy.cli.options import COMMAND_CONFIG, Subparsers, add_command
 from fencepost_proxy.cli.reloading import Running
 from fencepost_proxy.cli.service_manager import notify
-from fencepost_proxy.config import LogFormat, LogLevel, Mode, ProxyConfig, RefusalScope
+from fencepost_proxy.config import Limits, LogFormat, LogLevel, Mode, ProxyConfig, RefusalScope
 from fencepost_proxy.config.keys import SHOWN
 from fencepost_proxy.config.reading import FILE_VARIABLE, Loaded, read
 from fencepost_proxy.errors import ConfigError, FencepostError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fencepost_proxy.workers.worker import Worker
 
 _log = logs.get("cli")
+Result = TypeVar("Result")
 
 #: Collections of the middle generation per full collection; Python's default is 10. About 210,000 new objects: 5,000
 #: closed connections, 14 MB.
@@ -76,14 +78,6 @@ config file:
 """
 
 
-#: For every command that connects to Kafka.
-COMMAND_CONFIG: Final[Mapping[str, Any]] = {
-    "type": Path,
-    "metavar": "FILE",
-    "help": "client.properties of a Java client, for TLS and SASL (docs/configuration.md)",
-}
-
-
 class _ListLimits(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         for key in SHOWN:
@@ -92,27 +86,20 @@ class _ListLimits(argparse.Action):
         parser.exit()
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> None:
     """Adds the `proxy` command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "proxy",
-        help="run the proxy in front of an existing Kafka",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # Options that were not given must not override the file.
-        argument_default=argparse.SUPPRESS,
-    )
+    summary = "run the proxy in front of an existing Kafka"
+    parser = add_command(subparsers, "proxy", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     add_settings(parser)
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # set by the supervisor
     parser.add_argument("--list-limits", action=_ListLimits, nargs=0, help="print every limit with its default and "
         "meaning, and exit (`fencepost config explain` prints all keys)")  # fmt: skip
-    parser.set_defaults(run=run)
-    return parser
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the options that set configuration keys; the key table names each one (`option=`)."""
+    # Options that were not given must not override the file.
+    parser.argument_default = argparse.SUPPRESS
     add = parser.add_argument
     add("--bootstrap-server", "--upstream", metavar="HOST:PORT[,…]", help="Kafka bootstrap servers; one that responds "
         "is enough (--upstream: the same)")  # fmt: skip
@@ -137,34 +124,20 @@ def read_config(args: argparse.Namespace) -> Loaded:
     """Reads file, client properties, environment and command line; the last one wins. Raises `ConfigError`."""
     given: dict[str, Any] = {}
     for key in SHOWN:
-        name = "" if key.option is None else key.option.removeprefix("--").replace("-", "_")
+        name = (key.option or "").removeprefix("--").replace("-", "_")
         if name and hasattr(args, name):
             holder = given.setdefault(key.table, {}) if key.table else given
             holder[key.field_name] = getattr(args, name)
     named = os.environ.get(FILE_VARIABLE)
     file = getattr(args, "config", None) or (Path(named) if named else None)
-    return read(
-        file,
-        given,
-        environment=os.environ,
-        command_config=getattr(args, "command_config", None),
-    )
-
-
-def config_from(args: argparse.Namespace) -> ProxyConfig:
-    """The resulting configuration. Raises `ConfigError`."""
-    return read_config(args).config
+    return read(file, given, environment=os.environ, command_config=getattr(args, "command_config", None))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until a signal. Returns the exit code: 2 for an invalid configuration, 1 for a failure while running."""
+    """Serves until a signal. Returns 1 after a failure while running. Raises `ConfigError`."""
     if hasattr(args, "worker"):
         return _run_worker(args.worker)
-    try:
-        loaded = read_config(args)
-    except ConfigError as e:
-        print(f"fencepost proxy: {e}", file=sys.stderr)
-        return 2
+    loaded = read_config(args)
     config = loaded.config
     running = Running(config, lambda: read_config(args))
     running.listen()
@@ -172,33 +145,17 @@ def run(args: argparse.Namespace) -> int:
     if loaded.ignored:
         _log.debug("client properties ignored", file=args.command_config, properties=", ".join(loaded.ignored))
     if config.workers > 1:
+        from fencepost_proxy.workers.supervisor import supervise  # noqa: PLC0415 - only for several workers
+
         # The supervisor relays no bytes, so it needs no uvloop.
-        with asyncio.Runner() as runner:
-            return runner.run(_supervise(running))
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config, running=running))
+        return asyncio.run(supervise(config, on_ready=_announce, on_reload=running.listen_with))
+    return run_in_loop(_serve(config, running=running))
 
 
 def _announce(bootstrap: Address) -> None:
     """Reports readiness on stdout and to systemd."""
     print(f"ready bootstrap={bootstrap}", flush=True)
     notify(f"READY=1\nSTATUS=serving clients at {bootstrap}")
-
-
-async def _supervise(running: Running) -> int:
-    from fencepost_proxy.workers.supervisor import supervise  # noqa: PLC0415 - only for several workers
-
-    def on_ready(bootstrap: Address) -> None:
-        _announce(bootstrap)
-
-    def on_reload(reload: Callable[[ProxyConfig], None]) -> None:
-        running.listen_in(asyncio.get_running_loop(), lambda: reload(running.reread()))
-
-    try:
-        return await supervise(running.config, on_ready=on_ready, on_reload=on_reload)
-    except ConfigError as e:
-        print(f"fencepost proxy: {e}", file=sys.stderr)
-        return 2
 
 
 def _run_worker(given: str) -> int:
@@ -215,8 +172,13 @@ def _run_worker(given: str) -> int:
     if config is None:
         return 1
     logs.setup(config.log.level, config.log.format, worker=index)
+    return run_in_loop(_serve(config, worker))
+
+
+def run_in_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    """With uvloop, where there is one."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config, worker))
+        return runner.run(work)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -239,6 +201,34 @@ def _tune_garbage_collector() -> None:
     gc.set_threshold(young, middle, _FULL_COLLECTION_EVERY)
 
 
+class _StopSignals:
+    """The first one drains, the second does not wait for requests in progress, and the third exits immediately.
+
+    Before the proxy is ready, the first one cancels the start.
+    """
+
+    def __init__(
+        self, serving: asyncio.Task[None], stop: asyncio.Event, force: asyncio.Event, limits: Callable[[], Limits]
+    ) -> None:
+        self._serving, self._stop, self._force, self._limits = serving, stop, force, limits
+        self.ready = False
+
+    def receive(self) -> None:
+        if self._force.is_set():
+            _log.warning("third stop signal: exiting immediately, responses in progress are lost")
+            os._exit(1)
+        if self._stop.is_set():
+            _log.warning("second stop signal: not waiting for requests in progress")
+            self._force.set()
+            return
+        self._stop.set()
+        notify("STOPPING=1")
+        if self.ready:
+            _log.info("draining", longest_seconds=self._limits().drain_seconds)
+        else:
+            self._serving.cancel()
+
+
 async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Running | None = None) -> int:
     # Imports create 30,000 permanent objects; `gc.freeze` exempts them from every later collection.
     gc.disable()
@@ -246,60 +236,33 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Run
 
     gc.freeze()
     gc.enable()
-    stop, force = asyncio.Event(), asyncio.Event()
-    ready = False
 
     def on_ready(bootstrap: Address) -> None:
-        nonlocal ready
-        ready = True
+        signals.ready = True
         _tune_garbage_collector()
         if worker is None:
             _announce(bootstrap)
         else:
             worker.ready(bootstrap)
 
-    def on_signal() -> None:
-        if force.is_set():
-            _log.warning("third stop signal: exiting immediately, responses in progress are lost")
-            os._exit(1)
-        if stop.is_set():
-            _log.warning("second stop signal: not waiting for requests in progress")
-            force.set()
-            return
-        stop.set()
-        notify("STOPPING=1")
-        if ready:
-            limits = (config if running is None else running.config).limits
-            _log.info("draining", longest_seconds=limits.drain_seconds)
-        else:
-            serving.cancel()
-
-    def on_reload(reload: Callable[[ProxyConfig], None]) -> None:
-        if running is not None:
-            running.listen_in(loop, lambda: reload(running.reread()))
-
-    if worker is not None:
-        worker.on_end = on_signal
-    loop = asyncio.get_running_loop()
+    stop, force = asyncio.Event(), asyncio.Event()
+    on_reload = (lambda reload: None) if running is None else running.listen_with
     serving = asyncio.create_task(
-        serve(
-            config,
-            on_ready=on_ready,
-            stop=stop,
-            force=force,
-            worker=worker,
-            on_reload=on_reload,
-        ),
-        name="serve",
+        serve(config, on_ready=on_ready, stop=stop, force=force, worker=worker, on_reload=on_reload), name="serve"
     )
+    signals = _StopSignals(serving, stop, force, lambda: (config if running is None else running.config).limits)
+    if worker is not None:
+        worker.on_end = signals.receive
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, on_signal)
+        asyncio.get_running_loop().add_signal_handler(each, signals.receive)
     try:
         await serving
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+    except ConfigError:
+        raise
     except FencepostError as e:
         print(f"fencepost proxy: {e}", file=sys.stderr)
-        return 2 if isinstance(e, ConfigError) else 1
+        return 1
     return 0

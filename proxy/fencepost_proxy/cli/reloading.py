@@ -25,17 +25,19 @@ class Running:
         self._requested_early = False
 
     def listen(self) -> None:
-        """Handles SIGHUP until `listen_in`: by default the signal would end the process. The request is kept."""
+        """Handles SIGHUP until `listen_with`: by default the signal would end the process. The request is kept."""
 
         def remember(*_: object) -> None:
             self._requested_early = True
 
         signal.signal(signal.SIGHUP, remember)
 
-    def listen_in(self, loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
-        loop.add_signal_handler(signal.SIGHUP, reload)
+    def listen_with(self, apply: Callable[[ProxyConfig], None]) -> None:
+        """Passes the configuration to `apply` at each SIGHUP from now on."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: apply(self.reread()))
         if self._requested_early:
-            loop.call_soon(reload)
+            loop.call_soon(lambda: apply(self.reread()))
 
     def reread(self) -> ProxyConfig:
         """Returns the new configuration, or the old one if the new one is invalid. Logs the result."""

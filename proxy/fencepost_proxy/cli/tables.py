@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+#: Title → the row's field, or a function of the row.
+Columns = Mapping[str, str | Callable[[Mapping[str, Any]], object]]
 
 _GAP: Final = "  "
 
@@ -22,9 +26,20 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
 
 
+def table_of(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Table of `rows`. None is shown as `-`."""
+    cells = [[each.get(it) if isinstance(it, str) else it(each) for it in columns.values()] for each in rows]
+    return table(tuple(columns), [["-" if each is None else each for each in row] for row in cells])
+
+
 def printable(text: str) -> str:
     """Escapes control characters, because names come from peers."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def utc(at_ms: float) -> str:
+    """Unix time as date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))
 
 
 def duration(seconds: float) -> str:

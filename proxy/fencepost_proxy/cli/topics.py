@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fencepost_proxy.cli.options import Subparsers, add_command
 from fencepost_proxy.cli.status import ago
 from fencepost_proxy.cli.status_client import CannotQuery, add_status, listed, show
-from fencepost_proxy.cli.tables import table
+from fencepost_proxy.cli.tables import Columns, table_of
 
 _DESCRIPTION: Final = """\
 Show checked topics (topics with at least one append check): their checks, log ends, pending appends and last refusals.
@@ -30,19 +31,12 @@ examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "topics",
-        help="show checked topics: log ends, pending appends, last refusals",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_parser(subparsers: Subparsers) -> None:
+    summary = "show checked topics: log ends, pending appends, last refusals"
+    parser = add_command(subparsers, "topics", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help="show the partitions of this topic")
     parser.add_argument("--search", metavar="TEXT", help="show only names that contain TEXT (case-insensitive)")
     add_status(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,60 +61,47 @@ def reported(found: Mapping[str, Any], now: float) -> str:
     return _topics(rows, now) if what == "topics" else _partitions(rows, now)
 
 
-def _topics(rows: list[dict[str, Any]], now: float) -> str:
-    columns = ("TOPIC", "OFFSETS", "COUNT", "ORDERED", "IDEMPOTENCE", "PARTITIONS", "SUM OF LOG ENDS", "PENDING",
-        "REFUSED", "LAST REFUSAL")  # fmt: skip
-    return table(
-        columns,
-        [
-            (
-                each["topic"],
-                each["check"],
-                each["count_check"],
-                "true" if each["ordered"] else "false",
-                each["idempotence"],
-                each["partitions"],
-                _ends(each),
-                each["waiting"],
-                each["refusals"],
-                _last(each, now),
-            )
-            for each in rows
-        ],
-    )
+def _topics(rows: Sequence[Mapping[str, Any]], now: float) -> str:
+    columns: Columns = {
+        "TOPIC": "topic",
+        "OFFSETS": "check",
+        "COUNT": "count_check",
+        "ORDERED": lambda each: "true" if each["ordered"] else "false",
+        "IDEMPOTENCE": "idempotence",
+        "PARTITIONS": "partitions",
+        "SUM OF LOG ENDS": _ends,
+        "PENDING": "waiting",
+        "REFUSED": "refusals",
+        "LAST REFUSAL": lambda each: _last(each, now),
+    }
+    return table_of(columns, rows)
 
 
-def _partitions(rows: list[dict[str, Any]], now: float) -> str:
-    columns = ("PARTITION", "LEADER", "SEQUENCER", "LOG END", "SEQUENCE OFFSET", "PENDING", "REFUSED", "LAST REFUSAL")
-    return table(
-        columns,
-        [
-            (
-                f"{each['topic']}-{each['partition']}",
-                "none" if each["leader"] is None else each["leader"],
-                each["state"] or "not used yet",
-                *("-" if each[name] is None else each[name] for name in ("log_end_offset", "sequence_offset")),
-                each["waiting"],
-                each["refusals"],
-                _last(each, now),
-            )
-            for each in rows
-        ],
-    )
+def _partitions(rows: Sequence[Mapping[str, Any]], now: float) -> str:
+    columns: Columns = {
+        "PARTITION": lambda each: f"{each['topic']}-{each['partition']}",
+        "LEADER": lambda each: "none" if each["leader"] is None else each["leader"],
+        "SEQUENCER": lambda each: each["state"] or "not used yet",
+        "LOG END": "log_end_offset",
+        "SEQUENCE OFFSET": "sequence_offset",
+        "PENDING": "waiting",
+        "REFUSED": "refusals",
+        "LAST REFUSAL": lambda each: _last(each, now),
+    }
+    return table_of(columns, rows)
 
 
 def _ends(each: Mapping[str, Any]) -> object:
     if not each["ends_known"]:
-        return "-"
+        return None
     part = f" in {each['ends_known']}" if each["ends_known"] < each["partitions"] else ""
     return f"{each['log_end_offsets']}{part}"
 
 
-def _last(each: Mapping[str, Any], now: float) -> str:
+def _last(each: Mapping[str, Any], now: float) -> str | None:
     last = each["last_refusal"]
     if last is None:
-        return "-"
-    offsets = "" if last["expected"] is None or last["log_end_offset"] is None else (
-        f", expected {last['expected']}, log end {last['log_end_offset']}"
-    )  # fmt: skip
+        return None
+    known = last["expected"] is not None and last["log_end_offset"] is not None
+    offsets = f", expected {last['expected']}, log end {last['log_end_offset']}" if known else ""
     return f"{last['reason']}, {ago(last['at_ms'], now)}{offsets}"

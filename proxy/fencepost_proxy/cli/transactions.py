@@ -8,22 +8,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fencepost_proxy import logs
-from fencepost_proxy.cli.proxy import COMMAND_CONFIG
-from fencepost_proxy.cli.status_client import STATUS_HELP, address, status_page
-from fencepost_proxy.cli.tables import duration, printable, table
+from fencepost_proxy.cli.options import Subparsers, add_command, add_source, require_source
+from fencepost_proxy.cli.status_client import status_page
+from fencepost_proxy.cli.tables import Columns, duration, printable, table, table_of, utc
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.config.reading import read
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.types import Address, TopicPartition
+from fencepost_proxy.types import NodeId, TopicPartition
 
 if TYPE_CHECKING:
     from fencepost_proxy.cluster.client import KafkaClient
+    from fencepost_proxy.services.watching import Queries
+    from fencepost_proxy.transactions.watched import Described
     from fencepost_proxy.transactions.watching import TransactionMonitor
 
 _FOUND, _UNKNOWN = 1, 2
@@ -69,30 +71,18 @@ transaction is reported as hanging. docs/stuck-transactions.md describes what to
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "transactions",
-        help="list open transactions, and find hanging ones",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_parser(subparsers: Subparsers) -> None:
+    summary = "list open transactions, and find hanging ones"
+    parser = add_command(subparsers, "transactions", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     add = parser.add_argument
     add("what", nargs="?", choices=("list", "describe", "hanging"), default="list", help="default: list")
     add("id", nargs="?", metavar="ID", help="transactional id (describe only)")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap-server", "--bootstrap", dest="bootstrap", metavar="HOST:PORT[,…]",
-        help="brokers or a proxy to query (--bootstrap: the same)")  # fmt: skip
-    where.add_argument("--status", type=address, metavar="HOST:PORT", help=f"{STATUS_HELP}, instead of "
-        "--bootstrap-server")  # fmt: skip
-    add("--command-config", **COMMAND_CONFIG)
+    add_source(parser, "brokers or a proxy")
     add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap-server: take TLS and SASL from a proxy's "
         "config file (upstream_tls, control_sasl)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object")
     add("--partitions-per-second", type=float, default=_PARTITIONS_PER_SECOND, metavar="N",
         help=f"hanging only: read rate (default {_PARTITIONS_PER_SECOND:g})")  # fmt: skip
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,26 +92,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.partitions_per_second > 0:
         raise ConfigError("--partitions-per-second must be above 0")
+    require_source(args)
     if args.status is not None:
         return _of_status(args)
-    if args.bootstrap is None:
-        raise ConfigError(
-            "no source given: use --bootstrap-server HOST:PORT (brokers or a proxy) "
-            "or --status HOST:PORT (a status page)"
-        )
     logs.setup("error", "console")
-    try:
-        addresses = [Address.parse(each.strip()) for each in args.bootstrap.split(",") if each.strip()]
-    except ValueError as error:
-        raise ConfigError(f"--bootstrap-server: {error}") from error
-    if not addresses:
-        raise ConfigError("--bootstrap-server: no address given")
-    return asyncio.run(_of_kafka(args, addresses, _config(args)))
-
-
-def _config(args: argparse.Namespace) -> ProxyConfig:
     given = {"upstream": args.bootstrap}
-    return read(args.config, given, environment=os.environ, command_config=args.command_config).config
+    config = read(args.config, given, environment=os.environ, command_config=args.command_config).config
+    return asyncio.run(_of_kafka(args, config))
 
 
 # --- from a status page ---------------------------------------------------------------------------------------------
@@ -134,31 +111,30 @@ def _of_status(args: argparse.Namespace) -> int:
         raise ConfigError(f"the proxy at {args.status} does not watch transactions (set watch_transactions)")
     if args.what != "describe":
         return _report(args, report, f"{found['bootstrap'] or 'HOST:PORT'}")
-    (*described,) = [each for each in report["open"] if each["transactional_id"] == args.id]
-    if not described:
+    one = next((each for each in report["open"] if each["transactional_id"] == args.id), None)
+    if one is None:
         raise ConfigError(
             f"no open transaction of {args.id} on the status page (query brokers: --bootstrap-server HOST:PORT)"
         )
-    (one,) = described
-    hanging = [each for each in report["hanging"] if each["transactional_id"] == args.id]
     if args.json:
+        hanging = [each for each in report["hanging"] if each["transactional_id"] == args.id]
         print(json.dumps({**one, "hanging": hanging}, indent=2))
-        return 0
-    print(table(("", ""), [(key.replace("_", " "), value) for key, value in one.items()]).lstrip())
+    else:
+        print(table(("", ""), [(key.replace("_", " "), value) for key, value in one.items()]).lstrip())
     return 0
 
 
 # --- from brokers ---------------------------------------------------------------------------------------------------
 
 
-async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], config: ProxyConfig) -> int:
+async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
     from fencepost_proxy.cluster.broker import Access  # noqa: PLC0415 - keeps `--help` fast
     from fencepost_proxy.cluster.client import KafkaClient  # noqa: PLC0415
     from fencepost_proxy.transport.certificates import Certificates  # noqa: PLC0415
 
     certificates = Certificates(None, config.upstream_tls)
     access = Access(lambda: certificates.upstream, config.control_sasl)
-    control = KafkaClient(addresses, Limits(), access=access)
+    control = KafkaClient(config.upstream, Limits(), access=access)
     try:
         await control.start(timeout_seconds=_CONNECT_SECONDS)
         if args.what == "describe":
@@ -207,66 +183,18 @@ def _decided(watching: TransactionMonitor) -> bool:
 
 
 async def _describe(args: argparse.Namespace, control: KafkaClient) -> int:
-    from fencepost_proxy.cluster.broker import UpstreamUnavailable  # noqa: PLC0415
     from fencepost_proxy.services.watching import Queries  # noqa: PLC0415
-    from fencepost_proxy.transactions.watched import (  # noqa: PLC0415
-        OPEN_STATES,
-        DescribeTransactions,
-        FindLeaders,
-        PartitionProbe,
-        ProbePartitions,
-    )
+    from fencepost_proxy.transactions.watched import OPEN_STATES  # noqa: PLC0415
 
     queries = Queries(control)
-    found = coordinator = silent = None
-    for node_id in sorted(control.brokers):
-        try:
-            described = await queries.describe_transactions(DescribeTransactions(node_id, (args.id,)))
-        except UpstreamUnavailable as error:
-            if error.error_code is None:
-                silent = error  # another broker may be the coordinator
-            elif error.error_code != _NOT_COORDINATOR:
-                raise
-            continue
-        found, coordinator = next(iter(described.transactions), None), node_id
-        break
-    if coordinator is None and silent is not None:
-        raise silent
-    if found is None:
-        raise ConfigError(f"transactional id {args.id} not found, or DESCRIBE on it is denied")
-    leaders = await queries.query(FindLeaders())
-    partitions: list[dict[str, Any]] = []
-    led_here = {node_id: each for node_id, each in leaders.by_node.items() if node_id in control.brokers}  # type: ignore[union-attr]
-    # Partitions without a leader: no marker can be written.
-    partitions += [{**_name(each), "leader": None} for each in found.partitions.difference(*led_here.values())]
-    for node_id, led in led_here.items():
-        here = tuple(each for each in led if each in found.partitions)
-        if not here:
-            continue
-        try:
-            probes = await queries.query(ProbePartitions(node_id, here))
-        except UpstreamUnavailable as error:
-            partitions += [{**_name(each), "leader": node_id, "problem": str(error)} for each in here]
-            continue
-        for partition, probe in probes.found.items():  # type: ignore[union-attr]
-            entry: dict[str, Any] = {**_name(partition), "leader": node_id}
-            if isinstance(probe, PartitionProbe):
-                mine = [each.start_offset for each in probe.open if each.producer_id == found.producer_id]
-                entry |= {
-                    "start_offset": mine[0] if mine else None,
-                    "last_stable_offset": probe.last_stable_offset,
-                    "high_watermark": probe.high_watermark,
-                }
-            else:
-                entry |= {"error_code": probe}
-            partitions.append(entry)
+    found, coordinator = await _found(queries, sorted(control.brokers), args.id)
+    partitions = await _probed(queries, control.brokers, found)
     # The coordinator reports the start time of the last transaction even after its end.
     age = (time.time() * 1000 - found.started_at_ms) / 1000 if found.state in OPEN_STATES else None
     if args.json:
         fields: dict[str, Any] = {key: value for key, value in asdict(found).items() if key != "partitions"}
-        print(
-            json.dumps({**fields, "coordinator": coordinator, "age_seconds": age, "partitions": partitions}, indent=2)
-        )
+        fields |= {"coordinator": coordinator, "age_seconds": age, "partitions": partitions}
+        print(json.dumps(fields, indent=2))
         return 0
     print(f"transactional id   {printable(found.transactional_id)}")
     print(f"state              {found.state}")
@@ -275,37 +203,80 @@ async def _describe(args: argparse.Namespace, control: KafkaClient) -> int:
     print(f"timeout            {duration(found.timeout_ms / 1000)}")
     print(f"open for           {'-' if age is None else duration(age)}")
     if partitions:
-        print()
-        print(
-            table(
-                ("PARTITION", "LEADER", "FROM OFFSET", "LSO", "HIGH WATERMARK"),
-                [
-                    (f"{each['topic']}-{each['partition']}", *_columns(each))
-                    for each in sorted(partitions, key=lambda each: (each["topic"], each["partition"]))
-                ],
-            )
-        )
+        partitions.sort(key=lambda each: (each["topic"], each["partition"]))
+        print(f"\n{table_of(_PARTITION_COLUMNS, partitions)}")
     return 0
 
 
-def _name(partition: TopicPartition) -> dict[str, Any]:
-    return {"topic": partition.topic, "partition": partition.partition}
+async def _found(queries: Queries, brokers: Sequence[NodeId], transactional_id: str) -> tuple[Described, NodeId]:
+    """The transaction and its coordinator. Raises ConfigError if there is none."""
+    from fencepost_proxy.cluster.broker import UpstreamUnavailable  # noqa: PLC0415
+    from fencepost_proxy.transactions.watched import DescribeTransactions  # noqa: PLC0415
+
+    silent = None
+    for node_id in brokers:
+        try:
+            described = await queries.describe_transactions(DescribeTransactions(node_id, (transactional_id,)))
+        except UpstreamUnavailable as error:
+            if error.error_code is None:
+                silent = error  # another broker may be the coordinator
+            elif error.error_code != _NOT_COORDINATOR:
+                raise
+            continue
+        if described.transactions:
+            return described.transactions[0], node_id
+        silent = None
+        break
+    if silent is not None:
+        raise silent
+    raise ConfigError(f"transactional id {transactional_id} not found, or DESCRIBE on it is denied")
 
 
-def _columns(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    if entry["leader"] is None:
-        return "none", "-", "-", "-"
+async def _probed(queries: Queries, brokers: Iterable[NodeId], found: Described) -> list[dict[str, Any]]:
+    """The transaction's partitions, as their leaders see them."""
+    from fencepost_proxy.cluster.broker import UpstreamUnavailable  # noqa: PLC0415
+    from fencepost_proxy.transactions.watched import FindLeaders, PartitionProbe, ProbePartitions  # noqa: PLC0415
+
+    leaders = await queries.query(FindLeaders())
+    led_here = {node_id: each for node_id, each in leaders.by_node.items() if node_id in brokers}  # type: ignore[union-attr]
+    # Partitions without a leader: no marker can be written.
+    partitions = [_entry(each, None) for each in found.partitions.difference(*led_here.values())]
+    for node_id, led in led_here.items():
+        here = tuple(each for each in led if each in found.partitions)
+        if not here:
+            continue
+        try:
+            probes = await queries.query(ProbePartitions(node_id, here))
+        except UpstreamUnavailable as error:
+            partitions += [_entry(each, node_id, problem=str(error)) for each in here]
+            continue
+        for partition, probe in probes.found.items():  # type: ignore[union-attr]
+            if not isinstance(probe, PartitionProbe):
+                partitions.append(_entry(partition, node_id, error_code=probe))
+                continue
+            offsets = {"last_stable_offset": probe.last_stable_offset, "high_watermark": probe.high_watermark}
+            mine = [each.start_offset for each in probe.open if each.producer_id == found.producer_id]
+            partitions.append(_entry(partition, node_id, start_offset=mine[0] if mine else None, **offsets))
+    return partitions
+
+
+def _entry(partition: TopicPartition, leader: NodeId | None, **more: object) -> dict[str, Any]:
+    return {"topic": partition.topic, "partition": partition.partition, "leader": leader, **more}
+
+
+def _stable(entry: Mapping[str, Any]) -> object:
     if "problem" in entry:
-        return entry["leader"], "-", "no response", "-"
-    if "error_code" in entry:
-        return entry["leader"], "-", f"error {entry['error_code']}", "-"
-    start = entry["start_offset"]
-    return (
-        entry["leader"],
-        "nothing written" if start is None else start,
-        entry["last_stable_offset"],
-        entry["high_watermark"],
-    )
+        return "no response"
+    return f"error {entry['error_code']}" if "error_code" in entry else entry.get("last_stable_offset")
+
+
+_PARTITION_COLUMNS: Final[Columns] = {
+    "PARTITION": lambda each: f"{each['topic']}-{each['partition']}",
+    "LEADER": lambda each: "none" if each["leader"] is None else each["leader"],
+    "FROM OFFSET": lambda each: "nothing written" if each.get("start_offset", 0) is None else each.get("start_offset"),
+    "LSO": _stable,
+    "HIGH WATERMARK": "high_watermark",
+}
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
@@ -326,7 +297,7 @@ def _report(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str)
         print(json.dumps(report, indent=2))
         return code
     if args.what == "list":
-        _print_open(report["open"])
+        print(table_of(_OPEN_COLUMNS, report["open"]) if report["open"] else "no open transactions")
         if report["open_transactions"] > len(report["open"]):
             print(f"and {report['open_transactions'] - len(report['open'])} more")
         print(
@@ -339,35 +310,24 @@ def _report(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str)
     return code
 
 
-def _print_open(rows: Sequence[Mapping[str, Any]]) -> None:
-    if not rows:
-        print("no open transactions")
-        return
-    columns = ("TRANSACTIONAL ID", "STATE", "AGE", "TIMEOUT", "PRODUCER", "COORDINATOR", "PARTITIONS")
-    print(
-        table(
-            columns,
-            [
-                (
-                    each["transactional_id"],
-                    each["state"],
-                    "-" if each["age_seconds"] is None else duration(each["age_seconds"]),
-                    "-" if each["timeout_ms"] is None else duration(each["timeout_ms"] / 1000),
-                    f"{each['producer_id']}/{'?' if each['producer_epoch'] is None else each['producer_epoch']}",
-                    each["coordinator"],
-                    _partitions(each),
-                )
-                for each in rows
-            ],
-        )
-    )
-
-
 def _partitions(one: Mapping[str, Any]) -> str:
     if one["partitions"] is None:
         return "-"
     more = ", …" if one["partitions"] > len(one["first_partitions"]) else ""
     return f"{one['partitions']}: {', '.join(one['first_partitions'])}{more}"
+
+
+_OPEN_COLUMNS: Final[Columns] = {
+    "TRANSACTIONAL ID": "transactional_id",
+    "STATE": "state",
+    "AGE": lambda each: None if each["age_seconds"] is None else duration(each["age_seconds"]),
+    "TIMEOUT": lambda each: None if each["timeout_ms"] is None else duration(each["timeout_ms"] / 1000),
+    "PRODUCER": lambda each: (
+        f"{each['producer_id']}/{'?' if each['producer_epoch'] is None else each['producer_epoch']}"
+    ),
+    "COORDINATOR": "coordinator",
+    "PARTITIONS": _partitions,
+}
 
 
 def _print_hanging(
@@ -376,7 +336,7 @@ def _print_hanging(
     from fencepost_proxy.transactions.watched import WHY  # noqa: PLC0415
 
     for each in hanging:
-        last = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(each["last_timestamp_ms"] / 1000))
+        last = utc(each["last_timestamp_ms"])
         print(f"{each['topic']}-{each['partition']}: hanging from offset {each['start_offset']}: {WHY[each['why']]}")
         print(f"  producer {each['producer_id']}, epoch {each['producer_epoch']}, last record at {last}, ", end="")
         print(f"transactional id {printable(each['transactional_id'] or 'unknown')}")

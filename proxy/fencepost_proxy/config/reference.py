@@ -12,16 +12,13 @@ from typing import Any, Final
 from fencepost_policies.append_policy import TopicConfig
 from fencepost_proxy.config.keys import SHOWN, TABLES, Key, Table, dotted, nearest
 from fencepost_proxy.config.reading import Loaded
+from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 
 _WIDTH: Final = 96
 _ORIGIN_COLUMN: Final = 48
 _TOPIC_TABLES: Final = ("topics", "unlisted_topics")
-
-
-class NoSuchKey(LookupError):
-    """No such key; the text has a suggestion."""
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -54,7 +51,7 @@ def _example(key: Key) -> Any:
 
 
 def explain(name: str) -> str:
-    """A key, a table or a topic config. Raises NoSuchKey."""
+    """A key, a table or a topic config. Raises ConfigError with a suggestion if there is none."""
     for key in SHOWN:
         if name in (key.name, *key.variables):
             return _explain_key(key)
@@ -68,7 +65,7 @@ def explain(name: str) -> str:
     known = [*(key.name for key in SHOWN), *TABLES, *VIRTUAL_CONFIGS]
     near = nearest(name, known) or fields.get(nearest(name, fields) or "")
     hint = f"did you mean {near}?" if near else "`fencepost config explain` lists them"
-    raise NoSuchKey(f"unknown key {name!r}; {hint}")
+    raise ConfigError(f"unknown key {name!r}; {hint}")
 
 
 def _facts(title: str, meaning: str, rows: Sequence[tuple[str, str]]) -> str:

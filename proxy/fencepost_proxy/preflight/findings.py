@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """`UNKNOWN`: cannot be checked from here; `stated` gives the reason."""
+    """`UNKNOWN`: cannot be checked from here; `reported` gives the reason."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -22,21 +22,21 @@ class Finding:
     group: str
     what: str
     state: State
-    stated: str
+    reported: str
     todo: str = ""
 
 
-def ok(group: str, what: str, stated: str) -> Finding:
-    return Finding(group, what, State.OK, stated)
+def ok(group: str, what: str, reported: str) -> Finding:
+    return Finding(group, what, State.OK, reported)
 
 
-def unknown(group: str, what: str, stated: str, todo: str = "") -> Finding:
-    return Finding(group, what, State.UNKNOWN, stated, todo)
+def unknown(group: str, what: str, reported: str, todo: str = "") -> Finding:
+    return Finding(group, what, State.UNKNOWN, reported, todo)
 
 
-def warning(group: str, what: str, stated: str, todo: str) -> Finding:
-    return Finding(group, what, State.WARNING, stated, todo)
+def warning(group: str, what: str, reported: str, todo: str) -> Finding:
+    return Finding(group, what, State.WARNING, reported, todo)
 
 
-def failed(group: str, what: str, stated: str, todo: str) -> Finding:
-    return Finding(group, what, State.FAILED, stated, todo)
+def failed(group: str, what: str, reported: str, todo: str) -> Finding:
+    return Finding(group, what, State.FAILED, reported, todo)
