@@ -13,8 +13,9 @@ import pytest
 from fencepost_proxy.cli import check as command
 from fencepost_proxy.config import ControlSasl, Limits, ListenTls, ProxyConfig, UpstreamTls
 from fencepost_proxy.preflight import checking, rights
-from fencepost_proxy.preflight.findings import Finding, State, failed, ok, unknown, warning
+from fencepost_proxy.preflight.findings import Finding, Group, State
 from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire.schema import Message
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 
@@ -183,9 +184,8 @@ def test_release_is_derived_from_its_level(level: int, release: str) -> None:
 
 
 def test_authorized_operations_are_bits() -> None:
-    assert rights._operations(1 << 3 | 1 << 8) == {"READ", "DESCRIBE"}
-    assert rights._operations(0) == frozenset()
-    assert rights._operations(-(1 << 31)) is None
+    for bits, missing in ((1 << 3 | 1 << 8, ["WRITE"]), (0, ["READ", "WRITE"]), (-(1 << 31), [])):
+        assert rights._missing(Message(topic_authorized_operations=bits), ("READ", "WRITE")) == missing
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,12 @@ def test_glob_becomes_a_resource_pattern(glob: str, resource: str, exact: bool) 
 
 
 def test_the_list_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    kafka, files = Group("Kafka"), Group("files")
     found = [
-        ok("Kafka", "one", "is healthy"),
-        failed("files", "two", "is not", "mend it"),
-        warning("Kafka", "three", "a foreign name: \x1b[31m", "check it"),
-        unknown("files", "four", "no answer"),
+        kafka.ok("one", "is healthy"),
+        files.failed("two", "is not", "mend it"),
+        kafka.warning("three", "a foreign name: \x1b[31m", "check it"),
+        files.unknown("four", "no answer"),
     ]
 
     command._report(argparse.Namespace(json=False), found)

@@ -17,11 +17,11 @@ from fencepost_proxy.cli.options import Subparsers, add_command
 from fencepost_proxy.cli.tables import printable
 from fencepost_proxy.config import Refused
 from fencepost_proxy.config.reading import Loaded
-from fencepost_proxy.preflight.findings import Finding, State, failed, ok
+from fencepost_proxy.preflight.findings import Finding, Group, State
 
 _SECONDS: Final = 60.0
 _WIDTH: Final = 110
-CONFIGURATION: Final = "configuration"
+CONFIGURATION: Final = Group("configuration")
 
 _DESCRIPTION: Final = """\
 Check that a proxy with this configuration would work on this machine, and print a fix for each failure.
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         loaded = proxy.read_config(args)
     except Refused as refused:
-        _report(args, [failed(CONFIGURATION, each.key, str(each), "") for each in refused.problems])
+        _report(args, [CONFIGURATION.failed(each.key, str(each)) for each in refused.problems])
         return 2
     # The list reports failures; log lines would repeat them.
     logs.setup("error", stream=io.StringIO())
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def _configured(loaded: Loaded) -> Finding:
     given = len(loaded.origins)
     stated = f"{loaded.file or 'no file'}: valid, {given} key(s) set in file, environment or command line"
-    return ok(CONFIGURATION, "keys", stated)
+    return CONFIGURATION.ok("keys", stated)
 
 
 def _report(args: argparse.Namespace, found: Sequence[Finding]) -> None:
@@ -113,7 +113,7 @@ def _report(args: argparse.Namespace, found: Sequence[Finding]) -> None:
 
 def _print(each: Finding) -> None:
     # The text may come from a peer.
-    stated = printable(each.reported if each.group == CONFIGURATION else f"{each.what}: {each.reported}")
+    stated = printable(each.reported if each.group == CONFIGURATION.name else f"{each.what}: {each.reported}")
     first, rest = f"  {_WORDS[each.state]:<9}", " " * 11
     for line in textwrap.wrap(stated, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False):
         print(line)

@@ -12,9 +12,8 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,11 +23,11 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster import hints
 from fencepost_proxy.cluster.broker import Access, BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.metadata import ClusterMetadata, from_response
-from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.config import ListenTls, ProxyConfig, UpstreamTls
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.preflight import rights
-from fencepost_proxy.preflight.findings import Finding, failed, ok, unknown, warning
+from fencepost_proxy.preflight.findings import Finding, Group, State
 from fencepost_proxy.services.sidecar import SidecarProbe
 from fencepost_proxy.transport import certificates
 from fencepost_proxy.transport.listeners import bind
@@ -37,9 +36,9 @@ from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name
 from fencepost_proxy.wire.schema import Message
 
-FILES: Final = "files"
-MACHINE: Final = "this machine"
-KAFKA: Final = "Kafka"
+FILES: Final = Group("files")
+MACHINE: Final = Group("this machine")
+KAFKA: Final = Group("Kafka")
 
 _NO_HINT: Final = "check the broker's log"
 _CLIENT_ID: Final = "fencepost-check"
@@ -69,7 +68,7 @@ async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -
             brokers = probing.brokers
     except TimeoutError:
         stated = f"check not finished within {seconds:g} s"
-        found.append(failed(KAFKA, "time", stated, "raise --seconds, or find out what hangs"))
+        found.append(KAFKA.failed("time", stated, "raise --seconds, or find out what hangs"))
     return found + await _listeners(config, brokers, running)
 
 
@@ -80,43 +79,34 @@ def _files(config: ProxyConfig) -> Iterator[Finding]:
     listen, upstream, sasl = config.listen_tls, config.upstream_tls, config.control_sasl
     yield from _readable("status_token_file", config.status_token_file)
     if listen is not None:
-        key = "listen_tls.key_file" if listen.key_file is not None else "listen_tls.certificate_file"
-        yield from _secret(key, listen.key_file or listen.certificate_file)
-        yield from _secret("listen_tls.key_password_file", listen.key_password_file)
-        try:
-            certificates.listener_context(listen)
-        except ConfigError as error:
-            yield _wrong(error)
-        else:
-            yield from _lasting("listen_tls.certificate_file", listen.certificate_file)
-            yield from _lasting("listen_tls.client_ca_file", listen.client_ca_file)
-            yield from _named(config, listen.certificate_file)
+        yield from _tls("listen_tls", listen, lambda: certificates.listener_context(listen), "client_ca_file")
+        yield from _named(config, listen.certificate_file)
     if upstream is not None:
-        if upstream.certificate_file is not None:
-            key = "upstream_tls.key_file" if upstream.key_file is not None else "upstream_tls.certificate_file"
-            yield from _secret(key, upstream.key_file or upstream.certificate_file)
-        yield from _secret("upstream_tls.key_password_file", upstream.key_password_file)
-        try:
-            certificates.upstream_context(upstream)
-        except ConfigError as error:
-            yield _wrong(error)
-        else:
-            yield from _lasting("upstream_tls.certificate_file", upstream.certificate_file)
-            yield from _lasting("upstream_tls.ca_file", upstream.ca_file)
+        yield from _tls("upstream_tls", upstream, lambda: certificates.upstream_context(upstream), "ca_file")
     if sasl is not None:
-        for key, file in (
-            ("control_sasl.password_file", sasl.password_file),
-            ("control_sasl.token_file", sasl.token_file),
-        ):
-            yield from _readable(key, file)
+        yield from _readable("control_sasl.password_file", sasl.password_file)
+        yield from _readable("control_sasl.token_file", sasl.token_file)
     if (listen is None) is not (upstream is None):
         plaintext_part = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
         missing = "[listen_tls]" if listen is None else "[upstream_tls]"
         stated = f"TLS is enabled on one side only: traffic {plaintext_part}, including SASL passwords, is plaintext"
-        yield warning(FILES, "TLS", stated, f"add the table {missing}, unless that network is trusted")
+        yield FILES.warning("TLS", stated, f"add the table {missing}, unless that network is trusted")
     if sasl is not None and sasl.mechanism in ("PLAIN", "OAUTHBEARER") and upstream is None:
         stated = "the proxy sends its own password or token to Kafka in plaintext"
-        yield warning(FILES, "control_sasl.mechanism", stated, "add the table [upstream_tls], or use SCRAM-SHA-512")
+        yield FILES.warning("control_sasl.mechanism", stated, "add the table [upstream_tls], or use SCRAM-SHA-512")
+
+
+def _tls(table: str, tls: ListenTls | UpstreamTls, load: Callable[[], object], authorities: str) -> Iterator[Finding]:
+    key = "certificate_file" if tls.key_file is None else "key_file"
+    yield from _secret(f"{table}.{key}", tls.key_file or tls.certificate_file)
+    yield from _secret(f"{table}.key_password_file", tls.key_password_file)
+    try:
+        load()
+    except ConfigError as error:
+        yield _wrong(error)
+    else:
+        yield from _lasting(f"{table}.certificate_file", tls.certificate_file)
+        yield from _lasting(f"{table}.{authorities}", getattr(tls, authorities))
 
 
 def _readable(key: str, file: Path | None) -> Iterator[Finding]:
@@ -128,7 +118,7 @@ def _readable(key: str, file: Path | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield _wrong(error)
     else:
-        yield ok(FILES, key, f"{file} is readable")
+        yield FILES.ok(key, f"{file} is readable")
     yield from _secret(key, file)
 
 
@@ -137,7 +127,7 @@ def _wrong(error: ConfigError) -> Finding:
     todo = "correct the file, or use another one"
     if "cannot be read" in stated:
         todo = "check the path as this process sees it, and the permissions of the user who runs it"
-    return failed(FILES, key, stated, todo)
+    return FILES.failed(key, stated, todo)
 
 
 def _secret(key: str, file: Path | None) -> Iterator[Finding]:
@@ -150,7 +140,7 @@ def _secret(key: str, file: Path | None) -> Iterator[Finding]:
         return
     if mode & stat.S_IRWXO:
         stated = f"all users of this machine may read {file} ({stat.filemode(mode)})"
-        yield warning(FILES, key, stated, f"chmod o= {file}")
+        yield FILES.warning(key, stated, f"chmod o= {file}")
 
 
 def _lasting(key: str, file: Path | None) -> Iterator[Finding]:
@@ -158,19 +148,19 @@ def _lasting(key: str, file: Path | None) -> Iterator[Finding]:
         return
     now, begins, ends = time.time(), certificates.not_before(file), certificates.not_after(file)
     if ends is None:
-        yield unknown(FILES, key, f"expiry of {file} is unknown")
+        yield FILES.unknown(key, f"expiry of {file} is unknown")
         return
     day = datetime.fromtimestamp(ends, UTC).date()
     if ends < now:
-        yield failed(FILES, key, f"{file} expired on {day}", "renew it; a running proxy reloads the file automatically")
+        yield FILES.failed(key, f"{file} expired on {day}", "renew it; a running proxy reloads the file automatically")
     elif begins is not None and begins > now:
         day = datetime.fromtimestamp(begins, UTC).date()
-        yield failed(FILES, key, f"{file} is not valid before {day}", "check this machine's clock")
+        yield FILES.failed(key, f"{file} is not valid before {day}", "check this machine's clock")
     elif ends - now < _SOON_SECONDS:
         stated = f"{file} expires on {day}, in {(ends - now) / _DAY_SECONDS:.0f} days"
-        yield warning(FILES, key, stated, "renew it; a running proxy reloads the file automatically")
+        yield FILES.warning(key, stated, "renew it; a running proxy reloads the file automatically")
     else:
-        yield ok(FILES, key, f"{file} is valid until {day} ({(ends - now) / _DAY_SECONDS:.0f} days)")
+        yield FILES.ok(key, f"{file} is valid until {day} ({(ends - now) / _DAY_SECONDS:.0f} days)")
 
 
 def _named(config: ProxyConfig, file: Path) -> Iterator[Finding]:
@@ -178,9 +168,8 @@ def _named(config: ProxyConfig, file: Path) -> Iterator[Finding]:
     if host is None or not names or any(_is_for(name, host) for name in names):
         return
     stated = f"{file} is for {', '.join(names)}, but clients connect to {host} (advertised_host)"
-    yield failed(
-        FILES, "listen_tls.certificate_file", stated, f"issue it for {host}, or set advertised_host to one of its names"
-    )
+    todo = f"issue it for {host}, or set advertised_host to one of its names"
+    yield FILES.failed("listen_tls.certificate_file", stated, todo)
 
 
 def _is_for(name: str, host: str) -> bool:
@@ -200,11 +189,11 @@ def _machine(config: ProxyConfig) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     requested = 2 * config.limits.connections_max + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= requested:
-        yield ok(MACHINE, "open files", f"the limit of {soft} suffices for {config.limits.connections_max} clients")
+        yield MACHINE.ok("open files", f"the limit of {soft} suffices for {config.limits.connections_max} clients")
     else:
         stated = f"the limit is {soft} open files per process; limits.connections_max={config.limits.connections_max} "
         stated += f"needs {requested}"
-        yield warning(MACHINE, "open files", stated, f"ulimit -n {requested}, or LimitNOFILE={requested} in the unit")
+        yield MACHINE.warning("open files", stated, f"ulimit -n {requested}, or LimitNOFILE={requested} in the unit")
 
 
 async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, running: bool) -> list[Finding]:
@@ -217,13 +206,13 @@ async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, runn
         try:
             requested.append((what, Address(config.listen.host, book.listener_port(node_id))))
         except ConfigError as error:
-            found.append(failed(MACHINE, what, str(error), f"[broker_ports] {node_id} = …"))
+            found.append(MACHINE.failed(what, str(error), f"[broker_ports] {node_id} = …"))
     if with_own is None:
         stated = "the brokers are not known, so neither are the ports of their listeners"
-        found.append(unknown(MACHINE, "listeners for brokers", stated))
+        found.append(MACHINE.unknown("listeners for brokers", stated))
     elif absent := sorted(set(config.broker_ports) - set(with_own)):
         stated = f"names broker(s) {', '.join(map(str, absent))}, which are not in the cluster now"
-        found.append(warning(MACHINE, "broker_ports", stated, "remove them, unless they will return"))
+        found.append(MACHINE.warning("broker_ports", stated, "remove them, unless they will return"))
     if config.status is not None:
         requested.append(("status page", config.status))
     for what, address in requested:
@@ -241,9 +230,9 @@ def _free(what: str, address: Address) -> Finding:
         todo = "if this proxy is running already: fencepost check --running"
         if "another process" not in stated:
             todo = "use an address of this machine, or 0.0.0.0 for all of them"
-        return failed(MACHINE, what, f"{address}: {stated}", todo)
+        return MACHINE.failed(what, f"{address}: {stated}", todo)
     sock.close()
-    return ok(MACHINE, what, f"{address} is free" if address.port else f"{address}: any free port")
+    return MACHINE.ok(what, f"{address} is free" if address.port else f"{address}: any free port")
 
 
 async def _answers(what: str, address: Address) -> Finding:
@@ -253,9 +242,9 @@ async def _answers(what: str, address: Address) -> Finding:
             _, writer = await asyncio.open_connection(host, address.port)
     except (OSError, TimeoutError) as error:
         stated = f"{address}: nothing listens there ({getattr(error, 'strerror', None) or 'no response'})"
-        return failed(MACHINE, what, stated, "is the proxy running? If not, omit --running")
+        return MACHINE.failed(what, stated, "is the proxy running? If not, omit --running")
     writer.close()
-    return ok(MACHINE, what, f"{address}: in use")
+    return MACHINE.ok(what, f"{address}: in use")
 
 
 async def _resolves(host: str) -> Finding:
@@ -265,8 +254,8 @@ async def _resolves(host: str) -> Finding:
             infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
         stated = f"{host} does not resolve here ({getattr(error, 'strerror', None) or 'no response'})"
-        return warning(MACHINE, what, stated, "clients connect to this name: it must resolve where they run")
-    return ok(MACHINE, what, f"{host} resolves to {infos[0][4][0]} here")
+        return MACHINE.warning(what, stated, "clients connect to this name: it must resolve where they run")
+    return MACHINE.ok(what, f"{host} resolves to {infos[0][4][0]} here")
 
 
 def release_of(level: int) -> str:
@@ -287,12 +276,6 @@ def _without(address: Address, error: UpstreamUnavailable) -> str:
     return str(error).removeprefix(f"{address}: ")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    address: Address
-    connection: BrokerConnection
-
-
 class _Kafka:
     """Appends to `found` while it runs, so a timeout keeps earlier findings. `brokers`: None if not known."""
 
@@ -309,39 +292,47 @@ class _Kafka:
             if self._config.upstream_tls is not None:
                 self._context = certificates.upstream_context(self._config.upstream_tls)
         except ConfigError:
-            self._found.append(unknown(KAFKA, "upstream", "not checked: the files of [upstream_tls] are not usable"))
+            self._found.append(KAFKA.unknown("upstream", "not checked: the files of [upstream_tls] are not usable"))
             return
-        named = list(dict.fromkeys(self._config.upstream))
-        tried = await asyncio.gather(*(self._open(each) for each in named))
-        reached = [
-            _Reached(each, it) for each, it in zip(named, tried, strict=True) if isinstance(it, BrokerConnection)
-        ]
-        for address, it in zip(named, tried, strict=True):
-            if isinstance(it, UpstreamUnavailable):
-                self._found.append(self._unreachable("upstream", address, it, serious=not reached))
-        if not reached:
+        servers = {f"upstream {each}": each for each in self._config.upstream}
+        reached = await self._reach(
+            servers, "other servers in upstream respond, so a proxy would start", one_suffices=True
+        )
+        clusters = {what: found for what, each in reached.items() if (found := await self._metadata(what, each))}
+        if not clusters:
             return
-        metadata = [(each, await self._metadata(each)) for each in reached]
-        whole = [(each, found) for each, found in metadata if found is not None]
-        if not whole:
-            return
-        one, cluster = whole[0]
-        for each, found in whole:
-            stated = f"{self._way_in(each.connection)}, cluster {found.cluster_id}"
+        cluster = next(iter(clusters.values()))
+        for what, found in clusters.items():
+            stated = f"{self._way_in(reached[what])}, cluster {found.cluster_id}"
             if found.cluster_id == cluster.cluster_id:
-                self._found.append(ok(KAFKA, f"upstream {each.address}", stated))
+                self._found.append(KAFKA.ok(what, stated))
             else:
                 todo = "set upstream to brokers of one cluster: the proxy uses the first one that responds"
-                self._found.append(failed(KAFKA, f"upstream {each.address}", f"{stated}: another cluster", todo))
-            self._found.extend(self._ending(f"upstream {each.address}", each.connection))
+                self._found.append(KAFKA.failed(what, f"{stated}: another cluster", todo))
+            self._found.extend(self._ending(what, reached[what]))
         self.brokers = sorted(cluster.brokers)
-        self._found.append(await self._release(one.connection, cluster))
+        connection = reached[next(iter(clusters))]
+        self._found.append(await self._release(connection, cluster))
         proxied_connections = await self._each_broker(cluster)
         self._found.extend(self._few(cluster))
         if self._config.mode == "sidecar":
             self._found.append(await self._sidecar(cluster))
-        usable = next(iter(proxied_connections.values()), one.connection)
+        usable = next(iter(proxied_connections.values()), connection)
         self._found.extend(await rights.rights(usable, self._config, cluster, proxied_connections))
+
+    async def _reach(
+        self, servers: Mapping[str, Address], hint: str, *, one_suffices: bool = False
+    ) -> dict[str, BrokerConnection]:
+        """Connections to the servers that respond. `hint` – about the others."""
+        tried = await asyncio.gather(*map(self._open, servers.values()))
+        reached = {what: it for what, it in zip(servers, tried, strict=True) if isinstance(it, BrokerConnection)}
+        for (what, address), it in zip(servers.items(), tried, strict=True):
+            if isinstance(it, UpstreamUnavailable):
+                warns = one_suffices and bool(reached)
+                state = State.WARNING if warns else State.FAILED
+                todo = _remedy(it, hint if warns or not one_suffices else "")
+                self._found.append(Finding(KAFKA.name, what, state, _without(address, it), todo))
+        return reached
 
     async def _open(self, address: Address) -> BrokerConnection | UpstreamUnavailable:
         """The connection, or the failure."""
@@ -356,22 +347,14 @@ class _Kafka:
         self._stack.push_async_callback(connection.close)
         return connection
 
-    @staticmethod
-    def _unreachable(what: str, address: Address, error: UpstreamUnavailable, *, serious: bool) -> Finding:
-        what, stated = f"{what} {address}", _without(address, error)
-        if serious:
-            return failed(KAFKA, what, stated, _remedy(error))
-        return warning(KAFKA, what, stated, _remedy(error, "other servers in upstream respond, so a proxy would start"))
-
-    async def _metadata(self, reached: _Reached) -> ClusterMetadata | None:
-        connection = reached.connection
+    async def _metadata(self, what: str, connection: BrokerConnection) -> ClusterMetadata | None:
         try:
             version = connection.version(apis.METADATA, at_least=10, at_most=13)
             message = Message(topics=[], allow_auto_topic_creation=False)
             deadline = deadline_in(self._config.limits.request_timeout_seconds)
             return from_response(await connection.request(apis.METADATA, version, message, deadline=deadline))
         except UpstreamUnavailable as error:
-            self._found.append(self._unreachable("upstream", reached.address, error, serious=True))
+            self._found.append(KAFKA.failed(what, _without(connection.address, error), _remedy(error)))
             return None
 
     def _way_in(self, connection: BrokerConnection) -> str:
@@ -390,7 +373,7 @@ class _Kafka:
         left = ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()
         if left < _SOON_SECONDS:
             stated = f"the broker's certificate expires in {left / _DAY_SECONDS:.0f} days ({shown['notAfter']})"
-            yield warning(KAFKA, what, stated, "renew it on the broker")
+            yield KAFKA.warning(what, stated, "renew it on the broker")
 
     async def _release(self, connection: BrokerConnection, cluster: ClusterMetadata) -> Finding:
         message = Message(client_software_name="fencepost", client_software_version="0")
@@ -399,28 +382,22 @@ class _Kafka:
         try:
             answer = await connection.request(API_VERSIONS, 3, message, deadline=deadline)
         except UpstreamUnavailable as error:
-            return unknown(KAFKA, "cluster", f"{stated}; its release: {error}")
+            return KAFKA.unknown("cluster", f"{stated}; its release: {error}")
         levels = {each.name: each.max_version_level for each in answer.finalized_features or ()}
         level = levels.get("metadata.version")
         if level is None:
-            return unknown(KAFKA, "cluster", f"{stated}; release unknown")
-        return ok(KAFKA, "cluster", f"{stated}, features of Kafka {release_of(level)} (metadata.version {level})")
+            return KAFKA.unknown("cluster", f"{stated}; release unknown")
+        return KAFKA.ok("cluster", f"{stated}, features of Kafka {release_of(level)} (metadata.version {level})")
 
     async def _each_broker(self, cluster: ClusterMetadata) -> dict[NodeId, BrokerConnection]:
         """Connections to the reachable brokers."""
-        addresses = [cluster.brokers[node_id] for node_id in sorted(cluster.brokers)]
-        tried = await asyncio.gather(*(self._open(each) for each in addresses))
-        usable: dict[NodeId, BrokerConnection] = {}
-        for node_id, address, it in zip(sorted(cluster.brokers), addresses, tried, strict=True):
-            what = f"broker {node_id} at {address}"
-            if isinstance(it, UpstreamUnavailable):
-                todo = _remedy(it, "the address is from advertised.listeners of the listener in upstream")
-                self._found.append(failed(KAFKA, what, _without(address, it), todo))
-                continue
-            usable[node_id] = it
-            self._found.append(self._apis(what, it))
-            self._found.extend(self._ending(what, it))
-        return usable
+        brokers = {f"broker {node_id} at {address}": node_id for node_id, address in sorted(cluster.brokers.items())}
+        servers = {what: cluster.brokers[node_id] for what, node_id in brokers.items()}
+        reached = await self._reach(servers, "the address is from advertised.listeners of the listener in upstream")
+        for what, connection in reached.items():
+            self._found.append(self._apis(what, connection))
+            self._found.extend(self._ending(what, connection))
+        return {brokers[what]: connection for what, connection in reached.items()}
 
     @staticmethod
     def _apis(what: str, connection: BrokerConnection) -> Finding:
@@ -434,11 +411,11 @@ class _Kafka:
                 lacking.append(f"{api_name(api_key)} v{at_least}–{at_most} ({has})")
         if lacking:
             todo = "this Kafka is too old or too new for this proxy: docs/api-table.md"
-            return failed(KAFKA, what, f"lacks APIs that the proxy needs: {', '.join(lacking)}", todo)
+            return KAFKA.failed(what, f"lacks APIs that the proxy needs: {', '.join(lacking)}", todo)
         low, high = connection.api_versions.get(apis.PRODUCE, (0, 0))
         fetch = "–".join(map(str, connection.api_versions.get(apis.FETCH, (0, 0))))
         stated = f"has all required APIs; {len(connection.api_versions)} APIs, Produce {low}–{high}, Fetch {fetch}"
-        return ok(KAFKA, what, stated)
+        return KAFKA.ok(what, stated)
 
     async def _sidecar(self, cluster: ClusterMetadata) -> Finding:
         """Check whether its broker sends clients to it."""
@@ -451,20 +428,19 @@ class _Kafka:
             problem = await probe.probe()
         except UpstreamUnavailable as error:
             todo = hints.FOR_SIDECAR.get(error.hint, error.hint or _NO_HINT)
-            return failed(KAFKA, what, _without(probe.broker, error), todo)
+            return KAFKA.failed(what, _without(probe.broker, error), todo)
         if problem is not None:
-            return failed(
-                KAFKA, what, problem.text, "the broker must send clients to the sidecar: docs/configuration.md, mode"
-            )
-        return ok(KAFKA, what, f"broker {probe.node_id} sends clients to it")
+            todo = "the broker must send clients to the sidecar: docs/configuration.md, mode"
+            return KAFKA.failed(what, problem.text, todo)
+        return KAFKA.ok(what, f"broker {probe.node_id} sends clients to it")
 
     @staticmethod
     def _few(cluster: ClusterMetadata) -> Iterator[Finding]:
         if not cluster.brokers:
-            yield failed(KAFKA, "brokers", "Kafka reports none", "are its brokers running? Check their logs")
+            yield KAFKA.failed("brokers", "Kafka reports none", "are its brokers running? Check their logs")
         elif len(cluster.brokers) < 3:
             stated = (
                 f"{len(cluster.brokers)} broker(s): a disk failure may lose acknowledged appends and the state topic"
             )
             todo = "for durable topics use three brokers and min.insync.replicas=2"
-            yield warning(KAFKA, "durability", stated, todo)
+            yield KAFKA.warning("durability", stated, todo)

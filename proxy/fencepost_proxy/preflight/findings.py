@@ -26,17 +26,20 @@ class Finding:
     todo: str = ""
 
 
-def ok(group: str, what: str, reported: str) -> Finding:
-    return Finding(group, what, State.OK, reported)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Makes the findings of one group."""
 
+    name: str
 
-def unknown(group: str, what: str, reported: str, todo: str = "") -> Finding:
-    return Finding(group, what, State.UNKNOWN, reported, todo)
+    def ok(self, what: str, reported: str) -> Finding:
+        return Finding(self.name, what, State.OK, reported)
 
+    def unknown(self, what: str, reported: str, todo: str = "") -> Finding:
+        return Finding(self.name, what, State.UNKNOWN, reported, todo)
 
-def warning(group: str, what: str, reported: str, todo: str) -> Finding:
-    return Finding(group, what, State.WARNING, reported, todo)
+    def warning(self, what: str, reported: str, todo: str) -> Finding:
+        return Finding(self.name, what, State.WARNING, reported, todo)
 
-
-def failed(group: str, what: str, reported: str, todo: str) -> Finding:
-    return Finding(group, what, State.FAILED, reported, todo)
+    def failed(self, what: str, reported: str, todo: str = "") -> Finding:
+        return Finding(self.name, what, State.FAILED, reported, todo)

@@ -11,25 +11,23 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Final
-from uuid import UUID
 
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
-from fencepost_proxy.cluster.metadata import NO_NODE, ClusterMetadata, Leader
+from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
 from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error
-from fencepost_proxy.preflight.findings import Finding, failed, ok, unknown, warning
+from fencepost_proxy.preflight.findings import Finding, Group
 from fencepost_proxy.topics.state import StateError, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
-from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, NodeId
+from fencepost_proxy.types import NO_TOPIC_ID, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
-GROUP: Final = "Kafka ACLs of the proxy"
+ACLS: Final = Group("Kafka ACLs of the proxy")
 #: A group and transactional id that do not exist.
 _NO_GROUP: Final = "fencepost-check"
 _DESCRIBE_GROUPS: Final = 15
@@ -46,24 +44,10 @@ _IN_ONE_COMMAND_MAX: Final = 50
 #: Source of a topic's checks.
 OF_THE_FILE: Final = "topics in the file"
 OF_ADMINS: Final = "topics set by admins"
-NO_LEADER: Final = Leader(NO_NODE, LeaderEpoch(-1))
 #: Operations that a checked topic needs.
 _CHECKED: Final = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
 #: AclOperation codes, which are the bits of authorized operations.
 _OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
-
-
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    """`error_code`: 0, 3 (does not exist) or 29 (not authorized). `operations`: None if Kafka does not report them."""
-
-    name: str
-    error_code: int
-    operations: frozenset[str] | None
-    replicas: int
-    topic_id: UUID = NO_TOPIC_ID
-    leader: Leader = NO_LEADER
-    internal: bool = False
 
 
 async def rights(
@@ -74,26 +58,19 @@ async def rights(
 ) -> list[Finding]:
     """`proxied_connections`: connections to reachable brokers. Failed requests become findings, never exceptions."""
     query = _Probe(connection, config, cluster, proxied_connections)
-    found: list[Finding] = []
-    for probe in (
-        query.authorizer,
-        query.state_topic,
-        query.stored,
-        query.producer_ids,
-        query.broker_configs,
-        query.topics,
-    ):
-        found += await _tried(probe)
-    for probe in (query.groups, query.transactional_ids):
-        found += await _tried(probe)
-    return found
+    about_cluster = (query.authorizer, query.state_topic, query.stored, query.producer_ids, query.broker_configs)
+    return [
+        finding
+        for probe in (*about_cluster, query.topics, query.groups, query.transactional_ids)
+        for finding in await _tried(probe)
+    ]
 
 
 async def _tried(probe: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
     try:
         return await probe()
     except UpstreamUnavailable as error:
-        return [unknown(GROUP, "one of the checks", f"request failed: {error}")]
+        return [ACLS.unknown("one of the checks", f"request failed: {error}")]
 
 
 class _Probe:
@@ -108,7 +85,7 @@ class _Probe:
         self._config = config
         self._cluster = cluster
         self._proxied_connections = proxied_connections
-        self._state: _Topic | None = None  # if it exists and is readable
+        self._state: Message | None = None  # its metadata, if it exists and is readable
         self._set: StateView | None = None  # configs set by admins, None if unknown
         sasl = config.control_sasl
         self._principal = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
@@ -132,20 +109,12 @@ class _Probe:
     # ---- authorizer
 
     async def authorizer(self) -> list[Finding]:
-        message = Message(
-            resource_type_filter=_ANY,
-            resource_name_filter=None,
-            pattern_type_filter=_ANY,
-            principal_filter=None,
-            host_filter=None,
-            operation=_ANY,
-            permission_type=_ANY,
-        )
+        anything = ("resource_type_filter", "pattern_type_filter", "operation", "permission_type")
+        names = ("resource_name_filter", "principal_filter", "host_filter")
+        message = Message(**dict.fromkeys(anything, _ANY), **dict.fromkeys(names))
         answer = await self._query(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
         self._open = answer.error_code == _SECURITY_DISABLED
-        if self._open:
-            return [ok(GROUP, "authorizer", "none: all operations are allowed")]
-        return []
+        return [ACLS.ok("authorizer", "none: all operations are allowed")] if self._open else []
 
     # ---- the state topic
 
@@ -156,26 +125,26 @@ class _Probe:
         (topic,) = await self._described([name])
         if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._open:
             stated = "hidden although Kafka has no authorizer: is upstream a proxy?"
-            return [failed(GROUP, what, stated, "set upstream to Kafka's own brokers")]
+            return [ACLS.failed(what, stated, "set upstream to Kafka's own brokers")]
         if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
-            return [failed(GROUP, what, "the proxy may not DESCRIBE it", todo)]
+            return [ACLS.failed(what, "the proxy may not DESCRIBE it", todo)]
         if topic.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
             self._set = StateView(self._cluster.cluster_id or "")
             return [await self._creating(name, what, todo, brokers), *await self._not_there_yet(name, what, todo)]
         if topic.error_code:
-            return [unknown(GROUP, what, f"Metadata returned error {topic.error_code}")]
-        missing = self._missing(topic, ("READ", "WRITE"))
+            return [ACLS.unknown(what, f"Metadata returned error {topic.error_code}")]
+        missing = _missing(topic, ("READ", "WRITE"))
         if "READ" not in missing:
             self._state = topic
         if missing:
-            return [failed(GROUP, what, f"the proxy may not {' and '.join(missing)} it", todo)]
-        found = [ok(GROUP, what, "exists, and may be read and written")]
-        if "DESCRIBE_CONFIGS" in self._missing(topic, ("DESCRIBE_CONFIGS",)):
+            return [ACLS.failed(what, f"the proxy may not {' and '.join(missing)} it", todo)]
+        found = [ACLS.ok(what, "exists, and may be read and written")]
+        if "DESCRIBE_CONFIGS" in _missing(topic, ("DESCRIBE_CONFIGS",)):
             stated = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are assumed"
-            found.append(warning(GROUP, what, stated, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
-        if topic.replicas < min(3, brokers):
-            stated = f"it has {topic.replicas} replica(s): if they are lost, so are all virtual configs"
-            found.append(warning(GROUP, what, stated, "add replicas with kafka-reassign-partitions"))
+            found.append(ACLS.warning(what, stated, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
+        if _replicas(topic) < min(3, brokers):
+            stated = f"it has {_replicas(topic)} replica(s): if they are lost, so are all virtual configs"
+            found.append(ACLS.warning(what, stated, "add replicas with kafka-reassign-partitions"))
         return found
 
     async def _creating(self, name: str, what: str, todo: str, brokers: int) -> Finding:
@@ -192,13 +161,12 @@ class _Probe:
         answer = await self._query(apis.CREATE_TOPICS, message, at_least=2, at_most=7)
         code, stated = answer.topics[0].error_code, answer.topics[0].error_message
         if not code or code == Error.TOPIC_ALREADY_EXISTS:
-            return ok(GROUP, what, f"does not exist yet, and may be created ({replicas} replica(s))")
+            return ACLS.ok(what, f"does not exist yet, and may be created ({replicas} replica(s))")
         if code in (Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED):
-            return failed(GROUP, what, "does not exist yet, and the proxy may not create it", todo)
+            return ACLS.failed(what, "does not exist yet, and the proxy may not create it", todo)
         if code == _INVALID_REPLICATION_FACTOR:
-            return failed(GROUP, what, f"cannot be created: {stated}", "wait until all brokers are up")
-        return failed(
-            GROUP,
+            return ACLS.failed(what, f"cannot be created: {stated}", "wait until all brokers are up")
+        return ACLS.failed(
             what,
             f"Kafka would not create it: error {code}, {stated or 'without a reason'}",
             f"create it yourself: one partition, {', '.join(f'{key}={value}' for key, value in configs.items())}",
@@ -230,17 +198,18 @@ class _Probe:
             may_not.append("WRITE")
         if not may_not:
             return []
-        return [failed(GROUP, what, f"once it exists, the proxy may not {' and '.join(may_not)} it", todo)]
+        return [ACLS.failed(what, f"once it exists, the proxy may not {' and '.join(may_not)} it", todo)]
 
     async def stored(self) -> list[Finding]:
         """Read the configs set by admins, for `topics`."""
         what = "configs set by admins"
         if self._state is None:
-            return [] if self._set is not None else [unknown(GROUP, what, "unknown: the state topic is not readable")]
-        name, leader = self._config.state_topic, self._state.leader
+            return [] if self._set is not None else [ACLS.unknown(what, "unknown: the state topic is not readable")]
+        name, partition = self._config.state_topic, self._state.partitions[0]
+        leader = Leader(partition.leader_id, partition.leader_epoch)
         proxied = self._proxied_connections.get(leader.node_id)
         if proxied is None:
-            return [unknown(GROUP, what, f"unknown: the leader of {name} ({leader.node_id}) is unreachable")]
+            return [ACLS.unknown(what, f"unknown: the leader of {name} ({leader.node_id}) is unreachable")]
         try:
             self._set = await read_stored(
                 proxied,
@@ -251,7 +220,7 @@ class _Probe:
                 timeout_seconds=self._config.limits.request_timeout_seconds,
             )
         except StateError as error:
-            return [failed(GROUP, what, f"no proxy can start with this state topic: {error}", error.hint)]
+            return [ACLS.failed(what, f"no proxy can start with this state topic: {error}", error.hint)]
         return []
 
     # ---- the cluster
@@ -262,19 +231,17 @@ class _Probe:
         answer = await self._query(apis.INIT_PRODUCER_ID, message, at_most=4)
         if answer.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
             todo = self._allow(("IDEMPOTENT_WRITE",), "--cluster")
-            return [failed(GROUP, what, "Kafka refuses one, and fenced appends need it", todo)]
+            return [ACLS.failed(what, "Kafka refuses one, and fenced appends need it", todo)]
         if answer.error_code:
-            return [unknown(GROUP, what, f"InitProducerId returned error {answer.error_code}; retry in a moment")]
-        return [ok(GROUP, what, "allowed (IDEMPOTENT_WRITE)")]
+            return [ACLS.unknown(what, f"InitProducerId returned error {answer.error_code}; retry in a moment")]
+        return [ACLS.ok(what, "allowed (IDEMPOTENT_WRITE)")]
 
     async def broker_configs(self) -> list[Finding]:
         what = "broker configs"
         message = Message(
             resources=[
                 Message(
-                    resource_type=_BROKER_RESOURCE,
-                    resource_name="",
-                    configuration_keys=["producer.id.expiration.ms"],
+                    resource_type=_BROKER_RESOURCE, resource_name="", configuration_keys=["producer.id.expiration.ms"]
                 )
             ]
         )
@@ -282,18 +249,17 @@ class _Probe:
         code = answer.results[0].error_code
         if code == Error.CLUSTER_AUTHORIZATION_FAILED:
             stated = "may not be read: the proxy assumes Kafka's default of producer.id.expiration.ms (1 day)"
-            return [warning(GROUP, what, stated, self._allow(("DESCRIBE_CONFIGS",), "--cluster"))]
-        return [ok(GROUP, what, "may be read (DESCRIBE_CONFIGS)")]
+            return [ACLS.warning(what, stated, self._allow(("DESCRIBE_CONFIGS",), "--cluster"))]
+        return [ACLS.ok(what, "may be read (DESCRIBE_CONFIGS)")]
 
     # ---- topics
 
     async def topics(self) -> list[Finding]:
         observed = sorted(await self._described(None), key=lambda each: each.name)
-        topics = [each for each in observed if each.name != self._config.state_topic and not each.internal]
-        by_file: list[tuple[_Topic, TopicPolicy]] = []
-        by_admins: list[tuple[_Topic, TopicPolicy]] = []
+        topics = [each for each in observed if each.name != self._config.state_topic and not each.is_internal]
+        checked: dict[str, list[tuple[Message, TopicPolicy]]] = {OF_THE_FILE: [], OF_ADMINS: []}
         switched_off: list[str] = []
-        others: list[_Topic] = []
+        others: list[Message] = []
         for each in topics:
             of_file = TopicPolicy.of(self._config.configs_for(each.name))
             policy = of_file
@@ -303,23 +269,21 @@ class _Probe:
                 others.append(each)
                 if of_file.read:
                     switched_off.append(each.name)
-            elif policy == of_file:
-                by_file.append((each, policy))
             else:
-                by_admins.append((each, policy))
-        self._policies += [policy for _, policy in by_admins]
-        found = [*await self._checked_topics(OF_THE_FILE, by_file), *await self._checked_topics(OF_ADMINS, by_admins)]
+                checked[OF_THE_FILE if policy == of_file else OF_ADMINS].append((each, policy))
+        self._policies += [policy for _, policy in checked[OF_ADMINS]]
+        found = [finding for what, its in checked.items() for finding in await self._checked_topics(what, its)]
         found += await self._hidden({each.name for each in topics})
         if switched_off:
-            found.append(ok(GROUP, OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
-        if not by_file and not self._open:
+            found.append(ACLS.ok(OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
+        if not checked[OF_THE_FILE] and not self._open:
             found += self._not_there(self._config)
-        free = [each for each in others if not self._missing(each, ("READ", "WRITE", "DESCRIBE"))]
+        free = [each for each in others if not _missing(each, ("READ", "WRITE", "DESCRIBE"))]
         if others:
             stated = f"checks could be enabled on {len(free)} of {len(others)} visible topics (READ, WRITE)"
-            found.append(ok(GROUP, "other topics", stated))
+            found.append(ACLS.ok("other topics", stated))
         elif not topics and not self._open:
-            found.append(unknown(GROUP, "topics", "none visible to the proxy (DESCRIBE)"))
+            found.append(ACLS.unknown("topics", "none visible to the proxy (DESCRIBE)"))
         return [*found, *self._watched(observed)]
 
     def _not_there(self, config: ProxyConfig) -> Iterator[Finding]:
@@ -332,18 +296,18 @@ class _Probe:
             resource, exact = _topics_of(glob)
             stated += "" if exact else "; Kafka has no such pattern, so the command covers more topics"
             requested = (*_CHECKED, *(("ALTER",) if policy.ordered else ()))
-            yield unknown(GROUP, OF_THE_FILE, stated, self._allow(requested, resource))
+            yield ACLS.unknown(OF_THE_FILE, stated, self._allow(requested, resource))
 
-    def _watched(self, observed: Sequence[_Topic]) -> list[Finding]:
+    def _watched(self, observed: Sequence[Message]) -> list[Finding]:
         what = "transaction watch"
         if self._config.status is None or not self._config.watch_transactions or not observed:
             return []  # shown on the status page only
-        unread = [each.name for each in observed if self._missing(each, ("READ",))]
+        unread = [each.name for each in observed if _missing(each, ("READ",))]
         if not unread:
-            return [ok(GROUP, what, f"all {len(observed)} visible topics may be read (READ)")]
+            return [ACLS.ok(what, f"all {len(observed)} visible topics may be read (READ)")]
         stated = f"without READ, open and hanging transactions are not visible: {_some(unread)} "
         stated += "(watch_transactions = false disables the watch)"
-        return [warning(GROUP, what, stated, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
+        return [ACLS.warning(what, stated, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
 
     async def _hidden(self, observed: Set[str]) -> list[Finding]:
         """Topics with configs set by admins that are not visible to the proxy: deleted, or not authorized."""
@@ -357,31 +321,31 @@ class _Probe:
             return []
         stated = f"the proxy may not DESCRIBE them, if they still exist: {_some(hidden)}"
         todo = self._allow(_CHECKED, _each(hidden))
-        return [warning(GROUP, OF_ADMINS, stated, todo)]
+        return [ACLS.warning(OF_ADMINS, stated, todo)]
 
-    async def _checked_topics(self, what: str, is_checked: Sequence[tuple[_Topic, TopicPolicy]]) -> list[Finding]:
+    async def _checked_topics(self, what: str, is_checked: Sequence[tuple[Message, TopicPolicy]]) -> list[Finding]:
         found = []
         lacking: dict[tuple[str, ...], list[str]] = {}
         blind: list[str] = []
         for topic, policy in is_checked:
             requested = ("READ", "WRITE", *(("ALTER",) if policy.ordered else ()))
-            missing = self._missing(topic, requested)
+            missing = _missing(topic, requested)
             if missing:
                 lacking.setdefault(tuple(missing), []).append(topic.name)
-            if self._missing(topic, ("DESCRIBE_CONFIGS",)):
+            if _missing(topic, ("DESCRIBE_CONFIGS",)):
                 blind.append(topic.name)
         for operations, names in lacking.items():
             stated = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
-            found.append(failed(GROUP, what, stated, self._allow(operations, _each(names))))
+            found.append(ACLS.failed(what, stated, self._allow(operations, _each(names))))
         if blind:
             stated = f"Kafka configs may not be read, so defaults are assumed: {_some(blind)}"
-            found.append(warning(GROUP, what, stated, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
+            found.append(ACLS.warning(what, stated, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
         if is_checked and not lacking:
             names = [topic.name for topic, _ in is_checked]
-            found.append(ok(GROUP, what, f"all required operations on {len(is_checked)} topic(s): {_some(names)}"))
+            found.append(ACLS.ok(what, f"all required operations on {len(is_checked)} topic(s): {_some(names)}"))
         return found + await self._losing(what, [topic for topic, policy in is_checked if policy.is_checked])
 
-    async def _losing(self, what: str, topics: Sequence[_Topic]) -> list[Finding]:
+    async def _losing(self, what: str, topics: Sequence[Message]) -> list[Finding]:
         """Warn if Kafka may lose acknowledged appends."""
         by_reason: dict[tuple[str, str], list[str]] = {}
         for start in range(0, len(topics), TOPICS_DESCRIBED_AT_ONCE):
@@ -391,34 +355,20 @@ class _Probe:
                 if facts.assumed:
                     continue
                 for each in durability_warnings(
-                    replication_factor=some[name].replicas,
+                    replication_factor=_replicas(some[name]),
                     min_insync_replicas=facts.min_insync_replicas,
                     unclean_leader_election=facts.unclean_leader_election,
                 ):
                     by_reason.setdefault(each, []).append(name)
         return [
-            warning(GROUP, what, f"{state}: {_some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
+            ACLS.warning(what, f"{state}: {_some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
         ]
 
-    def _missing(self, topic: _Topic, requested: Iterable[str]) -> list[str]:
-        return [] if topic.operations is None else [each for each in requested if each not in topic.operations]
-
-    async def _described(self, names: Sequence[str] | None) -> list[_Topic]:
+    async def _described(self, names: Sequence[str] | None) -> list[Message]:
         queried = None if names is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in names]
         message = Message(topics=queried, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
         answer = await self._query(apis.METADATA, message, at_least=10, at_most=13)
-        return [
-            _Topic(
-                each.name,
-                each.error_code,
-                _operations(each.topic_authorized_operations),
-                min((len(partition.replica_nodes) for partition in each.partitions), default=0),
-                each.topic_id,
-                next((Leader(one.leader_id, one.leader_epoch) for one in each.partitions), NO_LEADER),
-                each.is_internal,
-            )
-            for each in answer.topics
-        ]
+        return list(answer.topics)
 
     # ---- groups and transactions
 
@@ -427,12 +377,12 @@ class _Probe:
         message = Message(groups=[_NO_GROUP], include_authorized_operations=False)
         answer = await self._query(_DESCRIBE_GROUPS, message, at_most=6)
         if answer.groups[0].error_code != _GROUP_AUTHORIZATION_FAILED:
-            return [ok(GROUP, what, "all may be described")]
+            return [ACLS.ok(what, "all may be described")]
         stated = "not all groups may be described; groups of topics with ordered expansion need it"
         todo = self._allow(("DESCRIBE",), "--group '*'")
         if ordered:
-            return [warning(GROUP, what, stated, todo)]
-        return [unknown(GROUP, what, f"{stated}. No topic has it, so nothing depends on this")]
+            return [ACLS.warning(what, stated, todo)]
+        return [ACLS.unknown(what, f"{stated}. No topic has it, so nothing depends on this")]
 
     async def transactional_ids(self) -> list[Finding]:
         what = "transactional ids"
@@ -440,16 +390,20 @@ class _Probe:
         answer = await self._query(apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
         code = answer.transaction_states[0].error_code
         if code != Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return [ok(GROUP, what, "all may be described")]
+            return [ACLS.ok(what, "all may be described")]
         stated = "not all may be described: commits of the others on checked topics cannot be validated, and their "
         stated += "transactions are not shown"
-        return [warning(GROUP, what, stated, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
+        return [ACLS.warning(what, stated, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
 
 
-def _operations(bits: int) -> frozenset[str] | None:
-    if bits == _NOT_REPORTED:
-        return None
-    return frozenset(name for name, bit in _OPERATIONS.items() if bits >> bit & 1)
+def _missing(topic: Message, requested: Iterable[str]) -> list[str]:
+    """Operations that the proxy may not do, as far as Kafka reports them."""
+    bits = topic.topic_authorized_operations
+    return [] if bits == _NOT_REPORTED else [each for each in requested if not bits >> _OPERATIONS[each] & 1]
+
+
+def _replicas(topic: Message) -> int:
+    return min((len(each.replica_nodes) for each in topic.partitions), default=0)
 
 
 def _of_the_tool(operation: str) -> str:
