@@ -177,6 +177,16 @@ def test_bootstrap_server_variable_sets_upstream() -> None:
     assert loaded.origin("upstream") == "environment FENCEPOST_BOOTSTRAP_SERVER"
 
 
+def test_unknown_keys_of_one_variable_keep_their_order() -> None:
+    names = [f"zz{number}" for number in range(9)]
+    text = f"{{ {', '.join(f'{name} = 1' for name in names)} }}"
+
+    with pytest.raises(Refused) as refused:
+        read(environment={"FENCEPOST_UPSTREAM": "a:1", "FENCEPOST_LOG": text})
+
+    assert [each.key for each in refused.value.problems] == [f"log.{name}" for name in names]
+
+
 def test_two_variables_of_a_key_are_refused() -> None:
     names = "FENCEPOST_UPSTREAM", "FENCEPOST_BOOTSTRAP_SERVER"
 

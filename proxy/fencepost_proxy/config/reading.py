@@ -248,8 +248,9 @@ def _unknown(source: _Source) -> Iterator[Problem]:
                 yield source.problem((name,), str(wrong))
                 continue
             known = [key.field_name for key in TABLES[name].keys]
-            for each in inner.keys() - set(known):
-                yield source.problem((name, each), f"unknown key; {_hint(each, known)}")
+            for each in inner:
+                if each not in known:
+                    yield source.problem((name, each), f"unknown key; {_hint(each, known)}")
         elif name not in KEYS:
             # Perhaps the key of a table, given without it.
             full = None if nearest(name, top) else nearest(name, [key.field_name for key in SHOWN if key.table], 0.8)
