@@ -289,7 +289,7 @@ def led_elsewhere(kafka: KafkaCluster, node_id: int, prefix: str) -> str:
     """A transactional id whose coordinator is on another broker."""
     with Connection(kafka.bootstrap.split(",")[0]) as admin:
         for number in range(50):
-            name = f"{prefix}-cut{number}"
+            name = f"{prefix}-{number}"
             (found,) = admin.query(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
             if found.error_code == 0 and found.node_id != node_id:
                 return name
@@ -325,8 +325,9 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
     ):
         create_on(proxy, {fine: [1, 2, 3], away: [stopped]})
 
-        # A transaction that times out after a second.
-        producers.do("init", "overdue", f"{fine}-overdue", 1_000)
+        # A transaction that times out after a second. Neither its coordinator nor that of the last one is paused later.
+        overdue = led_elsewhere(stubborn_kafka, stopped, f"{fine}-overdue")
+        producers.do("init", "overdue", overdue, 1_000)
         producers.do("begin", "overdue")
         producers.do("send", "overdue", fine, 0, "a", "-")
         # A late batch of a completed transaction whose transactional id expires.
@@ -347,7 +348,7 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         assert (found["producer_id"], found["start_offset"]) == (sent.producer_id, answer.base_offset)
 
         # A transaction commits while the leader of one of its partitions is paused.
-        cut = led_elsewhere(stubborn_kafka, stopped, away)
+        cut = led_elsewhere(stubborn_kafka, stopped, f"{away}-cut")
         producers.do("init", "cut", cut, 300_000)
         producers.do("begin", "cut")
         producers.do("send", "cut", fine, 0, "c", "-")
@@ -360,7 +361,7 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         page.metric(OVERDUE, 1)
         page.metric(MARKERS_MISSING, 1)
         stuck = {each["transactional_id"]: each for each in of_json("--status", page.address)["open"]}
-        assert stuck[f"{fine}-overdue"]["stuck"] == "overdue"
+        assert stuck[overdue]["stuck"] == "overdue"
         assert (stuck[cut]["stuck"], stuck[cut]["state"]) == ("markers_missing", "PrepareCommit")
         assert stuck[cut]["first_partitions"] == [f"{away}-0"]
         text = page.text("/status.json")
@@ -370,11 +371,11 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         described = of_json("describe", cut, "--bootstrap", others)
         assert [(each["topic"], each["leader"]) for each in described["partitions"]] == [(away, stopped)]
         status, text = transactions("hanging", "--bootstrap", others)
-        assert (status, f"{fine}-overdue" in text) == (1, True)
+        assert (status, overdue in text) == (1, True)
 
         # The broker resumes, and the other transaction's producer initializes again.
         stubborn_kafka.resume(stopped)
-        producers.do("init", "overdue", f"{fine}-overdue", 60_000)
+        producers.do("init", "overdue", overdue, 60_000)
 
         # Neither is stuck any more.
         page.metric(MARKERS_MISSING, 0)
