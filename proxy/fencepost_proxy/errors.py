@@ -100,3 +100,10 @@ def error_name(code: int) -> str:
         return Error(code).name
     except ValueError:
         return str(code)
+
+
+class StateError(FencepostError):
+    """The state topic belongs to another cluster, or needs a newer version: checked appends wait for an operator."""
+
+    def __init__(self, text: str, *, hint: str) -> None:
+        super().__init__(text, hint=hint)

@@ -37,15 +37,10 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.state_topic_settings import TOPIC_CONFIGS
 from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error
-from fencepost_proxy.topics.state import (
-    StateError,
-    encode_heartbeat,
-    encode_heartbeat_tombstone,
-    encode_process,
-    encode_producer_id,
-    encode_topic_config,
-)
+from fencepost_proxy.errors import Error, StateError
+from fencepost_proxy.topics.fencing import encode_producer_id
+from fencepost_proxy.topics.processes import encode_heartbeat, encode_heartbeat_tombstone, encode_process
+from fencepost_proxy.topics.state import encode_topic_config
 from fencepost_proxy.types import ProducerId, TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.state_records import StateRecord

@@ -15,7 +15,7 @@ from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.membership import Membership
-from fencepost_proxy.topics.state import encode_process
+from fencepost_proxy.topics.processes import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE

@@ -48,7 +48,7 @@ from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.response_reader import ResponseReader
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.transactions import TransactionalAppends
-from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.topics.fencing import FenceBaseRecords, SharedProducerIds
 from fencepost_proxy.transactions import commit_validator as validator_module
 from fencepost_proxy.transactions.commit_validator import CommitValidator
 from tests.simulation import world
@@ -234,7 +234,7 @@ MUTANTS = (
         "base-not-read",
         "published fence bases are not read",
         ("bypass",),
-        body(StateView, "fence_base", "return None"),
+        body(FenceBaseRecords, "get", "return None"),
         rule="adopt the published base after error 47: rule 6",
     ),
     Mutant(
@@ -777,11 +777,11 @@ MUTANTS = (
         "the last proposed producer id wins",
         ("proposals",),
         edit(
-            StateView,
-            "_apply_producer_id",
+            SharedProducerIds,
+            "apply",
             (
-                "self._producer_ids.setdefault(number, ProducerId(producer_id))",
-                "self._producer_ids.update({number: ProducerId(producer_id)})",
+                "self._by_number.setdefault(number, ProducerId(producer_id))",
+                "self._by_number.update({number: ProducerId(producer_id)})",
             ),
         ),
         rule="the lowest offset wins, permanently: rule 9",

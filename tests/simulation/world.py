@@ -26,14 +26,9 @@ from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.services import relayed_versions_without
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared
+from fencepost_proxy.topics.fencing import encode_fence_base, encode_producer_id
 from fencepost_proxy.topics.planning import Joins
-from fencepost_proxy.topics.state import (
-    StateRecord,
-    StateView,
-    TopicConfigChange,
-    encode_fence_base,
-    encode_producer_id,
-)
+from fencepost_proxy.topics.state import StateRecord, StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
@@ -296,10 +291,10 @@ class Proxy(Counting):
 
     @property
     def shared_producer_ids(self) -> frozenset[int]:
-        return self._view.shared_producer_ids
+        return self._view.producer_ids.all
 
     def shared_producer_id(self, number: int) -> int | None:
-        return self._view.producer_id(number)
+        return self._view.producer_ids.get(number)
 
     @property
     def instance_id(self) -> int:
@@ -550,11 +545,11 @@ class Proxy(Counting):
         self._fresh_until = max(self._fresh_until, queried_at + _LEASE_SECONDS)
 
     def fence_base(self, topic_id: UUID, partition: int) -> tuple[int, int]:
-        base = self._view.fence_base(topic_id, partition)
+        base = self._view.fence_bases.get(topic_id, partition)
         return (0, 0) if base is None else (base.producer_epoch, base.base)
 
     def winning_base(self, topic_id: UUID, partition: int, epoch: int) -> bytes | None:
-        return self._view.fence_base_proposal(topic_id, partition, ProducerEpoch(epoch))
+        return self._view.fence_bases.proposal(topic_id, partition, ProducerEpoch(epoch))
 
     def publish(self, record: StateRecord, done: Callable[[bool], None]) -> None:
         """Store and read back. False means unknown: the record may be stored, now or later."""

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from fencepost_proxy.cluster.heartbeats import Heartbeats
 from fencepost_proxy.config import Limits
-from fencepost_proxy.topics.state import encode_heartbeat
+from fencepost_proxy.topics.processes import encode_heartbeat
 
 
 def test_process_that_was_suspended_removes_no_live_process() -> None:

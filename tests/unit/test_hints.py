@@ -13,12 +13,11 @@ import pytest
 from fencepost_proxy.cluster import hints
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.tls_failures import NotTls, of_broker
-from fencepost_proxy.errors import FencepostError, Reason
+from fencepost_proxy.errors import FencepostError, Reason, StateError
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.topics.closed import CLOSED, denied_message
 from fencepost_proxy.topics.hints import RECREATE
 from fencepost_proxy.topics.planning import Known
-from fencepost_proxy.topics.state import StateError
 from fencepost_proxy.types import Address
 
 UPSTREAM = [Address("k", 9092)]

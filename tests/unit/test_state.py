@@ -9,19 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost_policies.append import Check
+from fencepost_proxy.errors import StateError
+from fencepost_proxy.topics.fencing import FenceBase, encode_fence_base, encode_producer_id
+from fencepost_proxy.topics.processes import encode_heartbeat, encode_heartbeat_tombstone, encode_process, heartbeat
 from fencepost_proxy.topics.state import (
-    FenceBase,
-    StateError,
     StateView,
     TopicConfigChange,
-    encode_fence_base,
-    encode_heartbeat,
-    encode_heartbeat_tombstone,
-    encode_process,
-    encode_producer_id,
     encode_topic_config,
     encode_topic_config_tombstone,
-    heartbeat,
 )
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
@@ -85,19 +80,19 @@ def test_heartbeat_record_names_its_process() -> None:
 def test_instance_ids_are_assigned_in_order_and_reused() -> None:
     processes = [UUID(int=1000 + i) for i in range(256)]
     view = view_of(*(encode_process(each, 0) for each in processes[:254]))
-    assert [view.instance_id(each) for each in processes[:3]] == [1, 2, 3]
-    assert view.instance_id(processes[255]) == 0  # not known
-    assert view.instance_id_age(processes[0]) == 253
+    assert [view.processes.instance_id(each) for each in processes[:3]] == [1, 2, 3]
+    assert view.processes.instance_id(processes[255]) == 0  # not known
+    assert view.processes.age(processes[0]) == 253
     view = view_of(*(encode_process(each, 0) for each in processes))
-    assert (view.instance_id(processes[0]), view.instance_id(processes[255])) == (0, 1)
+    assert (view.processes.instance_id(processes[0]), view.processes.instance_id(processes[255])) == (0, 1)
 
 
 # --- the shared producer id -------------------------------------------------------------------------------------------
 
 
 def test_the_first_proposal_of_a_producer_id_wins() -> None:
-    assert view_of().producer_id() is None
-    assert view_of(producer(A, 10), producer(B, 20), producer(A, 30)).producer_id() == 10
+    assert view_of().producer_ids.get() is None
+    assert view_of(producer(A, 10), producer(B, 20), producer(A, 30)).producer_ids.get() == 10
 
 
 def test_another_clusters_state_is_not_served() -> None:
@@ -109,24 +104,24 @@ def test_producer_ids_are_agreed_on_by_number() -> None:
     second = encode_producer_id(B, "cluster-1", ProducerId(20), 1)
     late = encode_producer_id(A, "cluster-1", ProducerId(30), 1)
     view = view_of(producer(A, 10), second, late)
-    assert (view.producer_id(), view.producer_id(1), view.producer_id(2)) == (10, 20, None)
-    assert view.shared_producer_ids == {10, 20}
+    assert (view.producer_ids.get(), view.producer_ids.get(1), view.producer_ids.get(2)) == (10, 20, None)
+    assert view.producer_ids.all == {10, 20}
 
 
 def test_older_bases_are_dropped_for_a_newer_one() -> None:
     view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 40_000, 70))
-    older = view.older_fence_bases(ORDERS, 0, ProducerEpoch(40_000))
+    older = view.fence_bases.older(ORDERS, 0, ProducerEpoch(40_000))
     assert [each.key for each in older] == [base(A, 5, 50).key, base(B, 6, 60).key]
     assert all(each.value is None for each in older)
     dropped = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 40_000, 70), *older)
-    assert dropped.fence_base(ORDERS, 0) == (40_000, 70)
-    assert dropped.older_fence_bases(ORDERS, 0, ProducerEpoch(40_000)) == []
+    assert dropped.fence_bases.get(ORDERS, 0) == (40_000, 70)
+    assert dropped.fence_bases.older(ORDERS, 0, ProducerEpoch(40_000)) == []
 
 
 def test_older_bases_are_dropped_in_bounded_batches() -> None:
     """Older versions kept all of them."""
     view = view_of(*(base(A, epoch, 10) for epoch in range(5_000)))
-    older = view.older_fence_bases(ORDERS, 0, ProducerEpoch(5_000))
+    older = view.fence_bases.older(ORDERS, 0, ProducerEpoch(5_000))
     assert len(older) == 1_000
     assert sum(len(each.key) for each in older) < 200_000
 
@@ -142,23 +137,23 @@ def test_a_deleted_producer_id_is_not_served() -> None:
 def test_fence_base_belongs_to_one_topic_id_partition() -> None:
     view = view_of(base(A, 5, 77))
 
-    assert view.fence_base(ORDERS, 0) == FenceBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
-    assert view.fence_base(ORDERS, 1) is None
-    assert view.fence_base(ORDERS_ANEW, 0) is None
+    assert view.fence_bases.get(ORDERS, 0) == FenceBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
+    assert view.fence_bases.get(ORDERS, 1) is None
+    assert view.fence_bases.get(ORDERS_ANEW, 0) is None
 
 
 def test_highest_epoch_wins_then_the_first_proposal() -> None:
     view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66), base(B, 5, 55), base(A, 10, 100), base(C, 9, 90))
 
-    assert view.fence_base(ORDERS, 0) == (10, 100)
-    assert view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66)).fence_base(ORDERS, 0) == (6, 60)
+    assert view.fence_bases.get(ORDERS, 0) == (10, 100)
+    assert view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66)).fence_bases.get(ORDERS, 0) == (6, 60)
 
 
 def test_what_a_deleted_topic_had_can_be_cleared() -> None:
     winner, loser = base(A, 5, 50), base(B, 5, 55)
 
-    assert view_of(winner, loser, StateRecord(loser.key, None)).fence_base(ORDERS, 0) == (5, 50)
-    assert view_of(winner, StateRecord(winner.key, None)).fence_base(ORDERS, 0) is None
+    assert view_of(winner, loser, StateRecord(loser.key, None)).fence_bases.get(ORDERS, 0) == (5, 50)
+    assert view_of(winner, StateRecord(winner.key, None)).fence_bases.get(ORDERS, 0) is None
 
 
 # --- topic configs ----------------------------------------------------------------------------------------------------

@@ -18,15 +18,15 @@ from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.config import Limits
-from fencepost_proxy.topics.state import (
+from fencepost_proxy.errors import StateError
+from fencepost_proxy.topics.processes import (
     INSTANCE_ID_AGE_MAX,
-    StateError,
-    StateView,
     encode_heartbeat,
     encode_heartbeat_tombstone,
     encode_process,
     heartbeat,
 )
+from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
 from fencepost_proxy.wire.state_records import StateRecord
 
@@ -93,12 +93,12 @@ class Heartbeats:
             return 0
         view = self._topic.view
         if self._instance_id_as_of != view.next_offset:  # read for each append; changes with the view only
-            self._instance_id_as_of, self._instance_id = view.next_offset, view.instance_id(self._process)
+            self._instance_id_as_of, self._instance_id = view.next_offset, view.processes.instance_id(self._process)
         return self._instance_id
 
     @property
     def instance_id_expires(self) -> bool:
-        return self._process is not None and self._topic.view.instance_id_age(self._process) > INSTANCE_ID_AGE_MAX
+        return self._process is not None and self._topic.view.processes.age(self._process) > INSTANCE_ID_AGE_MAX
 
     def alone(self, now: float) -> bool:
         """Whether no other heartbeat was observed for `_DEAD_SECONDS` while this instance sends its own.
@@ -149,7 +149,7 @@ class Heartbeats:
     def _dead_at(self, process: UUID) -> float | None:
         """When a process of this machine was first found dead."""
         if process not in self._found_dead:
-            identity = self._topic.view.identity(process)
+            identity = self._topic.view.processes.identity(process)
             if identity is None or not process_identity.is_dead(identity):
                 return None
             self._found_dead[process] = time.monotonic()

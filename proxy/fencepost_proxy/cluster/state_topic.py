@@ -39,13 +39,10 @@ from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, Reason, UpstreamProtocolError
+from fencepost_proxy.errors import Error, Reason, StateError, UpstreamProtocolError
 from fencepost_proxy.topics import hints
-from fencepost_proxy.topics.state import (
-    StateError,
-    StateView,
-    encode_producer_id,
-)
+from fencepost_proxy.topics.fencing import encode_producer_id
+from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, split_batches
 from fencepost_proxy.wire.compression import MalformedBatch
@@ -282,7 +279,7 @@ class StateTopic:
         Raises `UpstreamUnavailable`, `StateError`.
         """
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
-        while (agreed := self.view.producer_id(number)) is None:
+        while (agreed := self.view.producer_ids.get(number)) is None:
             self._raise_failure()
             producer_id, _ = await self._producer_ids.init(timeout_seconds=remaining(deadline))
             # A unique name per proposal: see `topics/state.py`.
@@ -293,7 +290,7 @@ class StateTopic:
                 if not remaining(deadline):
                     raise
                 await asyncio.sleep(_PROBE_AGAIN_SECONDS)
-            if number and self.view.producer_id(number) == producer_id:
+            if number and self.view.producer_ids.get(number) == producer_id:
                 _log.warning(
                     "another producer id was acquired: a partition has used many epochs of the previous one",
                     producer_id=producer_id,

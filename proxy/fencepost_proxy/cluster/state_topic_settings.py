@@ -16,10 +16,9 @@ from fencepost_proxy.cluster.configs import Configs, TopicFacts
 from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.cluster.topics import Topics
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, StateError
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.closed import CLOSED
-from fencepost_proxy.topics.state import StateError
 from fencepost_proxy.types import TopicPartition
 
 _log = logs.get("cluster.state_topic_settings")

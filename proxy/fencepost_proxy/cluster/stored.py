@@ -8,9 +8,9 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
 from fencepost_proxy.cluster.metadata import Leader
-from fencepost_proxy.errors import Error, UpstreamProtocolError
+from fencepost_proxy.errors import Error, StateError, UpstreamProtocolError
 from fencepost_proxy.topics import hints
-from fencepost_proxy.topics.state import StateError, StateView
+from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Offset, TopicPartition
 from fencepost_proxy.wire.batch import split_batches
 from fencepost_proxy.wire.compression import MalformedBatch

@@ -17,7 +17,7 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, tombstone, typed
 
 GATED: Final = "gated"
 RELEASED: Final = "released"
@@ -46,7 +46,7 @@ def encode_gated(
 
 def encode_gated_tombstone(group: str) -> StateRecord:
     """Members have all that they were assigned."""
-    return StateRecord(f"{GATED}/{group}".encode(), None)
+    return tombstone(f"{GATED}/{group}")
 
 
 def encode_released(topic_id: UUID, to_count: int, group: str, at_ms: int) -> StateRecord:
@@ -84,7 +84,7 @@ class GatedView:
 
     def forget(self, topic_id: UUID) -> list[StateRecord]:
         """Tombstones of all records of a deleted topic."""
-        return [StateRecord(key.encode(), None) for release, key in self._released.items() if release[0] == topic_id]
+        return [tombstone(key) for release, key in self._released.items() if release[0] == topic_id]
 
 
 def _gated(value: Mapping[str, object]) -> GatedPartitions:

@@ -27,7 +27,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, NodeId
-from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, tombstone, typed
 
 EXPANSION: Final = "expansion"
 EXPANSION_CLOSED: Final = "expansion-closed"
@@ -334,17 +334,21 @@ class ExpansionHistories:
             topic_id = next((key for key, each in reversed(topics) if each.name == topic), None)
         return NO_EXPANSIONS if topic_id is None else self._histories.get(topic_id, NO_EXPANSIONS)
 
+    @property
     def pending(self) -> tuple[Expansion, ...]:
         return tuple(each.pending for each in self._topics.values() if each.pending is not None)
 
+    @property
     def expanded(self) -> tuple[Expansion, ...]:
         """The last expansion of each expanded topic, also of deleted topics."""
         return tuple(each.ended[-1] for each in self._topics.values() if each.ended)
 
+    @property
     def names(self) -> frozenset[str]:
         """Topics that ever had partition-count checks, also deleted ones."""
         return frozenset(each.name for each in self._topics.values() if each.name is not None)
 
+    @property
     def incarnations(self) -> Mapping[UUID, str]:
         """Names of those topics by id, one per incarnation."""
         return {topic_id: each.name for topic_id, each in self._topics.items() if each.name is not None}
@@ -352,7 +356,7 @@ class ExpansionHistories:
     def forget(self, topic_id: UUID) -> list[StateRecord]:
         """Tombstones of all records of a deleted incarnation."""
         topic = self._topics.get(topic_id)
-        return [] if topic is None else [StateRecord(key.encode(), None) for key in topic.keys]
+        return [] if topic is None else [tombstone(key) for key in topic.keys]
 
     def tidy(self, expansion: Expansion) -> list[StateRecord]:
         """Tombstones of the records that are not needed after the end: closed processes and drivers."""
@@ -362,7 +366,7 @@ class ExpansionHistories:
         starts = tuple(
             f"{kind}/{expansion.topic_id}/{expansion.proposal}/" for kind in (EXPANSION_CLOSED, EXPANSION_DRIVER)
         )
-        return [StateRecord(key.encode(), None) for key in topic.keys if key.startswith(starts)]
+        return [tombstone(key) for key in topic.keys if key.startswith(starts)]
 
 
 def _expansion(topic_id: UUID, from_count: int, proposal: UUID, value: Mapping[str, Any]) -> Expansion:

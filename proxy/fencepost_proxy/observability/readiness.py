@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from fencepost_proxy.cluster.state_topic import StateTopic
-from fencepost_proxy.errors import FencepostError, Reason
-from fencepost_proxy.topics.state import StateError
+from fencepost_proxy.errors import FencepostError, Reason, StateError
 from fencepost_proxy.types import Address
 
 SHUTTING_DOWN: Final = Reason(

@@ -19,9 +19,9 @@ from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
 from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, StateError
 from fencepost_proxy.preflight.findings import Finding, Group
-from fencepost_proxy.topics.state import StateError, StateView
+from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 from fencepost_proxy.types import NO_TOPIC_ID, NodeId
 from fencepost_proxy.wire import apis

@@ -38,7 +38,7 @@ class CheckedTopics:
         topics = {
             *self._count_checked,
             *self.driver.dispatcher.barriers,
-            *self.cluster.membership.view.count_checked_topics,
+            *self.cluster.membership.view.expansions.names,
         }
         return [topic for topic in sorted(topics) if self.cluster.policies.checks_count(topic)]
 

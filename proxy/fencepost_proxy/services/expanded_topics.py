@@ -28,11 +28,11 @@ class ExpandedTopics:
     def refresh(self, view: StateView) -> bool:
         """Update from the view after a change. Returns whether a topic is or was expanded."""
         ids = {topic: configs.topic_id for topic, configs in view.topic_configs.items()}
-        ids.update((each.topic, each.topic_id) for each in (*view.expanded, *view.pending_expansions))
+        ids.update((each.topic, each.topic_id) for each in (*view.expansions.expanded, *view.expansions.pending))
         # A record may be from a deleted topic: metadata takes precedence.
         self._ids = {topic: self.topic_id(topic) or topic_id for topic, topic_id in ids.items() if self.expands(topic)}
         self._names = {topic_id: topic for topic, topic_id in self._ids.items()}
-        return any(each.topic in self._ids for each in (*view.expanded, *view.pending_expansions))
+        return any(each.topic in self._ids for each in (*view.expansions.expanded, *view.expansions.pending))
 
     def expands(self, topic: str) -> bool:
         policy = self._policy(topic)

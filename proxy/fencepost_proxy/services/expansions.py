@@ -105,7 +105,7 @@ class Expansions:
 
     def view_changed(self) -> None:
         """Apply new records to the append barriers first: no append may pass a barrier that is closed now."""
-        pending = {expansion.topic_id: expansion for expansion in self._state.view.pending_expansions}
+        pending = {expansion.topic_id: expansion for expansion in self._state.view.expansions.pending}
         for topic_id, closing in list(self._closings.items()):
             expansion = pending.get(topic_id)
             if expansion is None or expansion.proposal != closing.expansion.proposal:
@@ -250,7 +250,7 @@ class Expansions:
         if process is None or not self._running:
             return
         live = self._state.heartbeats.live(time.monotonic())
-        for expansion in self._state.view.pending_expansions:
+        for expansion in self._state.view.expansions.pending:
             if expansion.proposal in self._procedures:
                 continue
             history = self._history(expansion)
@@ -279,7 +279,7 @@ class Expansions:
                 ended.set_result(end)
         self._report_end(procedure, end)
         if end.result in (ex.Result.DONE, ex.Result.FAILED, ex.Result.UNORDERED):
-            records = tuple(self._state.view.tidy_expansion(expansion))
+            records = tuple(self._state.view.expansions.tidy(expansion))
             if records:
                 await self._append(ex.Append(records))
 
@@ -433,7 +433,7 @@ class Expansions:
         thresholds could not be restored. Configs are always kept: the new topic inherits the checks.
         """
         there = {}
-        for topic_id, topic in self._state.view.count_checked_incarnations.items():
+        for topic_id, topic in self._state.view.expansions.incarnations.items():
             info = self._metadata.topic(topic)
             if info is not None and info.topic_id != topic_id:
                 there[topic_id] = self._replaced_since.get(topic_id, now)
@@ -496,7 +496,7 @@ class Expansions:
     def status(self) -> tuple[ExpansionStatus, ...]:
         """Pending expansions first, then the last one of each existing topic."""
         shown = []
-        for expansion in self._state.view.pending_expansions:
+        for expansion in self._state.view.expansions.pending:
             procedure = self._procedures.get(expansion.proposal)
             shown.append(
                 ExpansionStatus(
@@ -509,7 +509,7 @@ class Expansions:
                     waits_for=None if procedure is None else procedure.waits_for or None,
                 )
             )
-        for expansion in self._state.view.expanded:
+        for expansion in self._state.view.expansions.expanded:
             info = self._metadata.topic(expansion.topic)
             if info is not None and info.topic_id == expansion.topic_id:
                 shown.append(

@@ -70,7 +70,7 @@ class Housekeeping:
         view, topic_id = self.cluster.membership.joined.view, self.cluster.topic_id
         sequenced = {partition.topic for partition in self.driver.dispatcher.sequencers}
         barriers = {topic for topic in self.driver.dispatcher.barriers if topic_id(topic) is not None}
-        topics = sorted({*view.topic_configs, *sequenced, *barriers, *view.count_checked_topics})
+        topics = sorted({*view.topic_configs, *sequenced, *barriers, *view.expansions.names})
         if not topics:
             return
         before = {topic: topic_id(topic) for topic in topics}

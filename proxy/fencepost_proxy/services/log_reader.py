@@ -23,7 +23,7 @@ from fencepost_proxy.sequencer.log_view import read_appended_batch
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.session.appends import batch_to_send
 from fencepost_proxy.session.dispatcher import ForControl
-from fencepost_proxy.topics.state import encode_fence_base
+from fencepost_proxy.topics.fencing import encode_fence_base
 from fencepost_proxy.types import (
     PRODUCER_EPOCHS,
     SEQUENCE_MODULUS,
@@ -181,9 +181,9 @@ class LogReader:
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")
         topic = self._metadata.topic(partition.topic)
-        base = None if topic is None else self._membership.view.fence_base(topic.topic_id, partition.partition)
+        base = None if topic is None else self._membership.view.fence_bases.get(topic.topic_id, partition.partition)
         number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
-        producer_id = self._membership.view.producer_id(number)
+        producer_id = self._membership.view.producer_ids.get(number)
         if producer_id is None:
             return sequencers.LogEndUnknown("no producer id is agreed on yet")
         known = reading.producers.get(producer_id)
@@ -298,7 +298,7 @@ class LogReader:
             return sequencers.BasePublished(False)
         epoch, view = ProducerEpoch(producer_epoch), self._membership.view
         record = encode_fence_base(topic.topic_id, partition.partition, epoch, uuid4(), LogEndOffset(base))
-        older = view.older_fence_bases(topic.topic_id, partition.partition, epoch)
+        older = view.fence_bases.older(topic.topic_id, partition.partition, epoch)
         number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
         try:
             async with asyncio.timeout(_READ_SECONDS):
@@ -309,5 +309,5 @@ class LogReader:
         except (FencepostError, TimeoutError) as error:
             _log.error("failed to store the new fence base", partition=partition, reason=error)
             return sequencers.BasePublished(False)
-        won = view.fence_base_proposal(topic.topic_id, partition.partition, epoch)
+        won = view.fence_bases.proposal(topic.topic_id, partition.partition, epoch)
         return sequencers.BasePublished(True, ours=won == record.key)

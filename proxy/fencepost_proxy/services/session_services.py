@@ -112,7 +112,7 @@ class SessionServices:
     @property
     def shared_producer_ids(self) -> frozenset[int]:
         state = self._membership.state
-        return frozenset() if state is None else state.view.shared_producer_ids
+        return frozenset() if state is None else state.view.producer_ids.all
 
     @property
     def instance_id(self) -> int:

@@ -28,7 +28,6 @@ from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
 
 ABORT_ONLY: Final = "abort-only"
-KINDS: Final = frozenset({ABORT_ONLY})
 _PREFIX: Final = f"{ABORT_ONLY}/".encode()
 #: Maximum number of unresolved batches that are named; with more, the transaction is refused for good.
 PENDING_MAX: Final = 100
@@ -85,7 +84,7 @@ def encode_abort_only_tombstones(abort_only_records: Iterable[AbortOnly]) -> lis
 
 
 def is_abort_only(record: StateRecord) -> bool:
-    """Whether it is of one of `KINDS`, tombstone or not."""
+    """Whether it is of this kind, tombstone or not."""
     return record.key.startswith(_PREFIX)
 
 
@@ -108,7 +107,7 @@ class AbortOnlyView:
         self._by_producer: dict[tuple[int, int], dict[UUID, AbortOnly]] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
-        """Apply a record of one of `KINDS`. Raises ValueError if it cannot be read."""
+        """Raises ValueError if it cannot be read."""
         _, producer_id, producer_epoch, name = key.split("/")
         producer, uuid = (int(producer_id), int(producer_epoch)), UUID(name)
         value = object_of(raw)

@@ -4,14 +4,12 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 
 | key | value | if there are several |
 |---|---|---|
-| `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | the lowest offset per number wins |
-| `fence-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, per epoch |
-| `process/<uuid>` | `{"started_ms", "identity"}` | all count: the n-th process has instance id n mod 255 + 1 |
-| `heartbeat/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
 | `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansion/history.py` |
 | `gated/<group>`, `released/…` | gated assignments of consumer groups | see `expansion/gated.py` |
 | `abort-only/<producer id>/…` | abort-only transactions | see `abort_only.py` |
+| `producer-id/…`, `fence-base/…` | fenced appends | see `fencing.py` |
+| `process/…`, `heartbeat/…` | proxy processes | see `processes.py` |
 
 "The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and
 is written once, even by its writer:
@@ -22,30 +20,27 @@ is written once, even by its writer:
 A process that does not know whether its proposal was stored reads the topic. If it is missing, the process makes a new
 one with a new uuid. A proposal counts once it was read back.
 
-A process whose instance id is about to be reused (127 others have started since) takes a new one. So no two live
-processes have the same, unless that many start within `config_lease_seconds`.
-
 Records of unknown kinds, from newer versions, are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from fencepost_policies.append_policy import InvalidConfigValue
-from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.errors import StateError
 from fencepost_proxy.expansion.gated import KINDS as GROUP_KINDS
 from fencepost_proxy.expansion.gated import GatedView
 from fencepost_proxy.expansion.history import KINDS as EXPANSION_KINDS
-from fencepost_proxy.expansion.history import Expansion, ExpansionHistories, ExpansionHistory
+from fencepost_proxy.expansion.history import ExpansionHistories, ExpansionHistory
 from fencepost_proxy.topics import hints
-from fencepost_proxy.topics.abort_only import KINDS as ABORT_ONLY_KINDS
-from fencepost_proxy.topics.abort_only import AbortOnlyView
+from fencepost_proxy.topics.abort_only import ABORT_ONLY, AbortOnlyView
+from fencepost_proxy.topics.fencing import FENCE_BASE, PRODUCER_ID, FenceBaseRecords, SharedProducerIds
+from fencepost_proxy.topics.processes import HEARTBEAT, PROCESS, Processes
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
     UNCHECKED,
@@ -56,33 +51,11 @@ from fencepost_proxy.topics.virtual_configs import (
     parse_value,
     switches_off,
 )
-from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
-from fencepost_proxy.wire.state_records import StateRecord, object_of, record, typed
+from fencepost_proxy.types import Offset
+from fencepost_proxy.wire.state_records import StateRecord, object_of, record, tombstone, typed
 
-_PRODUCER_ID: Final = "producer-id"
-_FENCE_BASE: Final = "fence-base"
 _TOPIC_CONFIG: Final = "topic-config"
-_PROCESS: Final = "process"
-_HEARTBEAT: Final = "heartbeat"
-_INSTANCE_IDS: Final = 255
-_OLDER_BASES_MAX: Final = 1000
-#: From then on a process should take a new instance id; at twice that another process gets its old one.
-INSTANCE_ID_AGE_MAX: Final = 127
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class StateError(FencepostError):
-    """The state topic belongs to another cluster, or needs a newer version: checked appends wait for an operator."""
-
-    def __init__(self, text: str, *, hint: str) -> None:
-        super().__init__(text, hint=hint)
-
-
-class FenceBase(NamedTuple):
-    """Under `producer_epoch`, sequence = expected offset − `base`."""
-
-    producer_epoch: ProducerEpoch
-    base: LogEndOffset
 
 
 class SetConfigs(NamedTuple):
@@ -111,88 +84,40 @@ class TopicConfigChange:
     inherited_from: UUID | None = None
 
 
-def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId, number: int = 0) -> StateRecord:
-    """Proposal of a producer id for fenced appends of this cluster: the first one, or the `number`-th after it, for
-    partitions that have used all epochs of those before."""
-    value = {"cluster_id": cluster_id, "producer_id": producer_id, **({"number": number} if number else {})}
-    return record(f"{_PRODUCER_ID}/{proposal}", value)
-
-
-def encode_fence_base(
-    topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
-) -> StateRecord:
-    """Proposal of the fence base of a partition under this epoch.
-
-    Epochs continue from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
-    """
-    return record(f"{_FENCE_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
-
-
-def encode_process(process: UUID, started_ms: int, identity: str | None = None) -> StateRecord:
-    """A process has started, or needs a new instance id. Written once, never deleted: the number of records counts.
-
-    `identity`: its process identity (`cluster/process_identity.py`).
-    """
-    return record(
-        f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if identity is None else {"identity": identity})}
-    )
-
-
-def encode_heartbeat(process: UUID, at_ms: int) -> StateRecord:
-    """Heartbeat. The time is for processes that start later; the others use the arrival time of the record."""
-    return record(f"{_HEARTBEAT}/{process}", {"at_ms": at_ms})
-
-
-def encode_heartbeat_tombstone(process: UUID) -> StateRecord:
-    """The process has ended, with none of its requests in progress."""
-    return StateRecord(f"{_HEARTBEAT}/{process}".encode(), None)
-
-
-class Heartbeat(NamedTuple):
-    """`at_ms`: clock of the process itself; None: it has ended."""
-
-    process: UUID
-    at_ms: int | None
-
-
-def heartbeat(record: StateRecord) -> Heartbeat | None:
-    """The heartbeat in a record of the kind `heartbeat`, None for other kinds."""
-    kind, _, process = record.key.decode(errors="replace").partition("/")
-    if kind != _HEARTBEAT:
-        return None
-    try:
-        value = object_of(record.value)
-        return Heartbeat(UUID(process), None if value is None else typed(value, "at_ms", int))
-    except ValueError:
-        return None
-
-
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
     """All virtual configs set on a topic."""
     return record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
 
 
 def encode_topic_config_tombstone(topic: str) -> StateRecord:
-    return StateRecord(f"{_TOPIC_CONFIG}/{topic}".encode(), None)
+    return tombstone(f"{_TOPIC_CONFIG}/{topic}")
 
 
 class StateView:
-    """The state topic's content up to the last record applied. No I/O: the caller reads the topic."""
+    """The state topic's content up to the last record applied. No I/O: the caller reads the topic.
+
+    Each part holds the records of some kinds, and documents them.
+    """
 
     def __init__(self, cluster_id: str) -> None:
-        self._cluster_id = cluster_id
         self._next_offset = Offset(0)
-        self._producer_ids: dict[int, ProducerId] = {}
-        #: All producer ids ever used for fenced appends.
-        self.shared_producer_ids: frozenset[int] = frozenset()
         self._topic_configs: dict[str, SetConfigs] = {}
-        self._processes: dict[UUID, int] = {}
-        self._identities: dict[UUID, str] = {}
-        self._histories = ExpansionHistories()
+        self.producer_ids = SharedProducerIds(cluster_id)
+        self.fence_bases = FenceBaseRecords()
+        self.processes = Processes()
+        self.expansions = ExpansionHistories()
         self.groups = GatedView()
         self.abort_only_records = AbortOnlyView()
-        # Per partition and epoch the proposal that won: its key and its base.
-        self._fence_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
+        self._kinds: dict[str, Callable[[str, bytes | None], None]] = {
+            PRODUCER_ID: self.producer_ids.apply,
+            FENCE_BASE: self.fence_bases.apply,
+            PROCESS: self.processes.apply,
+            HEARTBEAT: self.processes.apply,
+            _TOPIC_CONFIG: self._apply_topic_config,
+            ABORT_ONLY: self.abort_only_records.apply,
+            **dict.fromkeys(EXPANSION_KINDS, self.expansions.apply),
+            **dict.fromkeys(GROUP_KINDS, self.groups.apply),
+        }
 
     def apply(self, offset: Offset, key: bytes | None, value: bytes | None) -> str | None:
         """Apply one record, in offset order. Returns why it was skipped, for the log; None if it was applied.
@@ -204,53 +129,16 @@ class StateView:
         self._next_offset = Offset(offset + 1)
         try:
             text = (key or b"").decode()
-            kind, _, rest = text.partition("/")
-            if kind == _PRODUCER_ID:
-                self._apply_producer_id(text, object_of(value))
-            elif kind == _FENCE_BASE:
-                self._apply_fence_base(text, rest, value)
-            elif kind == _HEARTBEAT:
-                UUID(rest)  # `StateTopic` keeps the time
-            elif kind == _PROCESS:
-                self._processes.setdefault(UUID(rest), len(self._processes))
-                if value is not None and isinstance(identity := (object_of(value) or {}).get("identity"), str):
-                    self._identities[UUID(rest)] = identity
-            elif kind == _TOPIC_CONFIG:
-                self._apply_topic_config(rest, value)
-            elif kind in EXPANSION_KINDS:
-                self._histories.apply(text, value)
-            elif kind in GROUP_KINDS:
-                self.groups.apply(text, value)
-            elif kind in ABORT_ONLY_KINDS:
-                self.abort_only_records.apply(text, value)
-            else:
+            apply = self._kinds.get(text.partition("/")[0])
+            if apply is None:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
+            apply(text, value)
         except ValueError as error:
             return f"record {offset} of the state topic ({key!r:.80}) cannot be read: {error}"
         return None
 
-    def _apply_producer_id(self, key: str, value: Mapping[str, Any] | None) -> None:
-        if value is None:
-            raise _without_producer_id(key)
-        cluster_id, producer_id = typed(value, "cluster_id", str), typed(value, "producer_id", int)
-        if cluster_id != self._cluster_id:
-            raise _copied(cluster_id, self._cluster_id)
-        number = typed(value, "number", int) if "number" in value else 0
-        self._producer_ids.setdefault(number, ProducerId(producer_id))
-        self.shared_producer_ids = frozenset(self._producer_ids.values())
-
-    def _apply_fence_base(self, key: str, rest: str, raw: bytes | None) -> None:
-        topic_id, partition, epoch, _ = rest.split("/")
-        bases = self._fence_bases.setdefault((UUID(topic_id), int(partition)), {})
-        producer_epoch = ProducerEpoch(int(epoch))
-        value = object_of(raw)
-        if value is not None:
-            bases.setdefault(producer_epoch, (key, LogEndOffset(typed(value, "base", int))))
-        elif bases.get(producer_epoch, ("",))[0] == key:
-            del bases[producer_epoch]
-
-    def _apply_topic_config(self, topic: str, raw: bytes | None) -> None:
-        value = object_of(raw)
+    def _apply_topic_config(self, key: str, raw: bytes | None) -> None:
+        topic, value = key.partition("/")[2], object_of(raw)
         if value is None or topic in INTERNAL_TOPICS:
             self._topic_configs.pop(topic, None)
             return
@@ -268,24 +156,6 @@ class StateView:
     def next_offset(self) -> Offset:
         """The offset after the last record applied."""
         return self._next_offset
-
-    def producer_id(self, number: int = 0) -> ProducerId | None:
-        """The shared producer id of that number, None while none is agreed on."""
-        return self._producer_ids.get(number)
-
-    def identity(self, process: UUID) -> str | None:
-        """Process identity that the process reported."""
-        return self._identities.get(process)
-
-    def instance_id_age(self, process: UUID) -> int:
-        """Number of processes started since this one; 0 if it is unknown (yet)."""
-        return len(self._processes) - 1 - self._processes[process] if process in self._processes else 0
-
-    def instance_id(self, process: UUID) -> int:
-        """Instance id, 1 to 255; 0 if the process is unknown, or another process may have its id."""
-        if process not in self._processes or self.instance_id_age(process) > 2 * INSTANCE_ID_AGE_MAX - 1:
-            return 0
-        return self._processes[process] % _INSTANCE_IDS + 1
 
     @property
     def topic_configs(self) -> MappingProxyType[str, SetConfigs]:
@@ -326,49 +196,7 @@ class StateView:
 
     def history(self, topic: str, topic_id: UUID | None) -> ExpansionHistory:
         """Expansions of this incarnation; if `topic_id` is None, of the latest one of that name."""
-        return self._histories.history(topic, topic_id)
-
-    @property
-    def pending_expansions(self) -> tuple[Expansion, ...]:
-        return self._histories.pending()
-
-    @property
-    def expanded(self) -> tuple[Expansion, ...]:
-        """The last expansion of each expanded topic, also of deleted topics."""
-        return self._histories.expanded()
-
-    @property
-    def count_checked_topics(self) -> frozenset[str]:
-        """Topics that ever had partition-count checks, also deleted ones."""
-        return self._histories.names()
-
-    @property
-    def count_checked_incarnations(self) -> Mapping[UUID, str]:
-        """The same, by topic id."""
-        return self._histories.incarnations()
-
-    def tidy_expansion(self, expansion: Expansion) -> list[StateRecord]:
-        """Records to append to the state topic after the expansion ended."""
-        return self._histories.tidy(expansion)
-
-    def fence_base(self, topic_id: UUID, partition: int) -> FenceBase | None:
-        """The base agreed on under the highest epoch; None if none was published (epoch 0, base 0)."""
-        bases = self._fence_bases.get((topic_id, partition))
-        if not bases:
-            return None
-        epoch = max(bases)
-        return FenceBase(epoch, bases[epoch][1])
-
-    def older_fence_bases(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
-        """Tombstones of bases that are not needed once that epoch has one; as many as fit in a batch."""
-        bases = self._fence_bases.get((topic_id, partition), {})
-        older = (StateRecord(key.encode(), None) for epoch, (key, _) in bases.items() if epoch < producer_epoch)
-        return list(islice(older, _OLDER_BASES_MAX))
-
-    def fence_base_proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
-        """The key of the winning proposal under that epoch."""
-        won = self._fence_bases.get((topic_id, partition), {}).get(producer_epoch)
-        return None if won is None else won[0].encode()
+        return self.expansions.history(topic, topic_id)
 
     def records_of(self, changes: Iterable[TopicConfigChange]) -> list[StateRecord]:
         """Records to append to the state topic for these changes; none for a change without effect.
@@ -404,26 +232,7 @@ class StateView:
 
     def forget_but_configs(self, topic_id: UUID) -> list[StateRecord]:
         """Tombstones of a deleted topic's records. Its configs stay for its successor."""
-        records = [
-            StateRecord(key.encode(), None)
-            for (found, _), bases in self._fence_bases.items()
-            if found == topic_id
-            for key, _ in bases.values()
-        ]
-        return records + self._histories.forget(topic_id) + self.groups.forget(topic_id)
-
-
-def _without_producer_id(key: str) -> StateError:
-    text = f"the state topic's record {key} was deleted: the producer id of this cluster is unknown"
-    return StateError(text, hint=hints.RECREATE)
-
-
-def _copied(from_cluster: str, cluster: str | None) -> StateError:
-    return StateError(
-        f"the state topic belongs to cluster {from_cluster}, but this is cluster {cluster}: it was copied from there "
-        "(if no topic of this cluster has had append checks yet, delete the state topic)",
-        hint=hints.COPIED,
-    )
+        return self.fence_bases.forget(topic_id) + self.expansions.forget(topic_id) + self.groups.forget(topic_id)
 
 
 def _of_newer_version(topic: str, error: InvalidConfigValue) -> StateError:

@@ -20,6 +20,10 @@ def record(key: str, value: Mapping[str, object]) -> StateRecord:
     return StateRecord(key.encode(), json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
+def tombstone(key: str) -> StateRecord:
+    return StateRecord(key.encode(), None)
+
+
 def object_of(value: bytes | None) -> Mapping[str, Any] | None:
     """The JSON object in a record, None for a tombstone. Raises ValueError for anything else."""
     if value is None:
