@@ -51,7 +51,7 @@ def test_the_largest_count_that_is_known_is_true() -> None:
     world = World()
     assert world.count() == 2
 
-    world.history = ExpansionHistory(count=3)
+    world.history = ExpansionHistory(first_count=3)
     assert world.count() == 3, "metadata lags"
     world.last_observed = (ORDERS, 8)
     assert world.count() == 8, "it was expanded at Kafka"
@@ -60,10 +60,10 @@ def test_the_largest_count_that_is_known_is_true() -> None:
 
 
 def test_partitions_of_a_pending_expansion_do_not_count() -> None:
-    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2, pending=_expansion(3)))
+    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(first_count=2, pending=_expansion(3)))
     assert world.count() == 2
 
-    world.history = ExpansionHistory(count=3, expansions=(_expansion(3, ended_at_ms=NOW_MS),))
+    world.history = ExpansionHistory(expansions=(_expansion(3, ended_at_ms=NOW_MS),))
     assert world.count() == 3
 
 
@@ -100,7 +100,7 @@ def test_grace_period_after_restart_follows_last_expansion() -> None:
 
 
 def test_unrecorded_expansion_starts_grace_when_observed() -> None:
-    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2)).in_grace_period()
+    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(first_count=2)).in_grace_period()
 
 
 def test_count_is_confirmed_by_a_later_query() -> None:
@@ -128,7 +128,7 @@ def test_absence_of_a_topic_can_be_confirmed() -> None:
 
 
 def test_a_pending_expansion_confirms_nothing_and_breaks_nothing() -> None:
-    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(count=2, pending=_expansion(3)))
+    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(first_count=2, pending=_expansion(3)))
     world.counts.confirm("orders", NOW, NOW)
     assert not world.counts.confirmed_since("orders", NOW)
 

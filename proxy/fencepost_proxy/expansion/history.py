@@ -86,19 +86,24 @@ class Expansion:
 class ExpansionHistory:
     """All expansions of one incarnation of a topic.
 
-    `count`: partitions after the last expansion that ended, else when checks began; None if neither is known.
+    `first_count`: partitions when checks began; None if unknown.
     `expansions`: those that ended `done` or unordered, in order; each begins where the one before ended.
     `pending`: in progress; its partitions may exist or not. `closed`: processes that admit no append because of it.
     `driver`: the process that executes it; `driver_round`: 0 for the proposer. `failed`: reason of failure by proposal.
     """
 
-    count: int | None = None
+    first_count: int | None = None
     expansions: tuple[Expansion, ...] = ()
     pending: Expansion | None = None
     closed: frozenset[UUID] = frozenset()
     driver: UUID | None = None
     driver_round: int = 0
     failed: Mapping[UUID, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int | None:
+        """Partitions after the last expansion that ended, else when checks began; None if neither is known."""
+        return self.expansions[-1].to_count if self.expansions else self.first_count
 
     @property
     def ordered(self) -> tuple[Expansion, ...]:
@@ -209,21 +214,7 @@ class _Topic:
 
     keys: dict[str, None] = field(default_factory=dict)
     name: str | None = None
-    first_count: int | None = None
-    ended: list[Expansion] = field(default_factory=list)
-    pending: Expansion | None = None
-    failed: dict[UUID, str] = field(default_factory=dict)
-    closed: set[UUID] = field(default_factory=set)
-    drivers: dict[int, UUID] = field(default_factory=dict)
-
-    def history(self) -> ExpansionHistory:
-        count = self.ended[-1].to_count if self.ended else self.first_count
-        if self.pending is None:
-            return ExpansionHistory(count, tuple(self.ended), failed=self.failed)
-        driver_round = max(self.drivers, default=0)
-        driver = self.drivers.get(driver_round, self.pending.process)
-        closed = frozenset(self.closed)
-        return ExpansionHistory(count, tuple(self.ended), self.pending, closed, driver, driver_round, self.failed)
+    history: ExpansionHistory = NO_EXPANSIONS
 
 
 class ExpansionHistories:
@@ -231,7 +222,6 @@ class ExpansionHistories:
 
     def __init__(self) -> None:
         self._topics: dict[UUID, _Topic] = {}
-        self._histories: dict[UUID, ExpansionHistory] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
         """Apply a record of one of `KINDS`, in offset order. Raises ValueError if it cannot be read."""
@@ -240,90 +230,15 @@ class ExpansionHistories:
         names = rest.split("/")
         topic_id = UUID(names[0])
         topic = self._topics.setdefault(topic_id, _Topic())
-        try:
-            if value is None:
-                self._delete(topic, kind, names, key)
-            else:
-                self._apply(topic, topic_id, key, value)
-        finally:
-            # At once: a thread that plans a large request reads it too (`session.rewriters.RequestRewriters`).
-            self._histories[topic_id] = topic.history()
-        if value is None and not topic.keys:
-            del self._topics[topic_id], self._histories[topic_id]
-
-    def _apply(self, topic: _Topic, topic_id: UUID, key: str, value: Mapping[str, Any]) -> None:
-        kind, *names = key.split("/")
-        topic.keys[key] = None
-        match kind, names:
-            case "expansion", [_, from_count, proposal]:
-                self._propose(topic, _expansion(topic_id, int(from_count), UUID(proposal), value))
-            case "expansion-closed", [_, proposal, process]:
-                if topic.pending is not None and topic.pending.proposal == UUID(proposal):
-                    topic.closed.add(UUID(process))
-            case "expansion-driver", [_, proposal, driver_round, _]:
-                if topic.pending is not None and topic.pending.proposal == UUID(proposal):
-                    topic.drivers.setdefault(int(driver_round), UUID(typed(value, "process", str)))
-            case "expansion-end", [_, proposal, _]:
-                if topic.pending is not None and topic.pending.proposal == UUID(proposal):
-                    self._end(topic, topic.pending, value)
-            case "partition-count", [_]:
-                topic.name = typed(value, "topic", str)
-                topic.first_count = typed(value, "count", int)
-            case _:
-                raise ValueError("invalid key")
-
-    @staticmethod
-    def _propose(topic: _Topic, expansion: Expansion) -> None:
-        begins = topic.ended[-1].to_count if topic.ended else expansion.from_count
-        if topic.pending is not None or begins != expansion.from_count or not expansion.created_partitions:
+        # Each history replaces the one before: a thread that plans a large request reads it too.
+        if value is not None:
+            topic.keys[key] = None
+            topic.history = _with(topic, topic_id, kind, names, value)
             return
-        topic.name = expansion.topic
-        if expansion.unordered:
-            topic.ended.append(expansion)
-            return
-        topic.pending = expansion
-        topic.closed = set()
-        topic.drivers = {}
-
-    @staticmethod
-    def _end(topic: _Topic, expansion: Expansion, value: Mapping[str, Any]) -> None:
-        at_ms = typed(value, "at_ms", int)
-        match value.get("result"):
-            case "failed":
-                topic.failed = {**topic.failed, expansion.proposal: typed(value, "reason", str)}
-            case "unordered":
-                to_count = typed(value, "to", int)
-                topic.ended.append(replace(expansion, to_count=to_count, unordered=True, ended_at_ms=at_ms))
-            case "done":
-                thresholds, epochs = typed(value, "thresholds", list), typed(value, "epochs", list)
-                if len(thresholds) != expansion.from_count or len(epochs) != expansion.from_count:
-                    raise ValueError(f"{len(thresholds)} thresholds for {expansion.from_count} partitions")
-                topic.ended.append(
-                    replace(
-                        expansion,
-                        thresholds=tuple(map(LogEndOffset, thresholds)),
-                        epochs=tuple(map(LeaderEpoch, epochs)),
-                        ended_at_ms=at_ms,
-                        blocked_ms=typed(value, "blocked_ms", int),
-                    )
-                )
-            case other:
-                raise ValueError(f"unknown result of an expansion {other!r:.40} (was it written by a newer version?)")
-        topic.pending = None
-        topic.closed = set()
-        topic.drivers = {}
-
-    @staticmethod
-    def _delete(topic: _Topic, kind: str, names: Sequence[str], key: str) -> None:
         topic.keys.pop(key, None)
-        if kind == PARTITION_COUNT:
-            topic.first_count = None
-        elif kind == EXPANSION and len(names) == 3:
-            proposal = UUID(names[2])
-            topic.ended = [each for each in topic.ended if each.proposal != proposal]
-            topic.failed.pop(proposal, None)
-            if topic.pending is not None and topic.pending.proposal == proposal:
-                topic.pending = None
+        topic.history = _without(topic.history, kind, names)
+        if not topic.keys:
+            del self._topics[topic_id]
 
     # ---- queries
 
@@ -332,16 +247,17 @@ class ExpansionHistories:
         if topic_id is None:
             topics = list(self._topics.items()) if self._topics else []
             topic_id = next((key for key, each in reversed(topics) if each.name == topic), None)
-        return NO_EXPANSIONS if topic_id is None else self._histories.get(topic_id, NO_EXPANSIONS)
+        found = None if topic_id is None else self._topics.get(topic_id)
+        return NO_EXPANSIONS if found is None else found.history
 
     @property
     def pending(self) -> tuple[Expansion, ...]:
-        return tuple(each.pending for each in self._topics.values() if each.pending is not None)
+        return tuple(each.history.pending for each in self._topics.values() if each.history.pending is not None)
 
     @property
     def expanded(self) -> tuple[Expansion, ...]:
         """The last expansion of each expanded topic, also of deleted topics."""
-        return tuple(each.ended[-1] for each in self._topics.values() if each.ended)
+        return tuple(each.history.expansions[-1] for each in self._topics.values() if each.history.expansions)
 
     @property
     def names(self) -> frozenset[str]:
@@ -384,4 +300,80 @@ def _expansion(topic_id: UUID, from_count: int, proposal: UUID, value: Mapping[s
         assignments=None if assignments is None else tuple(tuple(map(NodeId, each)) for each in assignments),
         unordered=unordered,
         ended_at_ms=at_ms if unordered else None,
+    )
+
+
+def _with(topic: _Topic, topic_id: UUID, kind: str, names: Sequence[str], value: Mapping[str, Any]) -> ExpansionHistory:
+    history = topic.history
+
+    def is_pending(proposal: str) -> bool:
+        return history.pending is not None and history.pending.proposal == UUID(proposal)
+
+    match kind, names:
+        case "expansion", [_, from_count, proposal]:
+            expansion = _expansion(topic_id, int(from_count), UUID(proposal), value)
+            begins = history.expansions[-1].to_count if history.expansions else expansion.from_count
+            if history.pending is None and begins == expansion.from_count and expansion.created_partitions:
+                topic.name = expansion.topic
+                if expansion.unordered:
+                    return replace(history, expansions=(*history.expansions, expansion))
+                return replace(history, pending=expansion, driver=expansion.process)
+        case "expansion-closed", [_, proposal, process]:
+            if is_pending(proposal):
+                return replace(history, closed=history.closed | {UUID(process)})
+        case "expansion-driver", [_, proposal, driver_round, _]:
+            if is_pending(proposal) and int(driver_round) > history.driver_round:
+                driver = UUID(typed(value, "process", str))
+                return replace(history, driver=driver, driver_round=int(driver_round))
+        case "expansion-end", [_, proposal, _]:
+            if history.pending is not None and is_pending(proposal):
+                return _ended(history, history.pending, value)
+        case "partition-count", [_]:
+            topic.name = typed(value, "topic", str)
+            return replace(history, first_count=typed(value, "count", int))
+        case _:
+            raise ValueError("invalid key")
+    return history
+
+
+def _not_pending(history: ExpansionHistory) -> ExpansionHistory:
+    return ExpansionHistory(history.first_count, history.expansions, failed=history.failed)
+
+
+def _ended(history: ExpansionHistory, expansion: Expansion, value: Mapping[str, Any]) -> ExpansionHistory:
+    at_ms = typed(value, "at_ms", int)
+    match value.get("result"):
+        case "failed":
+            failed = {**history.failed, expansion.proposal: typed(value, "reason", str)}
+            return replace(_not_pending(history), failed=failed)
+        case "unordered":
+            ended = replace(expansion, to_count=typed(value, "to", int), unordered=True, ended_at_ms=at_ms)
+        case "done":
+            thresholds, epochs = typed(value, "thresholds", list), typed(value, "epochs", list)
+            if len(thresholds) != expansion.from_count or len(epochs) != expansion.from_count:
+                raise ValueError(f"{len(thresholds)} thresholds for {expansion.from_count} partitions")
+            ended = replace(
+                expansion,
+                thresholds=tuple(map(LogEndOffset, thresholds)),
+                epochs=tuple(map(LeaderEpoch, epochs)),
+                ended_at_ms=at_ms,
+                blocked_ms=typed(value, "blocked_ms", int),
+            )
+        case other:
+            raise ValueError(f"unknown result of an expansion {other!r:.40} (was it written by a newer version?)")
+    return replace(_not_pending(history), expansions=(*history.expansions, ended))
+
+
+def _without(history: ExpansionHistory, kind: str, names: Sequence[str]) -> ExpansionHistory:
+    if kind == PARTITION_COUNT:
+        return replace(history, first_count=None)
+    if kind != EXPANSION or len(names) != 3:
+        return history
+    proposal = UUID(names[2])
+    if history.pending is not None and history.pending.proposal == proposal:
+        history = _not_pending(history)
+    return replace(
+        history,
+        expansions=tuple(each for each in history.expansions if each.proposal != proposal),
+        failed={each: reason for each, reason in history.failed.items() if each != proposal},
     )

@@ -229,13 +229,6 @@ Effect = Append | Describe | ProbeTransactions | CreatePartitions | ReadEnds
 
 
 @dataclass(slots=True)
-class _Decision:
-    """The record that STORE stores."""
-
-    encode: Callable[[UUID, int], StateRecord]
-
-
-@dataclass(slots=True)
 class Procedure:
     """See the module. `query` returns the next action; pass its reply to `handle` before `query` is called again.
 
@@ -268,7 +261,8 @@ class Procedure:
     _pause: float = _PAUSE_SECONDS
     _paused_until: float = float("-inf")
     _failure: Ended | None = None
-    _decision: _Decision | None = None
+    #: Encodes the record that STORE stores.
+    _decision: Callable[[UUID, int], StateRecord] | None = None
     _ended: Ended | None = None
 
     def __post_init__(self) -> None:
@@ -343,7 +337,7 @@ class Procedure:
                 assert self._decision is not None
                 if not world.fresh:
                     return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
-                return Append((self._decision.encode(self.new_id(), self.clock_ms()),))
+                return Append((self._decision(self.new_id(), self.clock_ms()),))
         self._enter_step(Step.BARRIERS)  # INTENT is in the view
         return None
 
@@ -377,22 +371,11 @@ class Procedure:
                 result = Result.UNKNOWN if in_doubt else Result.REFUSED
                 self._ended = Ended(result, Error.REQUEST_TIMED_OUT, f"{self._name}: {reason}")
 
-            case Step.PROBE | Step.CREATE | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
-                self._not_there(certainly=topic_id is not None)
-            case Step.PROBE, Described(_, count):
-                self._probed(count)
-            case Step.LEADERS, Described(_, count, leaderless):
-                self._missed = 0
-                if count < self.expansion.to_count or leaderless:
-                    self._again(f"partitions without a leader: {', '.join(map(str, leaderless)) or 'not known yet'}")
-                else:
-                    self._enter_step(Step.ENDS)
-
+            case Step.PROBE | Step.CREATE | Step.LEADERS, Described():
+                self._described(answer)
             case Step.TRANSACTIONS, TransactionsOpen(producers):
                 self._transactions(producers)
 
-            case Step.CREATE, Described():
-                self._missed, self._is_there = 0, True
             case Step.CREATE, Created():
                 self._created = True
                 self._enter_step(Step.LEADERS)
@@ -417,8 +400,7 @@ class Procedure:
                 self._fail()
             case Step.ABANDON, Refused(code):
                 if code in _EXPANDED_OR_DELETED:
-                    self._has_expanded = code == Error.INVALID_PARTITIONS
-                    self._probe(f"CreatePartitions answered error {code}")
+                    self._probe_after(code)
                 else:
                     self._fail()
 
@@ -431,9 +413,22 @@ class Procedure:
             case step, _:
                 raise ValueError(f"{answer} is not a reply to step {step.value}")
 
+    def _described(self, topic: Described) -> None:
+        if topic.topic_id != self.expansion.topic_id:
+            self._not_there(certainly=topic.topic_id is not None)
+            return
+        self._missed = 0
+        if self.step is Step.PROBE:
+            self._probed(topic.partition_count)
+        elif self.step is Step.CREATE:
+            self._is_there = True
+        elif topic.partition_count < self.expansion.to_count or topic.leaderless:
+            self._again(f"partitions without a leader: {', '.join(map(str, topic.leaderless)) or 'not known yet'}")
+        else:
+            self._enter_step(Step.ENDS)
+
     def _probed(self, count: int) -> None:
         expansion = self.expansion
-        self._missed = 0
         if count == expansion.to_count:
             self._created = True
             self._enter_step(Step.BARRIERS)
@@ -443,8 +438,8 @@ class Procedure:
             self._enter_step(Step.BARRIERS)
         else:
             reason = f"the topic has {count} partitions"
-            self._decision = _Decision(
-                lambda end, at_ms: encode_unordered_end(expansion, end, to_count=count, reason=reason, at_ms=at_ms)
+            self._decision = lambda end, at_ms: encode_unordered_end(
+                expansion, end, to_count=count, reason=reason, at_ms=at_ms
             )
             self._enter_step(Step.STORE)
 
@@ -464,12 +459,15 @@ class Procedure:
 
     def _create_refused(self, code: int, message: str | None) -> None:
         if code in _EXPANDED_OR_DELETED:
-            # 37 after the same request was valid: it has been executed, or another client's was.
-            self._has_expanded = code == Error.INVALID_PARTITIONS
-            self._probe(f"CreatePartitions answered error {code}")
+            self._probe_after(code)
         else:
             self._failure = Ended(Result.FAILED, code, self._refused_text(code, message))
             self._enter_step(Step.ABANDON)
+
+    def _probe_after(self, code: int) -> None:
+        # 37 after the same request was valid: it has been executed, or another client's was.
+        self._has_expanded = code == Error.INVALID_PARTITIONS
+        self._probe(f"CreatePartitions answered error {code}")
 
     def _read(self, ends: tuple[PartitionEnd, ...]) -> None:
         not_replicated = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
@@ -486,7 +484,7 @@ class Procedure:
             blocked = max(0, at_ms - expansion.at_ms) if blocked_ms is None else blocked_ms
             return encode_done(expansion, end, thresholds=thresholds, epochs=epochs, at_ms=at_ms, blocked_ms=blocked)
 
-        self._decision = _Decision(encode)
+        self._decision = encode
         self._enter_step(Step.STORE)
 
     def _not_there(self, *, certainly: bool) -> None:
@@ -508,7 +506,7 @@ class Procedure:
         assert self._failure is not None
         assert self._failure.message is not None
         expansion, reason = self.expansion, self._failure.message
-        self._decision = _Decision(lambda end, at_ms: encode_failed(expansion, end, reason=reason, at_ms=at_ms))
+        self._decision = lambda end, at_ms: encode_failed(expansion, end, reason=reason, at_ms=at_ms)
         self._enter_step(Step.STORE)
 
     def _unordered(self, count: int) -> Ended:
