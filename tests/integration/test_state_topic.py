@@ -30,7 +30,6 @@ from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.configs import Configs
 from fencepost_proxy.cluster.log_ends import LogEnds
-from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.process_identity import own_identity
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
@@ -321,10 +320,10 @@ def test_an_append_returns_once_it_was_read_back(
             fetch, may_query = one.state._fetch, asyncio.Event()
             may_query.set()
 
-            async def late(leader: Leader) -> None:
+            async def late() -> None:
                 await asyncio.sleep(0.4)
                 await may_query.wait()
-                await fetch(leader)
+                await fetch()
 
             monkeypatch.setattr(one.state, "_fetch", late)
             await asyncio.sleep(0.3)  # the fetch in progress was sent without delay

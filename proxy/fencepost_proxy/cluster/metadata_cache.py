@@ -6,20 +6,18 @@ response is not decoded again.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster import hints
-from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in, remaining
+from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Leader, TopicInfo, from_response, merged
 from fencepost_proxy.cluster.pool import ConnectionPool
-from fencepost_proxy.cluster.tasks import Tasks
+from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
 from fencepost_proxy.types import NO_TOPIC_ID, Address, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
@@ -30,14 +28,6 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: Maximum sets of topics whose last Metadata response is remembered (all known topics, the checked topics).
 _QUERIES_REMEMBERED: Final = 8
-
-
-@dataclass(slots=True)
-class _Refresh:
-    """Topics whose metadata callers requested; None: all. One request serves all callers before it is sent."""
-
-    topics: set[str] | None = field(default_factory=set)
-    task: asyncio.Task[ClusterMetadata] | None = None
 
 
 class _Reported:
@@ -84,8 +74,9 @@ class MetadataCache:
         self._on_brokers = on_brokers
         self.known = EMPTY
         self._reported = _Reported()
-        self._next_refresh: _Refresh | None = None
-        self._refreshing = asyncio.Lock()
+        #: Topics for the next request; None: all.
+        self._requested: set[str] | None = set()
+        self._refreshes = SharedCall(tasks, "metadata", self._refresh)
 
     def topic(self, name: str) -> TopicInfo | None:
         """The topic's metadata as last reported; None if it was never requested or does not exist."""
@@ -104,22 +95,17 @@ class MetadataCache:
         after this call; concurrent calls share one.
         """
         seconds = self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds
-        deadline = deadline_in(seconds)
-        refresh = self._next_refresh
-        if refresh is None or refresh.task is None:
-            refresh = self._next_refresh = _Refresh()
-            refresh.task = self._tasks.run(self._refresh(refresh), "metadata")
         if topics is None:
-            refresh.topics = None
-        elif refresh.topics is not None:
-            refresh.topics.update(topics)
-        done, _ = await asyncio.wait({refresh.task}, timeout=remaining(deadline))
-        if not done or refresh.task.cancelled():
+            self._requested = None
+        elif self._requested is not None:
+            self._requested.update(topics)
+        try:
+            return await self._refreshes.result(seconds)
+        except TimeoutError:
             raise UpstreamUnavailable(
                 "no broker answered Metadata in time: check that upstream is a Kafka listener for clients",
                 hint=hints.SLOW,
-            )
-        return refresh.task.result()
+            ) from None
 
     async def refresh_quietly(self, topics: Iterable[str]) -> None:
         try:
@@ -127,36 +113,30 @@ class MetadataCache:
         except UpstreamUnavailable as e:
             _limited_log.warning("metadata", "metadata cannot be refreshed", reason=e)
 
-    async def _refresh(self, refresh: _Refresh) -> ClusterMetadata:
-        # One request at a time. Calls during a request join the next one: the response to a request sent before the
-        # caller found its metadata stale may be stale, too.
-        async with self._refreshing:
-            self._next_refresh = None
-            requested = refresh.topics
-            names = (
-                None if requested is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(requested)]
-            )
-            message = Message(topics=names, allow_auto_topic_creation=False)
-            last = UpstreamUnavailable("no broker is known")
-            for pooled in self._pool.to_any():
-                # Short enough to try the other brokers if one hangs.
-                deadline = deadline_in(self._limits.connect_timeout_seconds)
-                try:
-                    connection = await pooled.connected(deadline)
-                    version = connection.version(apis.METADATA, at_least=10, at_most=13)
-                    queried = version, None if requested is None else frozenset(requested)
-                    known = partial(self._reported.lookup, queried, self.known)
-                    answer = await connection.request(apis.METADATA, version, message, known, deadline=deadline)
-                    if answer is _Reported.NOTHING_NEW:
-                        return self.known
-                    if answer.error_code:
-                        raise UpstreamUnavailable(f"{pooled.address}: Metadata answered error {answer.error_code}")
-                    metadata = self.adopt(from_response(answer), all_topics=requested is None)
-                    self._reported.adopted(queried, metadata)
-                    return metadata
-                except UpstreamUnavailable as e:
-                    last = e
-            raise UpstreamUnavailable(f"no broker returned metadata; last error: {last}", hint=last.hint)
+    async def _refresh(self) -> ClusterMetadata:
+        requested, self._requested = self._requested, set()
+        names = None if requested is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(requested)]
+        message = Message(topics=names, allow_auto_topic_creation=False)
+        last = UpstreamUnavailable("no broker is known")
+        for pooled in self._pool.to_any():
+            # Short enough to try the other brokers if one hangs.
+            deadline = deadline_in(self._limits.connect_timeout_seconds)
+            try:
+                connection = await pooled.connected(deadline)
+                version = connection.version(apis.METADATA, at_least=10, at_most=13)
+                queried = version, None if requested is None else frozenset(requested)
+                known = partial(self._reported.lookup, queried, self.known)
+                answer = await connection.request(apis.METADATA, version, message, known, deadline=deadline)
+                if answer is _Reported.NOTHING_NEW:
+                    return self.known
+                if answer.error_code:
+                    raise UpstreamUnavailable(f"{pooled.address}: Metadata answered error {answer.error_code}")
+                metadata = self.adopt(from_response(answer), all_topics=requested is None)
+                self._reported.adopted(queried, metadata)
+                return metadata
+            except UpstreamUnavailable as e:
+                last = e
+        raise UpstreamUnavailable(f"no broker returned metadata; last error: {last}", hint=last.hint)
 
     def adopt(self, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
         known = self.known

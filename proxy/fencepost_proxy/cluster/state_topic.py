@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
@@ -33,21 +33,20 @@ from fencepost_proxy.cluster.broker import (
 )
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.confirmed_leader import ConfirmedLeader
-from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
 from fencepost_proxy.cluster.heartbeats import Heartbeats
 from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.cluster.producer_ids import ProducerIds
+from fencepost_proxy.cluster.state_log import StateLog
 from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
+from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, Reason, StateError, UpstreamProtocolError
+from fencepost_proxy.errors import Error, Reason, StateError
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.fencing import encode_producer_id
-from fencepost_proxy.topics.state import StateView
-from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
-from fencepost_proxy.wire.batch import fence_batch, split_batches
-from fencepost_proxy.wire.compression import MalformedBatch
+from fencepost_proxy.types import Monotonic, Offset, ProducerId
+from fencepost_proxy.wire.batch import fence_batch
 from fencepost_proxy.wire.state_records import StateRecord
-from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
+from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
 
 _log = logs.get("cluster.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
@@ -55,7 +54,6 @@ _limited_log = logs.RateLimitedLog(_log)
 #: First sequence of a batch with a new producer id.
 _ANY_SEQUENCE: Final = 77
 _FETCH_WAIT_MAX_MS: Final = 250
-_FETCH_BYTES_MAX: Final = 1_048_576
 _PROBE_AGAIN_SECONDS: Final = 0.1
 #: Share of the lease after which it is renewed; the rest covers a leader change.
 _RENEWED_AFTER: Final = 1 / 6
@@ -71,13 +69,6 @@ _NOT_APPENDED: Final = frozenset(
         Error.KAFKA_STORAGE_ERROR,
     }
 )
-
-
-class _End(NamedTuple):
-    """End offset of the topic at some time after `queried_at`."""
-
-    queried_at: Monotonic
-    offset: Offset
 
 
 class StateTopic:
@@ -103,27 +94,24 @@ class StateTopic:
         self._appends = Appends(kafka)
         self._producer_ids = ProducerIds(kafka)
         self._confirmed_leader = ConfirmedLeader(kafka)
-        self._tp = TopicPartition(name, 0)
+        self._log = StateLog(name, self._cluster_id)
+        self._tp = self._log.tp
         self.settings = StateTopicSettings(kafka, name)
         self._lease_seconds = lease_seconds
         self._limits = limits
         self._on_change = on_change
-        self.view = StateView(self._cluster_id)
+        self.view = self._log.view
         #: Why `start` waits, as of the last attempt.
         self.waits_because: Reason | None = None
         self._topic_id: UUID | None = None
-        self._position = Offset(0)
         #: Send times of the last Fetch that reached the end, and of the last end offset that replicas confirmed.
         self._read_as_of = self._confirmed_as_of = float("-inf")
         self.read_until = Monotonic(float("-inf"))
         self.failure: Reason | None = None  #: why the view can never be fresh again in this process
         self._proxied: PooledConnection | None = None
-        self._tailing: asyncio.Task[None] | None = None
-        self._renewal: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
-        self._next_end: asyncio.Task[_End] | None = None
-        self._querying_end = asyncio.Lock()
-        self._querying: set[asyncio.Task[_End]] = set()
+        self._tasks = Tasks()
+        self._ends = SharedCall(self._tasks, "end of the state topic", self._query_end)
         self._loaded = asyncio.Event()
         self.heartbeats = Heartbeats(self, kafka, limits)
 
@@ -152,33 +140,26 @@ class StateTopic:
                 self.waits_because = Reason(f"waiting for the state topic {self._tp.topic}: {e}", hints.NEW)
                 _limited_log.warning("open", "waiting for the state topic", topic=self._tp.topic, reason=e)
                 await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
-        self._tailing = asyncio.create_task(self._follow(), name="state topic")
+        tailing = self._tasks.run(self._follow(), "state topic")
         loaded = asyncio.create_task(self._loaded.wait())
         try:
-            await asyncio.wait({loaded, self._tailing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({loaded, tailing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             loaded.cancel()
         self._raise_failure()
-        if self._tailing.done():
-            await self._tailing
+        if tailing.done():
+            await tailing
         if self._confirming:
             try:
                 await self.read_to_end(timeout_seconds=self._limits.connect_timeout_seconds)
             except UpstreamUnavailable as e:
                 self._log_unconfirmed(e)
-        self._renewal = asyncio.create_task(self._keep_fresh(), name="lease on the state topic")
-        _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._position)
+        self._tasks.run(self._keep_fresh(), "lease on the state topic")
+        _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._log.position)
 
     async def close(self) -> None:
         await self.heartbeats.close()
-        for task in (self._renewal, self._tailing):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
-        if self._querying:
-            for queried in self._querying:
-                queried.cancel()
-            await asyncio.wait(self._querying)
+        await self._tasks.close()
         if self._proxied is not None:
             await self._proxied.close()
         self._release(None)
@@ -241,35 +222,21 @@ class StateTopic:
         """
         deadline = deadline_in(timeout_seconds)
         self._raise_failure()
-        queried = self._next_end
-        if queried is None:
-            queried = self._next_end = asyncio.create_task(self._query_end(), name="end of the state topic")
-            self._querying.add(queried)
-            queried.add_done_callback(self._end_reported)
-        done, _ = await asyncio.wait({queried}, timeout=remaining(deadline))
-        if not done or queried.cancelled():
-            raise UpstreamUnavailable(f"{self._tp.topic}: its leader did not report the end offset in time")
-        end = queried.result()
-        await self._applied(Offset(end.offset - 1), deadline)
+        try:
+            queried_at, end = await self._ends.result(timeout_seconds)
+        except TimeoutError:
+            raise UpstreamUnavailable(f"{self._tp.topic}: its leader did not report the end offset in time") from None
+        await self._applied(Offset(end - 1), deadline)
         self._raise_failure()
-        self._confirmed_as_of = max(self._confirmed_as_of, end.queried_at)
+        self._confirmed_as_of = max(self._confirmed_as_of, queried_at)
         self._renew()
 
-    def _end_reported(self, queried: asyncio.Task[_End]) -> None:
-        self._querying.discard(queried)
-        if not queried.cancelled():
-            queried.exception()  # all waiters may have timed out
-
-    async def _query_end(self) -> _End:
-        # One request at a time. A call during a request joins the next one, because the response may lack records
-        # stored meanwhile.
-        async with self._querying_end:
-            self._next_end = None
-            queried_at = Monotonic(time.monotonic())
-            end = await self._confirmed_leader.high_watermark(
-                self._tp, in_sync=self.settings.in_sync, timeout_seconds=self._limits.connect_timeout_seconds
-            )
-            return _End(queried_at, end)
+    async def _query_end(self) -> tuple[Monotonic, Offset]:
+        """End offset of the topic at some time after the returned time."""
+        queried_at = Monotonic(time.monotonic())
+        return queried_at, await self._confirmed_leader.high_watermark(
+            self._tp, in_sync=self.settings.in_sync, timeout_seconds=self._limits.connect_timeout_seconds
+        )
 
     async def acquire_producer_id(self, number: int = 0, *, timeout_seconds: float | None = None) -> ProducerId:
         """The shared producer id of this cluster's fenced appends; proposes a new one if none is agreed on.
@@ -304,7 +271,7 @@ class StateTopic:
         try:
             while True:
                 try:
-                    await self._fetch(await self._leader())
+                    await self._fetch()
                 except UpstreamUnavailable as e:
                     reason = f"the state topic {self._tp.topic} cannot be read: {e}"
                     self.waits_because = Reason(reason, hints.NOT_READ)
@@ -315,12 +282,6 @@ class StateTopic:
         except Exception as e:
             _log.crash("state topic reader crashed", e)
             self._fail(Reason(f"following it crashed ({e!r}); restart this proxy", hints.CRASHED))
-
-    async def _leader(self) -> Leader:
-        leader = self._kafka.leader(self._tp)
-        if leader is None:
-            raise UpstreamUnavailable("no leader now")
-        return leader
 
     async def _read_again(self) -> None:
         """After a failure: refresh metadata, which shows whether the topic is the same and its leader."""
@@ -357,19 +318,14 @@ class StateTopic:
             )
         return await self._proxied.connected(deadline_in(self._limits.connect_timeout_seconds))
 
-    async def _fetch(self, leader: Leader) -> None:
+    async def _fetch(self) -> None:
+        leader = self._kafka.leader(self._tp)
+        if leader is None:
+            raise UpstreamUnavailable("no leader now")
         connection = await self._connection(leader)
-        call = fetch_call(
-            connection,
-            self._tp,
-            self._topic_id,
-            self._position,
-            leader_epoch=leader.leader_epoch,
-            bytes_max=_FETCH_BYTES_MAX,
-            # A start needs the end offset, not further records.
-            wait_max_ms=_FETCH_WAIT_MAX_MS if self._loaded.is_set() else 0,
-            bytes_min=1,
-        )
+        # A start needs the end offset, not further records.
+        wait_max_ms = _FETCH_WAIT_MAX_MS if self._loaded.is_set() else 0
+        call = self._log.fetch_call(connection, self._topic_id, leader, wait_max_ms=wait_max_ms)
         queried_at = time.monotonic()
         patience = deadline_in(_FETCH_WAIT_MAX_MS / 1000 + self._limits.connect_timeout_seconds)
         try:
@@ -378,20 +334,15 @@ class StateTopic:
             # A hanging broker may be dead: only a new connection shows it.
             await connection.close()
             raise
-        partition = fetched_partition(answer)
-        if partition.error_code == Error.OFFSET_OUT_OF_RANGE or partition.log_start_offset > 0:
-            raise StateError(
-                f"{self._tp.topic} lost records (read up to offset {self._position}, it starts at "
-                f"{partition.log_start_offset}): retention, DeleteRecords or an unclean leader election removed "
-                "virtual configs or the producer id. Decide which topics need checks; then stop every proxy, delete "
-                "this topic, and start the proxies",
-                hint=hints.RECREATE,
-            )
-        if partition.error_code:
-            raise UpstreamUnavailable(f"Fetch returned error {partition.error_code}")
-        if partition.records:
-            self._apply(partition.records)
-        if self._position >= partition.high_watermark:
+        applied = self._log.apply(answer)
+        for record in applied.records:
+            self.heartbeats.observe(record, loaded=self._loaded.is_set())
+        for reason in applied.skipped:
+            _limited_log.warning("left out", "state record ignored", reason=reason)
+        if applied.records:
+            self._on_change(applied.records)
+        self._release(self._log.position)
+        if self._log.position >= applied.high_watermark:
             self._read_as_of = queried_at
             self._renew()
             self._loaded.set()
@@ -435,28 +386,6 @@ class StateTopic:
             "unconfirmed", "leader of the state topic is not confirmed", topic=self._tp.topic, reason=reason
         )
 
-    def _apply(self, data: bytes) -> None:
-        applied = []
-        try:
-            for header, batch in split_batches(memoryview(data)):
-                for record in () if header.is_control else read_uncompressed_records(header, batch):
-                    if record.offset >= self._position:
-                        applied.append(StateRecord(record.key or b"", record.value))
-                        self.heartbeats.observe(applied[-1], loaded=self._loaded.is_set())
-                        left_out = self.view.apply(*record)
-                        if left_out is not None:
-                            _limited_log.warning("left out", "state record ignored", reason=left_out)
-                self._position = Offset(max(self._position, header.base_offset + header.last_offset_delta + 1))
-        except (MalformedBatch, UpstreamProtocolError) as e:
-            raise StateError(
-                f"{self._tp.topic} cannot be read at offset {self._position}: {e}. Its compression.type must be "
-                "uncompressed",
-                hint=hints.UNREADABLE,
-            ) from e
-        if applied:
-            self._on_change(applied)
-        self._release(self._position)
-
     def _fail(self, reason: Reason) -> None:
         self.failure = reason
         _log.error("state topic failed, checked topics are not served", topic=self._tp.topic, reason=reason)
@@ -469,13 +398,13 @@ class StateTopic:
     # --- waiting calls ------------------------------------------------------------------------------------------------
 
     async def _applied(self, offset: Offset, deadline: Monotonic) -> None:
-        if offset < self._position:
+        if offset < self._log.position:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((offset, waiter))
         done, _ = await asyncio.wait({waiter}, timeout=remaining(deadline))
         self._waiting = [each for each in self._waiting if each[1] is not waiter]
-        if not done or offset >= self._position:
+        if not done or offset >= self._log.position:
             raise OutcomeUnknown(f"{self._tp.topic}: stored at offset {offset}, but not read back in time")
 
     def _release(self, position: Offset | None) -> None:

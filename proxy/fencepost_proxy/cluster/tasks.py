@@ -1,10 +1,10 @@
-"""Background tasks that `Tasks.close` cancels."""
+"""Background tasks that `Tasks.close` cancels, and calls that several callers share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fencepost_proxy import logs
 
@@ -46,3 +46,30 @@ class Tasks:
 def _log_crash(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.crash("a task crashed", error, task=task.get_name())
+
+
+class SharedCall(Generic[_T]):
+    """One call at a time. Callers during a call share the next one: the result of a call that was sent before may lack
+    what they know of."""
+
+    def __init__(self, tasks: Tasks, name: str, call: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+        self._tasks = tasks
+        self._name = name
+        self._call = call
+        self._next: asyncio.Task[_T] | None = None
+        self._calling = asyncio.Lock()
+
+    async def result(self, seconds: float) -> _T:
+        """Raises TimeoutError, also if the call was cancelled, and the call's errors."""
+        task = self._next
+        if task is None:
+            task = self._next = self._tasks.run(self._begin(), self._name)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done or task.cancelled():
+            raise TimeoutError
+        return task.result()
+
+    async def _begin(self) -> _T:
+        async with self._calling:
+            self._next = None
+            return await self._call()

@@ -16,8 +16,8 @@ from typing import Final
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
+from fencepost_proxy.cluster.state_log import read_stored
 from fencepost_proxy.cluster.state_topic_settings import created_with
-from fencepost_proxy.cluster.stored import read_stored
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error, StateError
 from fencepost_proxy.preflight.findings import Finding, Group
