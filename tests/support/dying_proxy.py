@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.expansion import procedure as ex
-from fencepost_proxy.expansion.history import EXPANSION_CLOSED, Expansion
-from fencepost_proxy.services.expansions import Expansions
+from fencepost_proxy.expansion.history import EXPANSION_CLOSED
+from fencepost_proxy.services.expansion_effects import ExpansionEffects
 from tests.support.mutants import Mutant, wrap
 
 STEP, WHEN, HOW = os.environ["STOP_AT"].split(":", 2)
@@ -44,17 +44,19 @@ async def _stop(step: str, when: str) -> None:
 Carries = Callable[..., Awaitable[ex.Answer]]
 
 
-async def stopping_answer(answer: Carries, self: Expansions, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
-    step = self._procedures[expansion.proposal].step.value
+async def stopping_answer(
+    answer: Carries, self: ExpansionEffects, procedure: ex.Procedure, requested: ex.Effect
+) -> ex.Answer:
+    step = procedure.step.value
     if step == ex.Step.CREATE.value and isinstance(requested, ex.Describe):
-        return await answer(self, expansion, requested)  # only verifies the topic; the step's request follows
+        return await answer(self, procedure, requested)  # only verifies the topic; the step's request follows
     await _stop(step, "before")
-    answered = await answer(self, expansion, requested)
+    answered = await answer(self, procedure, requested)
     await _stop(step, "after")
     return answered
 
 
-async def stopping_append(append: Carries, self: Expansions, requested: ex.Append) -> ex.Answer:
+async def stopping_append(append: Carries, self: ExpansionEffects, requested: ex.Append) -> ex.Answer:
     closed = (
         requested.records[0].key.startswith(f"{EXPANSION_CLOSED}/".encode()) and requested.records[0].value is not None
     )
@@ -66,8 +68,8 @@ async def stopping_append(append: Carries, self: Expansions, requested: ex.Appen
     return answered
 
 
-_answers = wrap(Expansions, "_answer", stopping_answer)
-_appends = wrap(Expansions, "_append", stopping_append)
+_answers = wrap(ExpansionEffects, "answer", stopping_answer)
+_appends = wrap(ExpansionEffects, "append", stopping_append)
 # For the whole process. Workers import this module (`dying_workers/`).
 _live = Mutant("dying proxy", "see the module", (), _answers, _appends).live()
 _live.__enter__()

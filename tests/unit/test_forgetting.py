@@ -74,7 +74,7 @@ def _expansions(state: State, metadata: Metadata, tasks: list[asyncio.Task[None]
         topics=SimpleNamespace(),  # type: ignore[arg-type]
         producers=SimpleNamespace(),  # type: ignore[arg-type]
         log_ends=SimpleNamespace(),  # type: ignore[arg-type]
-        barriers=SimpleNamespace(),  # type: ignore[arg-type]
+        barriers=SimpleNamespace(open_barrier=None),  # type: ignore[arg-type]
         metrics=Metrics(),
         spawn=lambda work, name: tasks.append(asyncio.get_running_loop().create_task(work)),
         primary=True,
@@ -161,9 +161,9 @@ async def test_expanding_topic_is_not_forgotten(clock: Clock) -> None:
     kept = _expansions(state, metadata, [])
     state.append_now([encode_expansion(pending)])
 
-    await kept._forget("orders", OLD)
+    await kept._counts._forget("orders", OLD)
     assert _known(state)
 
     state.append_now([encode_failed(pending, UUID(int=10), reason="deleted", at_ms=2)])
-    await kept._forget("orders", OLD)
+    await kept._counts._forget("orders", OLD)
     assert not _known(state)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.log_ends import LogEnds
-from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.cluster.metadata_cache import MetadataCache
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
@@ -25,24 +23,19 @@ from fencepost_proxy.cluster.topics import Topics
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError, Reason
 from fencepost_proxy.expansion import procedure as ex
-from fencepost_proxy.expansion.history import Expansion, ExpansionHistory, encode_expansion, encode_partition_count
+from fencepost_proxy.expansion.history import Expansion, ExpansionHistory
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.status import ExpansionStatus
+from fencepost_proxy.services.expansion_effects import QUERY_SECONDS, ExpansionEffects
+from fencepost_proxy.services.partition_counts import PartitionCounts
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
-from fencepost_proxy.types import TopicPartition, Transactor
+from fencepost_proxy.types import Transactor
 
-_T = TypeVar("_T")
 _log = logs.get("services.expansions")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: Timeout of one query to Kafka; the procedure retries.
-_QUERY_SECONDS: Final = 5.0
-#: Concurrent queries to partition leaders.
-_AT_ONCE: Final = 64
 #: Wait after which the log names what a step waits for.
 _SAY_SECONDS: Final = 1.0
-#: How long a topic name must have another id, so that no broker still reports the old one.
-_REPLACED_SECONDS: Final = 3600.0
 #: Share of the client's timeout after which it gets an "in progress" response.
 _OF_ITS_TIMEOUT: Final = 0.95
 
@@ -78,9 +71,10 @@ class Expansions:
         primary: bool,
     ) -> None:
         self._metadata = metadata
-        self._topics = topics
-        self._producers = producers
-        self._log_ends = log_ends
+        self._effects = ExpansionEffects(
+            state, limits, metadata=metadata, topics=topics, producers=producers, log_ends=log_ends
+        )
+        self._counts = PartitionCounts(state, metadata, metrics, spawn, barriers.open_barrier)
         self._state = state
         self._limits = limits
         self._barriers = barriers
@@ -91,10 +85,7 @@ class Expansions:
         self._closings: dict[UUID, ex.Closing] = {}  # by topic id
         self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
         self._claiming: set[UUID] = set()
-        self._counting: set[UUID] = set()
-        self._replaced_since: dict[UUID, float] = {}  # incarnations that metadata shows as replaced
         self._running = False
-        self._querying = asyncio.Semaphore(_AT_ONCE)
 
     # ---- the view
 
@@ -152,16 +143,16 @@ class Expansions:
             now = time.monotonic()
             process = self._state.heartbeats.process
             if process is None or not self._running:
-                await self._view_change(now + _QUERY_SECONDS)
+                await self._view_change(now + QUERY_SECONDS)
                 continue
             empty = self._barriers.barrier_empty(expansion.topic)
             match closing.query(self._history(expansion), process, empty=empty, now=now):
                 case ex.IsClosed():
-                    await self._view_change(now + _QUERY_SECONDS)
+                    await self._view_change(now + QUERY_SECONDS)
                 case ex.Wait(until):
                     await self._view_change(until)
                 case ex.Append(records):
-                    answer = await self._append(ex.Append(records))
+                    answer = await self._effects.append(ex.Append(records))
                     if isinstance(answer, ex.NotAppended):
                         _limited_log.warning(
                             "closed",
@@ -173,7 +164,9 @@ class Expansions:
                     else:
                         _log.info("appends blocked", topic=expansion.topic, proposal=expansion.proposal)
                 case ex.ProbeTransactions(partitions):
-                    hold = closing.handle(await self._transactions(expansion.topic, partitions), time.monotonic())
+                    hold = closing.handle(
+                        await self._effects.transactions(expansion.topic, partitions), time.monotonic()
+                    )
                     if hold is not None and self._closings.get(expansion.topic_id) is closing:
                         self._barriers.close_barrier(expansion.topic, hold.but_for)
 
@@ -183,7 +176,7 @@ class Expansions:
         """Run an expansion; return the response for its client within the client's timeout."""
         topic = request.topic
         try:
-            await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
+            await self._metadata.refresh([topic], timeout_seconds=QUERY_SECONDS)
             info = self._metadata.topic(topic)
             process = self._state.heartbeats.process
             if info is None or process is None:
@@ -193,7 +186,7 @@ class Expansions:
             outcome = self._probed_at(request, count)
             if outcome is not None:
                 return outcome
-            await self._record_expansion(info)
+            await self._counts.record(info)
         except FencepostError as error:
             return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, f"topic={topic}: {error}")
         expansion = Expansion(
@@ -264,7 +257,7 @@ class Expansions:
 
     async def _claim(self, expansion: Expansion, claim: ex.Append) -> None:
         try:
-            await self._append(claim)  # the view shows which claim won
+            await self._effects.append(claim)  # the view shows which claim won
         finally:
             self._claiming.discard(expansion.proposal)
 
@@ -281,7 +274,7 @@ class Expansions:
         if end.result in (ex.Result.DONE, ex.Result.FAILED, ex.Result.UNORDERED):
             records = tuple(self._state.view.expansions.tidy(expansion))
             if records:
-                await self._append(ex.Append(records))
+                await self._effects.append(ex.Append(records))
 
     async def _carried_out(self, procedure: ex.Procedure) -> ex.Ended:
         step, since = None, 0.0
@@ -313,7 +306,7 @@ class Expansions:
                     )
                 await self._view_change(requested.until)
                 continue
-            procedure.handle(await self._answer(procedure.expansion, requested), time.monotonic())
+            procedure.handle(await self._effects.answer(procedure, requested), time.monotonic())
 
     def _report_end(self, procedure: ex.Procedure, end: ex.Ended) -> None:
         expansion = procedure.expansion
@@ -335,73 +328,6 @@ class Expansions:
             reason=end.message,
         )
 
-    # ---- effects of the procedure
-
-    async def _answer(self, expansion: Expansion, requested: ex.Effect) -> ex.Answer:
-        try:
-            match requested:
-                case ex.Append():
-                    return await self._append(requested)
-                case ex.Describe():
-                    return await self._describe(expansion.topic)
-                case ex.ProbeTransactions(partitions):
-                    return await self._transactions(expansion.topic, partitions)
-                case ex.CreatePartitions(to_count, assignments, validate_only):
-                    code, message = await self._topics.create_partitions(
-                        expansion.topic,
-                        to_count,
-                        assignments,
-                        validate_only=validate_only,
-                        timeout_seconds=self._limits.request_timeout_seconds,
-                    )
-                    return ex.Refused(code, message) if code else ex.Created()
-                case ex.ReadEnds(partitions):
-                    return await self._ends(expansion.topic, partitions)
-        except FencepostError as error:
-            return ex.Unanswered(str(error))
-
-    async def _append(self, requested: ex.Append) -> ex.Answer:
-        try:
-            await self._state.append(requested.records)
-        except UpstreamUnavailable as error:
-            return ex.NotAppended(str(error), in_doubt=isinstance(error, OutcomeUnknown))
-        except FencepostError as error:
-            return ex.NotAppended(str(error), in_doubt=True)
-        return ex.Appended()
-
-    async def _describe(self, topic: str) -> ex.Described:
-        await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
-        info = self._metadata.topic(topic)
-        if info is None:
-            return ex.Described(None)
-        count = info.partition_count
-        leaderless = tuple(
-            partition for partition in range(count) if self._metadata.leader(TopicPartition(topic, partition)) is None
-        )
-        return ex.Described(info.topic_id, count, leaderless)
-
-    async def _transactions(self, topic: str, partitions: Iterable[int]) -> ex.Answer:
-        async def probe(partition: int) -> tuple[int, list[Transactor]]:
-            async with self._querying:
-                tp = TopicPartition(topic, partition)
-                found = await self._producers.open_transactions(tp, timeout_seconds=_QUERY_SECONDS)
-                return partition, sorted((each.producer_id, each.epoch) for each in found.values())
-
-        try:
-            found = await _all(probe(partition) for partition in partitions)
-        except FencepostError as error:
-            return ex.Unanswered(str(error))
-        return ex.TransactionsOpen({partition: producers for partition, producers in found if producers})
-
-    async def _ends(self, topic: str, partitions: Iterable[int]) -> ex.Ends:
-        async def read(partition: int) -> ex.PartitionEnd:
-            async with self._querying:
-                tp = TopicPartition(topic, partition)
-                end = await self._log_ends.partition_end(tp, timeout_seconds=_QUERY_SECONDS)
-                return ex.PartitionEnd(end.log_end.leader_epoch, end.log_end.offset, end.high_watermark)
-
-        return ex.Ends(tuple(await _all(read(partition) for partition in partitions)))
-
     # ---- expansions without the proxy
 
     def maintain(self, count_checked: Iterable[str]) -> None:
@@ -413,83 +339,8 @@ class Expansions:
             return
         self._state.heartbeats.may_append(time.monotonic())  # detects dead processes early
         self._drive_what_is_ours()
-        if not self._primary or not self._state.fresh:
-            return
-        for topic in count_checked:
-            info = self._metadata.topic(topic)
-            if info is None or info.topic_id in self._counting:
-                continue
-            history = self._state.view.history(topic, info.topic_id)
-            if history.pending is None and (history.count is None or info.partition_count > history.count):
-                self._counting.add(info.topic_id)
-                self._spawn(self._count(info), f"count {topic}")
-
-        self._detect_replaced(time.monotonic())
-
-    def _detect_replaced(self, now: float) -> None:
-        """Forget records of topics that were deleted and created again without the proxy.
-
-        A topic that is merely not visible keeps its records: the proxy may lack authorization temporarily, and the
-        thresholds could not be restored. Configs are always kept: the new topic inherits the checks.
-        """
-        there = {}
-        for topic_id, topic in self._state.view.expansions.incarnations.items():
-            info = self._metadata.topic(topic)
-            if info is not None and info.topic_id != topic_id:
-                there[topic_id] = self._replaced_since.get(topic_id, now)
-                if now - there[topic_id] >= _REPLACED_SECONDS and topic_id not in self._counting:
-                    self._counting.add(topic_id)
-                    self._spawn(self._forget(topic, topic_id), f"forget {topic}")
-        self._replaced_since = there
-
-    async def _forget(self, topic: str, topic_id: UUID) -> None:
-        try:
-            await self._metadata.refresh([topic], timeout_seconds=_QUERY_SECONDS)
-            info = self._metadata.topic(topic)
-            if (
-                info is None
-                or info.topic_id == topic_id
-                or self._state.view.history(topic, topic_id).pending is not None
-            ):
-                return
-            await self._state.append(self._state.view.forget_but_configs(topic_id))
-            _log.info("records of a replaced topic forgotten", topic=topic, topic_id=topic_id)
-        except FencepostError as error:
-            _limited_log.warning("forget", "failed to forget records of a replaced topic", topic=topic, reason=error)
-        finally:
-            self._counting.discard(topic_id)
-
-    async def _count(self, info: TopicInfo) -> None:
-        try:
-            await self._record_expansion(info)
-        except FencepostError as error:
-            _limited_log.warning("count", "failed to store a partition count", topic=info.name, reason=error)
-        finally:
-            self._counting.discard(info.topic_id)
-
-    async def _record_expansion(self, info: TopicInfo) -> None:
-        """Store a new partition count. Raises `UpstreamUnavailable`, `StateError`."""
-        history = self._state.view.history(info.name, info.topic_id)
-        if history.pending is not None:
-            return
-        if history.count is None:
-            await self._state.append([encode_partition_count(info.name, info.topic_id, info.partition_count)])
-        elif info.partition_count > history.count:
-            at_ms = int(time.time() * 1000)
-            unordered = Expansion(
-                info.name, info.topic_id, history.count, info.partition_count, uuid4(), at_ms, unordered=True
-            )
-            await self._state.append([encode_expansion(unordered)])
-            if self._history(unordered).ended(unordered.proposal) is None:
-                return  # another process stored it, or it was an expansion
-            _log.error(
-                "UNORDERED_EXPANSION: partitions were added without the proxy, key order is lost across this expansion",
-                topic=info.name,
-                was=history.count,
-                partitions=info.partition_count,
-            )
-            self._metrics.expansions.inc("unordered")
-            self._barriers.open_barrier(info.name, info.partition_count)
+        if self._primary and self._state.fresh:
+            self._counts.maintain(count_checked, time.monotonic())
 
     # ---- status
 
@@ -535,12 +386,3 @@ def _unordered(expansion: ExpansionStatus) -> Reason:
         "partitions: key order is lost across this expansion",
         "The order cannot be restored. Add partitions only through the proxy: docs/partition-expansion.md.",
     )
-
-
-async def _all(queries: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results; raises the first failure after all have finished."""
-    answers = await asyncio.gather(*queries, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return [answer for answer in answers if not isinstance(answer, BaseException)]
