@@ -106,6 +106,10 @@ class Decision:
     waits: tuple[Wait, ...] = ()
     searches: tuple[Search, ...] = ()
 
+    @property
+    def records_max(self) -> int:
+        return sum(wait.records_max for wait in self.waits)
+
 
 RELEASED: Final = Decision()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -36,3 +37,16 @@ class GroupStory:
         """Time since the group last advanced on that prior partition."""
         position, since = self.stood.get(TopicPartition(topic, wait.prior_partition), (-1, now))
         return now - since if position == wait.position else 0.0
+
+    def observe(self, decisions: Mapping[TopicPartition, Decision], now: float) -> None:
+        """Record since when the group has not advanced on the prior partitions that it waits for."""
+        waits = {
+            TopicPartition(each.topic, wait.prior_partition): wait.position
+            for each, decision in decisions.items()
+            for wait in decision.waits
+        }
+        before = self.stood
+        self.stood = {
+            each: before[each] if each in before and before[each][0] == position else (position, now)
+            for each, position in waits.items()
+        }

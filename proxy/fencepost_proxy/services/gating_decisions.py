@@ -16,11 +16,11 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.expansion.gated import encode_released
 from fencepost_proxy.expansion.gating import Decision, Progress, Why, brought_by, decide
-from fencepost_proxy.expansion.group_story import GroupStory
 from fencepost_proxy.expansion.history import Expansion
 from fencepost_proxy.expansion.offset_lookups import OffsetLookups
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.expanded_topics import ExpandedTopics
+from fencepost_proxy.services.group_stories import GroupStories
 from fencepost_proxy.services.unread_records import UnreadRecords
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
@@ -32,12 +32,12 @@ _QUERY_SECONDS: Final = 5.0
 
 
 class GatingDecisions:
-    """`stories`: by group. `to_store`: records of timed-out gatings, not stored yet."""
+    """`to_store`: records of timed-out gatings, not stored yet."""
 
     def __init__(
         self,
         topics: ExpandedTopics,
-        stories: Mapping[str, GroupStory],
+        stories: GroupStories,
         limits: Limits,
         metrics: Metrics,
         *,
@@ -213,3 +213,24 @@ class GatingDecisions:
             limit=f"limits.{limit}",
         )
         return Decision()
+
+    def release_unobserved(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
+        """Without authorization the group's progress is unknown: it waits like a group without commits."""
+        story = self._stories.of(group)
+        for partition in partitions:
+            since = story.since.setdefault(partition, now)
+            history = self._topics.history(partition.topic)
+            brought = None if history is None else brought_by(history, partition.partition)
+            if not isinstance(brought, Expansion):
+                continue
+            created_partitions = brought.topic_id, partition
+            if created_partitions in story.timed_out or now - since < self._limits.gated_without_commit_seconds:
+                continue
+            story.timed_out.add(created_partitions)
+            self._metrics.partitions_timed_out.inc()
+            _log.error(
+                "gating timed out: the group's progress is unknown, because the proxy is not authorized (its "
+                "principal needs DESCRIBE on groups and topics, and READ on topics with ordered expansion)",
+                group=group,
+                partition=partition,
+            )

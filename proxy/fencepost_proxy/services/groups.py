@@ -22,9 +22,7 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.expansion.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
 from fencepost_proxy.expansion.gated import encode_gated, encode_gated_tombstone, encode_released
-from fencepost_proxy.expansion.gating import Decision, Wait, Why, brought_by
-from fencepost_proxy.expansion.group_story import GroupStory
-from fencepost_proxy.expansion.history import Expansion
+from fencepost_proxy.expansion.gating import Decision, Why
 from fencepost_proxy.expansion.offset_lookups import OffsetLookups
 from fencepost_proxy.expansion.queries import (
     Beginnings,
@@ -44,6 +42,7 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.status import GatedStatus
 from fencepost_proxy.services.expanded_topics import ExpandedTopics
 from fencepost_proxy.services.gating_decisions import GatingDecisions
+from fencepost_proxy.services.group_stories import GroupStories
 from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
 from fencepost_proxy.topics.state import StateView
@@ -68,7 +67,6 @@ _NOT_ALLOWED: Final = frozenset({Error.TOPIC_AUTHORIZATION_FAILED, 30})  # 30: G
 _ACTIVE_SECONDS: Final = 120.0
 #: After the last gated partition, how long members may have fewer partitions than the coordinator assigned.
 _REMEMBERED_SECONDS: Final = 1800.0
-_SHOWN_AS_STANDING_SECONDS: Final = 60.0
 _CLIENTS_MAX: Final = 10_000
 
 ALL_RELAYED_VERSIONS: Final = RELAYED_VERSIONS
@@ -100,7 +98,7 @@ class GroupProgressTracker:
         self._remembered_seconds = remembered_seconds
         self._state: StateTopic | None = None
         self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION.name, "false") != "false" for each in configured)
-        self._stories: dict[str, GroupStory] = {}
+        self._stories = GroupStories(metrics)
         self._lookups = OffsetLookups()
         self._decisions = GatingDecisions(
             self.topics, self._stories, limits, metrics, groups=groups, unread=self._unread, lookups=self._lookups
@@ -109,7 +107,6 @@ class GroupProgressTracker:
         self.relayed_versions: RelayedVersions = ALL_RELAYED_VERSIONS
         self.watch = Watch()
         self.assignment_filter = AssignmentFilter(self.watch, self.topics, time.monotonic)
-        self._metrics = metrics
 
     def attach(self, state: StateTopic) -> None:
         """Set the state topic once it is loaded."""
@@ -169,7 +166,7 @@ class GroupProgressTracker:
 
     async def _may_have(self, query_message: MayHave, host: str) -> GatedPartitions:
         group = query_message.group
-        story = self._stories.setdefault(group, GroupStory())
+        story = self._stories.of(group)
         story.clients[(host, query_message.client_id)] = time.monotonic()
         if len(story.clients) > _CLIENTS_MAX:
             del story.clients[next(iter(story.clients))]
@@ -181,7 +178,7 @@ class GroupProgressTracker:
         if decisions:
             await self._remember(group)
         elif group not in self.watch.groups:
-            self._stories.pop(group, None)
+            self._stories.forget(group)
         return GatedPartitions(frozenset(decisions))
 
     def _record(self, group: str, gated: Mapping[TopicPartition, Decision], queried: Iterable[TopicPartition]) -> None:
@@ -190,43 +187,7 @@ class GroupProgressTracker:
         if group in self.watch.groups:
             self.watch.groups[group].active_at = now
             self.relayed_versions = _RELAYED_BUT_FOLLOWING
-            self._report(group, gated, queried, now)
-
-    def _report(
-        self,
-        group: str,
-        gated: Mapping[TopicPartition, Decision],
-        queried: Iterable[TopicPartition],
-        now: float,
-    ) -> None:
-        """Log and count changes of a group's gated partitions."""
-        story = self._stories.setdefault(group, GroupStory())
-        story.silent = False
-        for partition in queried:
-            decision = gated.get(partition)
-            if decision is None:
-                since = story.since.pop(partition, None)
-                story.decisions.pop(partition, None)
-                if since is not None:
-                    self._metrics.partitions_released.inc()
-                    _log.info("gated partition assigned", group=group, partition=partition, waited=now - since)
-                continue
-            story.decisions[partition] = decision
-            if partition not in story.since:
-                story.since[partition] = now
-                _log.info(
-                    "new partition gated for a group",
-                    group=group,
-                    partition=partition,
-                    reason=decision.why.value if decision.why else None,
-                    records_max=sum(wait.records_max for wait in decision.waits),
-                )
-        self._count_gated()
-        story.free_since = None if story.since else story.free_since or now
-
-    def _count_gated(self) -> None:
-        reported = (len(each.since) for each in self._stories.values() if not each.silent)
-        self._metrics.partitions_gated.value = sum(reported)
+            self._stories.report(group, gated, queried, now)
 
     async def _remember(self, group: str) -> None:
         """Store the gated partitions before a member lacks one, because a restarted process must know them."""
@@ -302,7 +263,7 @@ class GroupProgressTracker:
         partitions = watched.requested | watched.recorded
         if not partitions and now - watched.active_at > self._remembered_seconds:
             self.watch.forget(group)
-            self._stories.pop(group, None)
+            self._stories.forget(group)
             return False
         if now - watched.active_at > _ACTIVE_SECONDS and watched.gated is not None:
             self._has_no_news(group, watched, now)
@@ -313,11 +274,12 @@ class GroupProgressTracker:
             before = watched.gated
             as_before = {each for each in failed if before is None or each in before}
             self.watch.update(group, frozenset(decisions) | as_before, frozenset(partitions))
-            self._report(group, decisions, partitions - failed.keys(), now)
-            self._stands(group, decisions, now)
+            self._stories.report(group, decisions, partitions - failed.keys(), now)
+            self._stories.of(group).observe(decisions, now)
             for reason in set(failed.values()):
                 _limited_log.warning(group, "lookup of a waiting group failed", group=group, reason=_reason_of(reason))
-            self._release_unobserved(group, [each for each, reason in failed.items() if _is_not_allowed(reason)], now)
+            not_allowed = [each for each, reason in failed.items() if _is_not_allowed(reason)]
+            self._decisions.release_unobserved(group, not_allowed, now)
             if decisions or as_before:
                 await self._remember(group)
             else:
@@ -330,51 +292,10 @@ class GroupProgressTracker:
 
     def _has_no_news(self, group: str, watched: Group, now: float) -> None:
         """Stop reporting a group without requests, which may no longer exist, and forget it after a day."""
-        story = self._stories.get(group)
-        if story is not None and not story.silent:
-            story.silent = True
-            story.idle_since.clear()  # a group that was stopped could not commit
-            self._count_gated()
+        self._stories.silence(group)
         if not watched.recorded and now - watched.active_at > _RECORDED_SECONDS:
             self.watch.forget(group)
-            self._stories.pop(group, None)
-
-    def _release_unobserved(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
-        """Without authorization the group's progress is unknown: it waits like a group without commits."""
-        story = self._stories.setdefault(group, GroupStory())
-        for partition in partitions:
-            since = story.since.setdefault(partition, now)
-            history = self.topics.history(partition.topic)
-            brought = None if history is None else brought_by(history, partition.partition)
-            if not isinstance(brought, Expansion):
-                continue
-            created_partitions = brought.topic_id, partition
-            if created_partitions in story.timed_out or now - since < self._limits.gated_without_commit_seconds:
-                continue
-            story.timed_out.add(created_partitions)
-            self._metrics.partitions_timed_out.inc()
-            _log.error(
-                "gating timed out: the group's progress is unknown, because the proxy is not authorized (its "
-                "principal needs DESCRIBE on groups and topics, and READ on topics with ordered expansion)",
-                group=group,
-                partition=partition,
-            )
-
-    def _stands(self, group: str, decisions: Mapping[TopicPartition, Decision], now: float) -> None:
-        story = self._stories.setdefault(group, GroupStory())
-        waits = {
-            TopicPartition(each.topic, wait.prior_partition): wait for each, v in decisions.items() for wait in v.waits
-        }
-        before = story.stood
-        story.stood = {
-            prior_partition: (
-                wait.position,
-                before[prior_partition][1]
-                if prior_partition in before and before[prior_partition][0] == wait.position
-                else now,
-            )
-            for prior_partition, wait in waits.items()
-        }
+            self._stories.forget(group)
 
     def _probe_again_where_stalled(self, group: str, now: float) -> None:
         """Search again where a group does not advance: compaction, retention or truncation may have removed records."""
@@ -399,7 +320,7 @@ class GroupProgressTracker:
         if group in view.groups.groups:
             await self._state.append([encode_gated_tombstone(group)])
         self.watch.forget(group)
-        self._stories.pop(group, None)
+        self._stories.forget(group)
 
     async def _store_what_is_due(self) -> None:
         if self._state is None:
@@ -450,6 +371,9 @@ class GroupProgressTracker:
 
     # ---- for operators
 
+    def waiting(self) -> list[GatedStatus]:
+        return self._stories.status(time.monotonic())
+
     async def release(self, group: str, topic: str) -> str:
         """Stop gating a topic's current new partitions for a group; return a result message."""
         history, view = self.topics.history(topic), self._view
@@ -470,25 +394,6 @@ class GroupProgressTracker:
         counts = ", ".join(f"{each.from_count} to {each.to_count}" for each in history.ordered)
         return f"group {group} gets the new partitions of {topic} ({counts}) with its members' next heartbeats"
 
-    def waiting(self) -> list[GatedStatus]:
-        now = time.monotonic()
-        return [
-            GatedStatus(
-                group=group,
-                topic=partition.topic,
-                partition=partition.partition,
-                why="" if decision.why is None else decision.why.value,
-                records_max=sum(wait.records_max for wait in decision.waits),
-                waits=tuple(
-                    _described(wait, story.stood_seconds(partition.topic, wait, now)) for wait in decision.waits
-                ),
-                seconds=now - story.since.get(partition, now),
-            )
-            for group, story in sorted(self._stories.items())
-            if not story.silent
-            for partition, decision in sorted(story.decisions.items())
-        ]
-
 
 def _reason_of(error: Exception) -> str:
     return str(error) or "Kafka did not respond in time"
@@ -496,9 +401,3 @@ def _reason_of(error: Exception) -> str:
 
 def _is_not_allowed(error: Exception) -> bool:
     return isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED
-
-
-def _described(wait: Wait, stood_seconds: float) -> str:
-    at = f"committed {wait.position}" if wait.committed else "nothing committed"
-    stands = f", no further commit for {stood_seconds:.0f} s" if stood_seconds >= _SHOWN_AS_STANDING_SECONDS else ""
-    return f"partition {wait.prior_partition}: {at}, threshold {wait.threshold}{stands}"
