@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from collections import OrderedDict
+from typing import NamedTuple, NewType, TypeVar
 from uuid import UUID
 
 #: Offset of the next record of a partition (Kafka's LEO; the upcoming offset in KIP-27).
@@ -20,6 +21,9 @@ Transactor = tuple[ProducerId, ProducerEpoch]
 Sequence = NewType("Sequence", int)
 #: `time.monotonic()` seconds.
 Monotonic = NewType("Monotonic", float)
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 NO_TOPIC_ID = UUID(int=0)
 SEQUENCE_MODULUS = 1 << 31
@@ -63,3 +67,17 @@ class Address(NamedTuple):
         if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
             raise ValueError(f"{text!r} has no usable port: {port!r} is not a number from 0 to 65535")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+class Bounded(OrderedDict[_Key, _Value]):
+    """At most `count_max` entries: a further one replaces the entry that was set longest ago."""
+
+    def __init__(self, count_max: int) -> None:
+        super().__init__()
+        self._count_max = count_max
+
+    def __setitem__(self, key: _Key, value: _Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._count_max:
+            self.popitem(last=False)

@@ -96,7 +96,7 @@ class Kafka:
     async def log_start(self, partition: TopicPartition, **_: Any) -> int:
         return self.starts.get(partition, 0)
 
-    async def fetch_committed(self, partition: TopicPartition, offset: int, **_: Any) -> Fetched:
+    async def fetch(self, partition: TopicPartition, offset: int, **_: Any) -> Fetched:
         """Records everywhere."""
         batch = offset.to_bytes(8, "big") + encode_uncompressed_batch([(b"k", b"v")] * 100, 0)[8:]
         return Fetched(batch, (), Offset(offset + 100))
@@ -403,7 +403,7 @@ async def test_release_recorded_while_others_are_stored_is_stored_next(story: St
     later = encode_released(OTHERS, 2, "billing", 1)
     append, stored = story.state.append, []
 
-    async def appending(records: Any) -> Any:
+    async def appending(records: Any, **_: Any) -> Any:
         stored.extend(records)
         if len(stored) == 1:
             story.tracker._decisions.to_store.append(later)

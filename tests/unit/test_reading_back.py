@@ -53,7 +53,7 @@ class Log:
     async def log_end(self, tp: TopicPartition, **_: object) -> Any:
         return SimpleNamespace(offset=START + len(self.batches))
 
-    async def fetch_uncommitted(self, tp: TopicPartition, offset: Offset, **_: object) -> Fetched:
+    async def fetch(self, tp: TopicPartition, offset: Offset, **_: object) -> Fetched:
         self.offsets.append(offset)
         if self.before_fetch is not None:
             await self.before_fetch(offset)

@@ -107,21 +107,11 @@ class Fetches:
 
         return await self.kafka.query_leader(tp, query, timeout_seconds)
 
-    async def fetch_committed(
-        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
+    async def fetch(
+        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, committed: bool, timeout_seconds: float
     ) -> Fetched:
-        """Records from `offset` on, without waiting, read committed. Needs READ on the topic."""
-        return await self._fetch(tp, offset, bytes_max=bytes_max, committed=True, timeout_seconds=timeout_seconds)
+        """Records from `offset` on, without waiting. Unless read `committed`, `aborted` is meaningless."""
 
-    async def fetch_uncommitted(
-        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
-    ) -> Fetched:
-        """The same, read uncommitted; `aborted` is meaningless."""
-        return await self._fetch(tp, offset, bytes_max=bytes_max, committed=False, timeout_seconds=timeout_seconds)
-
-    async def _fetch(
-        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, committed: bool, timeout_seconds: float | None
-    ) -> Fetched:
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Fetched:
             partition = await self._fetch_now(
                 connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline, committed=committed

@@ -6,7 +6,6 @@ response is not decoded again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +18,7 @@ from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Le
 from fencepost_proxy.cluster.pool import ConnectionPool
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
-from fencepost_proxy.types import NO_TOPIC_ID, Address, NodeId, TopicPartition
+from fencepost_proxy.types import NO_TOPIC_ID, Address, Bounded, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
@@ -41,7 +40,7 @@ class _Reported:
     NOTHING_NEW: Final = Message()
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[object, tuple[bytes, ClusterMetadata]] = OrderedDict()
+        self._answers: Bounded[object, tuple[bytes, ClusterMetadata]] = Bounded(_QUERIES_REMEMBERED)
         self._digest = b""
 
     def lookup(self, queried: object, known: ClusterMetadata, body: memoryview) -> Message | None:
@@ -53,9 +52,6 @@ class _Reported:
     def adopted(self, queried: object, metadata: ClusterMetadata) -> None:
         """Records that `metadata` includes the response last passed to `lookup`."""
         self._answers[queried] = self._digest, metadata
-        self._answers.move_to_end(queried)
-        if len(self._answers) > _QUERIES_REMEMBERED:
-            self._answers.popitem(last=False)
 
 
 class MetadataCache:

@@ -7,13 +7,13 @@ count of an incarnation is a lower bound. Partitions of a pending expansion do n
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.expansion.history import ExpansionHistory
+from fencepost_proxy.types import Bounded
 
 #: How long a guess counts against a client: it may have refreshed its metadata at another instance.
 _BELIEVED_SECONDS: Final = 5.0
@@ -61,10 +61,9 @@ class Counts:
         self._history = history
         self._clock_ms = clock_ms
         self._grace_seconds = resolve_seconds
-        self._served_max = served_max
         self._topics: dict[str, _Topic] = {}
         self._missing: dict[str, float] = {}  # time of the last Metadata request for them
-        self._served: OrderedDict[tuple[Client, str], _Served] = OrderedDict()
+        self._served: Bounded[tuple[Client, str], _Served] = Bounded(served_max)
 
     # ---- topics
 
@@ -127,9 +126,6 @@ class Counts:
         """A Metadata answer is sent to the client."""
         for topic, count in counts:
             self._served[client, topic] = _Served(count)
-            self._served.move_to_end((client, topic))
-        while len(self._served) > self._served_max:
-            self._served.popitem(last=False)
 
     def served(self, client: Client, topic: str, now: float) -> int | None:
         """The count this process last sent to the client; None if unknown or no longer trusted."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final
 
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import Bounded, TopicPartition
 
 _LOOKUPS_MAX: Final = 100_000
 
@@ -18,7 +17,7 @@ class OffsetLookups:
     """When a client last queried an offset of a partition, and whether it ever queried another one than the end."""
 
     def __init__(self) -> None:
-        self._lookups: OrderedDict[tuple[Client, TopicPartition], tuple[float, bool]] = OrderedDict()
+        self._lookups: Bounded[tuple[Client, TopicPartition], tuple[float, bool]] = Bounded(_LOOKUPS_MAX)
 
     def record(
         self, client: Client, latest: Collection[TopicPartition], others: Collection[TopicPartition], now: float
@@ -27,9 +26,6 @@ class OffsetLookups:
             before = self._lookups.get((client, partition))
             elsewhere = partition in others or (before is not None and before[1])
             self._lookups[client, partition] = now, elsewhere
-            self._lookups.move_to_end((client, partition))
-        while len(self._lookups) > _LOOKUPS_MAX:
-            self._lookups.popitem(last=False)
 
     def began_at_end(self, client: Client, partition: TopicPartition) -> bool:
         """A client that also queried other offsets may have started there and queried the end to measure its lag."""

@@ -24,15 +24,12 @@ restart of this process, or if its coordinator moved to a broker whose connectio
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 from uuid import UUID
 
-from fencepost_proxy.types import TopicPartition
-
-_Value = TypeVar("_Value")
+from fencepost_proxy.types import Bounded, TopicPartition
 
 #: Remembered members of watched groups; a forgotten one rejoins once when a partition is released.
 _MEMBERS_MAX: Final = 100_000
@@ -89,9 +86,9 @@ class Watch:
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
-        self._members: OrderedDict[tuple[str, str], _Member] = OrderedDict()
-        self._consumers: OrderedDict[tuple[str, str], ConsumerMember] = OrderedDict()
-        self._owned: OrderedDict[tuple[str, str], Assigned] = OrderedDict()
+        self._members: Bounded[tuple[str, str], _Member] = Bounded(_MEMBERS_MAX)
+        self._consumers: Bounded[tuple[str, str], ConsumerMember] = Bounded(_MEMBERS_MAX)
+        self._owned: Bounded[tuple[str, str], Assigned] = Bounded(_MEMBERS_MAX)
 
     # ---- groups
 
@@ -149,7 +146,7 @@ class Watch:
     def synced(self, group: str, member: str, generation: int, lacking: frozenset[TopicPartition]) -> None:
         """A member is about to get its assignment without `lacking`."""
         if group in self.groups:
-            _put(self._members, (group, member), _Member(generation, lacking))
+            self._members[group, member] = _Member(generation, lacking)
 
     def must_rejoin(self, group: str, member: str, generation: int, now: float) -> bool:
         """Whether to answer REBALANCE_IN_PROGRESS to a heartbeat that the coordinator accepted."""
@@ -173,7 +170,7 @@ class Watch:
             watched.active_at = now
         known = self._consumers.get((group, member))
         if owned is not None:
-            _put(self._owned, (group, member), owned)
+            self._owned[group, member] = owned
             if known is not None:
                 known.acknowledge = False
         elif known is not None and known.acknowledge:
@@ -192,7 +189,7 @@ class Watch:
             return
         known = self._consumers.get((group, member))
         acknowledge = bool(lacking or (known is not None and known.lacking))
-        _put(self._consumers, (group, member), ConsumerMember(assigned, allowed, lacking, acknowledge))
+        self._consumers[group, member] = ConsumerMember(assigned, allowed, lacking, acknowledge)
 
     def consumer_gets(self, group: str, member: str, topic_ids: Mapping[str, UUID]) -> Assigned | None:
         """Assignment to add to an answer without one; None: nothing."""
@@ -238,10 +235,3 @@ def without(assigned: Assigned, left_out: Collection[tuple[UUID | None, int]]) -
 
 def _has(owned: Assigned, topic_id: UUID | None, partition: TopicPartition) -> bool:
     return any(topic == topic_id and partition.partition in partitions for topic, partitions in owned)
-
-
-def _put(members: OrderedDict[tuple[str, str], _Value], key: tuple[str, str], value: _Value) -> None:
-    members[key] = value
-    members.move_to_end(key)
-    if len(members) > _MEMBERS_MAX:
-        members.popitem(last=False)

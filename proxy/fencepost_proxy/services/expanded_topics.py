@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from fencepost_proxy.expansion.gating import brought_by
-from fencepost_proxy.expansion.history import ExpansionHistory
+from fencepost_proxy.expansion.history import NO_EXPANSIONS, ExpansionHistory
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -15,18 +15,19 @@ from fencepost_proxy.types import TopicPartition
 class ExpandedTopics:
     """`policy`: of a topic, None without checks. `topic_id`: by metadata, None if unknown.
 
-    `view`: of the state topic, once it is loaded.
+    `view`: of the state topic; empty until it is loaded.
     """
 
     def __init__(self, policy: Callable[[str], TopicPolicy | None], topic_id: Callable[[str], UUID | None]) -> None:
         self._policy = policy
         self.topic_id = topic_id
-        self.view: StateView | None = None
+        self.view = StateView("")
         self._ids: dict[str, UUID] = {}
         self._names: dict[UUID, str] = {}
 
-    def refresh(self, view: StateView) -> bool:
+    def refresh(self) -> bool:
         """Update from the view after a change. Returns whether a topic is or was expanded."""
+        view = self.view
         ids = {topic: configs.topic_id for topic, configs in view.topic_configs.items()}
         ids.update((each.topic, each.topic_id) for each in (*view.expansions.expanded, *view.expansions.pending))
         # A record may be from a deleted topic: metadata takes precedence.
@@ -39,8 +40,7 @@ class ExpandedTopics:
         return policy is not None and policy.ordered
 
     def new(self, partition: TopicPartition) -> bool:
-        history = self.history(partition.topic)
-        return history is not None and brought_by(history, partition.partition) is not None
+        return brought_by(self.history(partition.topic), partition.partition) is not None
 
     def topic(self, topic_id: UUID) -> str | None:
         return self._names.get(topic_id)
@@ -48,8 +48,5 @@ class ExpandedTopics:
     def topic_ids(self) -> Mapping[str, UUID]:
         return self._ids
 
-    def history(self, topic: str) -> ExpansionHistory | None:
-        view = self.view
-        if view is None or not self.expands(topic):
-            return None
-        return view.history(topic, self.topic_id(topic))
+    def history(self, topic: str) -> ExpansionHistory:
+        return self.view.history(topic, self.topic_id(topic)) if self.expands(topic) else NO_EXPANSIONS

@@ -346,35 +346,28 @@ class Expansions:
 
     def status(self) -> tuple[ExpansionStatus, ...]:
         """Pending expansions first, then the last one of each existing topic."""
-        shown = []
-        for expansion in self._state.view.expansions.pending:
-            procedure = self._procedures.get(expansion.proposal)
-            shown.append(
-                ExpansionStatus(
-                    topic=expansion.topic,
-                    from_count=expansion.from_count,
-                    to_count=expansion.to_count,
-                    state="pending",
-                    at_ms=expansion.at_ms,
-                    step=None if procedure is None else procedure.step.value,
-                    waits_for=None if procedure is None else procedure.waits_for or None,
-                )
-            )
-        for expansion in self._state.view.expansions.expanded:
-            info = self._metadata.topic(expansion.topic)
-            if info is not None and info.topic_id == expansion.topic_id:
-                shown.append(
-                    ExpansionStatus(
-                        topic=expansion.topic,
-                        from_count=expansion.from_count,
-                        to_count=expansion.to_count,
-                        state="unordered" if expansion.unordered else "done",
-                        at_ms=expansion.ended_at_ms or expansion.at_ms,
-                        blocked_ms=expansion.blocked_ms,
-                        thresholds=expansion.thresholds,
-                    )
-                )
-        return tuple(shown)
+        view = self._state.view
+        existing = [each for each in view.expansions.expanded if self._exists(each)]
+        return tuple(self._status_of(each) for each in (*view.expansions.pending, *existing))
+
+    def _exists(self, expansion: Expansion) -> bool:
+        info = self._metadata.topic(expansion.topic)
+        return info is not None and info.topic_id == expansion.topic_id
+
+    def _status_of(self, expansion: Expansion) -> ExpansionStatus:
+        state = "unordered" if expansion.unordered else "done" if expansion.ordered else "pending"
+        procedure = self._procedures.get(expansion.proposal) if state == "pending" else None
+        return ExpansionStatus(
+            topic=expansion.topic,
+            from_count=expansion.from_count,
+            to_count=expansion.to_count,
+            state=state,
+            at_ms=expansion.ended_at_ms or expansion.at_ms,
+            step=None if procedure is None else procedure.step.value,
+            waits_for=None if procedure is None else procedure.waits_for or None,
+            blocked_ms=expansion.blocked_ms,
+            thresholds=expansion.thresholds,
+        )
 
     def warnings(self) -> tuple[Reason, ...]:
         return tuple(_unordered(each) for each in self.status() if each.state == "unordered")

@@ -22,7 +22,6 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.expanded_topics import ExpandedTopics
 from fencepost_proxy.services.group_stories import GroupStories
 from fencepost_proxy.services.unread_records import UnreadRecords
-from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.state_records import StateRecord
 
@@ -91,13 +90,11 @@ class GatingDecisions:
         """Gated partitions of one topic. Raises `UpstreamUnavailable`."""
         gated: dict[TopicPartition, Decision] = {}
         queried: dict[TopicPartition, Expansion] = {}
-        view = self._topics.view
         for partition in partitions:
-            history = self._topics.history(partition.topic)
-            brought = None if history is None else brought_by(history, partition.partition)
+            brought = brought_by(self._topics.history(partition.topic), partition.partition)
             if isinstance(brought, Why):
                 gated[partition] = Decision(brought)
-            elif brought is not None and view is not None and not self._let_go(view, group, partition, brought):
+            elif brought is not None and not self._let_go(group, partition, brought):
                 queried[partition] = brought
         if not queried:
             return gated
@@ -121,11 +118,11 @@ class GatingDecisions:
                 gated[partition] = decision
         return gated
 
-    def _let_go(self, view: StateView, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
+    def _let_go(self, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
         """Whether an operator or a timeout stopped gating, whatever the group committed."""
         story = self._stories.get(group)
         timed_out = story is not None and (expansion.topic_id, partition) in story.timed_out
-        return timed_out or view.groups.released(expansion.topic_id, expansion.to_count, group)
+        return timed_out or self._topics.view.groups.released(expansion.topic_id, expansion.to_count, group)
 
     @staticmethod
     def _is_lagging(
@@ -219,8 +216,7 @@ class GatingDecisions:
         story = self._stories.of(group)
         for partition in partitions:
             since = story.since.setdefault(partition, now)
-            history = self._topics.history(partition.topic)
-            brought = None if history is None else brought_by(history, partition.partition)
+            brought = brought_by(self._topics.history(partition.topic), partition.partition)
             if not isinstance(brought, Expansion):
                 continue
             created_partitions = brought.topic_id, partition

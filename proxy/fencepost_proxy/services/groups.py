@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -45,9 +45,9 @@ from fencepost_proxy.services.gating_decisions import GatingDecisions
 from fencepost_proxy.services.group_stories import GroupStories
 from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
-from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.state_records import StateRecord
 
 _log = logs.get("services.groups")
 _limited_log = logs.RateLimitedLog(_log)
@@ -113,26 +113,25 @@ class GroupProgressTracker:
         self._state = state
         self.topics.view = state.view
 
-    @property
-    def _view(self) -> StateView | None:
-        return None if self._state is None else self._state.view
+    async def _store(self, records: Sequence[StateRecord], timeout_seconds: float | None = None) -> None:
+        if records:
+            assert self._state is not None, "nothing is gated before"
+            await self._state.append(records, timeout_seconds=timeout_seconds)
 
     # ---- expansion view
 
     def refresh(self) -> None:
         """Update from the state topic after a change."""
-        view = self._view
-        if view is None:
-            return
-        expanded = self.topics.refresh(view)
+        expanded = self.topics.refresh()
         if expanded or self.watch.groups:
             self.relayed_versions = _RELAYED_BUT_FOLLOWING
         else:
             self.relayed_versions = (
                 _RELAYED_BUT_ASSIGNING if self.topics.topic_ids() or self._by_file else ALL_RELAYED_VERSIONS
             )
-        for group in view.groups.groups.keys() | self.watch.groups.keys():
-            recorded = view.groups.groups.get(group)
+        groups = self.topics.view.groups.groups
+        for group in groups.keys() | self.watch.groups.keys():
+            recorded = groups.get(group)
             self.watch.record(group, frozenset() if recorded is None else recorded.partitions)
 
     # ---- queries
@@ -191,10 +190,10 @@ class GroupProgressTracker:
 
     async def _remember(self, group: str) -> None:
         """Store the gated partitions before a member lacks one, because a restarted process must know them."""
-        view, watched = self._view, self.watch.groups.get(group)
-        if view is None or watched is None or self._state is None or not watched.gated:
+        watched = self.watch.groups.get(group)
+        if watched is None or not watched.gated:
             return
-        known = view.groups.groups.get(group)
+        known = self.topics.view.groups.groups.get(group)
         partitions = watched.gated | (frozenset() if known is None else known.partitions)
         if known is not None and known.partitions == partitions:
             return
@@ -205,7 +204,7 @@ class GroupProgressTracker:
                 ids[topic] = topic_id
         at_ms = int(time.time() * 1000) if known is None else known.at_ms
         try:
-            await self._state.append([encode_gated(group, partitions, ids, at_ms)], timeout_seconds=_REPLY_SECONDS)
+            await self._store([encode_gated(group, partitions, ids, at_ms)], _REPLY_SECONDS)
         except FencepostError as error:
             # Retried. Meanwhile members would miss the partition only if all proxies ended.
             _limited_log.warning("remember", "failed to store gated partitions", group=group, reason=error)
@@ -213,11 +212,7 @@ class GroupProgressTracker:
     async def _beginnings(self, query_message: WhereToBegin) -> Mapping[TopicPartition, int]:
         """Start offsets for a group that existed before the expansion; others use their own reset policy."""
         group = query_message.group
-        view = self._view
-        if view is None:
-            return {}
-        known = group in self.watch.groups or group in view.groups.groups
-        if not known:
+        if group not in self.watch.groups and group not in self.topics.view.groups.groups:
             topics = {each.topic for each in query_message.partitions}
             committed = await self._decisions.commits(
                 group, [each for topic in topics for each in self._prior_partitions(topic)]
@@ -232,10 +227,8 @@ class GroupProgressTracker:
         return dict(zip(requested, starts, strict=True))
 
     def _prior_partitions(self, topic: str) -> list[TopicPartition]:
-        history = self.topics.history(topic)
-        if history is None or not history.ordered:
-            return []
-        return [TopicPartition(topic, prior_partition) for prior_partition in history.ordered[0].prior_partitions]
+        first = self.topics.history(topic).ordered[:1]
+        return [TopicPartition(topic, prior_partition) for each in first for prior_partition in each.prior_partitions]
 
     # ---- periodic checks
 
@@ -256,9 +249,8 @@ class GroupProgressTracker:
 
     async def _probe(self, group: str) -> bool:
         """Check one group. Returns whether Kafka was queried."""
-        watched, view = self.watch.groups.get(group), self._view
-        now = time.monotonic()
-        if watched is None or view is None:
+        watched, now = self.watch.groups.get(group), time.monotonic()
+        if watched is None:
             return False
         partitions = watched.requested | watched.recorded
         if not partitions and now - watched.active_at > self._remembered_seconds:
@@ -310,42 +302,37 @@ class GroupProgressTracker:
 
     async def _forgive(self, group: str, now: float) -> None:
         """Nothing is gated: delete the record once all members must have their partitions."""
-        story, view = self._stories.get(group), self._view
-        if story is None or view is None or self._state is None:
+        story = self._stories.get(group)
+        if story is None:
             return
         if story.free_since is None:
             story.free_since = now
         if now - story.free_since < self._remembered_seconds:
             return
-        if group in view.groups.groups:
-            await self._state.append([encode_gated_tombstone(group)])
+        if group in self.topics.view.groups.groups:
+            await self._store([encode_gated_tombstone(group)])
         self.watch.forget(group)
         self._stories.forget(group)
 
     async def _store_what_is_due(self) -> None:
-        if self._state is None:
-            return
         try:
             due = list(self._decisions.to_store)
-            await self._state.append(due)
+            await self._store(due)
             del self._decisions.to_store[: len(due)]  # others may have been added meanwhile
         except FencepostError as error:  # retried; storing twice is harmless
             _limited_log.warning("store", "failed to store the end of gating", reason=error)
 
     async def _tidy(self, now: float) -> None:
         """Delete state records of groups that are no longer active."""
-        view = self._view
-        if view is None or self._state is None:
-            return
         old_ms = (time.time() - _RECORDED_SECONDS) * 1000
         silent = [
             group
-            for group, recorded in view.groups.groups.items()
+            for group, recorded in self.topics.view.groups.groups.items()
             if recorded.at_ms < old_ms
             and ((watched := self.watch.groups.get(group)) is None or now - watched.active_at > _ACTIVE_SECONDS)
         ]
         try:
-            await self._state.append([encode_gated_tombstone(group) for group in silent])
+            await self._store([encode_gated_tombstone(group) for group in silent])
         except FencepostError as error:
             _limited_log.warning("tidy", "state topic cleanup failed", reason=error)
 
@@ -376,13 +363,14 @@ class GroupProgressTracker:
 
     async def release(self, group: str, topic: str) -> str:
         """Stop gating a topic's current new partitions for a group; return a result message."""
-        history, view = self.topics.history(topic), self._view
-        if history is None or view is None or self._state is None or not history.ordered:
+        ordered = self.topics.history(topic).ordered
+        if not ordered:
             return f"{topic} has no ordered expansion known to this process: nothing is gated"
-        closed = [each for each in history.ordered if not view.groups.released(each.topic_id, each.to_count, group)]
+        released = self.topics.view.groups.released
+        closed = [each for each in ordered if not released(each.topic_id, each.to_count, group)]
         now_ms = int(time.time() * 1000)
         try:
-            await self._state.append([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
+            await self._store([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
         except FencepostError as error:
             return f"not stored: {error} (try again)"
         if closed:
@@ -391,7 +379,7 @@ class GroupProgressTracker:
                 group=group,
                 topic=topic,
             )
-        counts = ", ".join(f"{each.from_count} to {each.to_count}" for each in history.ordered)
+        counts = ", ".join(f"{each.from_count} to {each.to_count}" for each in ordered)
         return f"group {group} gets the new partitions of {topic} ({counts}) with its members' next heartbeats"
 
 

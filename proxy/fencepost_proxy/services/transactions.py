@@ -283,8 +283,12 @@ class Commits:
         while so_far.at < end:
             before = so_far.at
             if so_far.slice is None:
-                fetched = await self._fetches.fetch_uncommitted(
-                    partition, Offset(before), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
+                fetched = await self._fetches.fetch(
+                    partition,
+                    Offset(before),
+                    bytes_max=_FETCH_BYTES,
+                    committed=False,
+                    timeout_seconds=remaining(deadline),
                 )
                 if fetched.out_of_range:
                     return LogIs(partition, None, out_of_range=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +18,7 @@ from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.expansion.consumable import Aborted, consumable_below
 from fencepost_proxy.expansion.gating import RemainingRecords, Search
 from fencepost_proxy.expansion.history import Expansion
-from fencepost_proxy.types import Offset, TopicPartition
+from fencepost_proxy.types import Bounded, Offset, TopicPartition
 
 _QUERY_SECONDS: Final = 5.0
 #: Records found in the log are searched again if a group does not advance to them: they may be deleted.
@@ -49,7 +48,7 @@ class UnreadRecords:
         self._log_ends = log_ends
         self._fetches = fetches
         #: By topic id, prior partition and threshold.
-        self._remaining: OrderedDict[tuple[UUID, int, int], _Probed] = OrderedDict()
+        self._remaining: Bounded[tuple[UUID, int, int], _Probed] = Bounded(_REMAINING_MAX)
         self._starts: dict[tuple[UUID, TopicPartition], tuple[int, float]] = {}
         self._searching = asyncio.Lock()
         self._search_again_at = 0.0
@@ -78,8 +77,6 @@ class UnreadRecords:
             probed = self._remaining.get(key)
             if probed is None:
                 probed = self._remaining[key] = _Probed(RemainingRecords.of(search.threshold), time.monotonic())
-                if len(self._remaining) > _REMAINING_MAX:
-                    self._remaining.popitem(last=False)
             remaining = probed.remaining
             window = _FIRST_WINDOW
             while remaining.awaits(search.position) is None:
@@ -95,8 +92,8 @@ class UnreadRecords:
         offset = start
         while offset < end:
             await asyncio.sleep(max(0.0, self._search_again_at - time.monotonic()))
-            fetched = await self._fetches.fetch_committed(
-                partition, Offset(offset), bytes_max=_FETCH_BYTES, timeout_seconds=_QUERY_SECONDS
+            fetched = await self._fetches.fetch(
+                partition, Offset(offset), bytes_max=_FETCH_BYTES, committed=True, timeout_seconds=_QUERY_SECONDS
             )
             pause = len(fetched.records) / _SEARCH_BYTES_PER_SECOND
             self._search_again_at = max(self._search_again_at, time.monotonic()) + pause

@@ -11,8 +11,8 @@ its topics are read anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.planning import Known, Plan
@@ -65,75 +65,25 @@ def hide(response: Message, known: Known, *, queried: bool, by_name: bool = True
 
 
 def plan_closed(api_key: int, request: Message, known: Known) -> Plan:
-    """The plan for a request to one of `CLOSED_APIS` that `mentions` the state topic."""
-    return CLOSED_APIS[api_key](request, known)
+    """The plan for a request to one of `CLOSED_APIS` that `mentions` the state topic.
 
+    Forwards the rest of the request, and appends the answers for the removed entries to Kafka's answers.
+    """
+    api = CLOSED_APIS[api_key]
 
-def _fetch(request: Message, known: Known) -> Plan:
-    def denied(topic: Message) -> Message:
-        partitions = [
-            Message(partition_index=each.partition, error_code=DENIED, high_watermark=-1, records=b"")
-            for each in topic.partitions
-        ]
-        return Message(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions)
+    def is_closed(topic: Message) -> bool:
+        return known.is_state_topic(*(getattr(topic, each) for each in api.named))
 
-    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.topic, topic.topic_id))
-    return _answered_too(request, "responses", [denied(topic) for topic in refused])
-
-
-def _delete_records(request: Message, known: Known) -> Plan:
-    def denied(topic: Message) -> Message:
-        partitions = [
-            Message(partition_index=each.partition_index, low_watermark=-1, error_code=DENIED)
-            for each in topic.partitions
-        ]
-        return Message(name=topic.name, partitions=partitions)
-
-    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
-    return _answered_too(request, "topics", [denied(topic) for topic in refused])
-
-
-def _list_offsets(request: Message, known: Known) -> Plan:
-    def denied(topic: Message) -> Message:
-        partitions = [
-            Message(partition_index=each.partition_index, error_code=DENIED, timestamp=-1, offset=-1, leader_epoch=-1)
-            for each in topic.partitions
-        ]
-        return Message(name=topic.name, partitions=partitions)
-
-    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
-    return _answered_too(request, "topics", [denied(topic) for topic in refused])
-
-
-def _epoch_ends(request: Message, known: Known) -> Plan:
-    def denied(topic: Message) -> Message:
-        partitions = [
-            Message(partition=each.partition, error_code=DENIED, leader_epoch=-1, end_offset=-1)
-            for each in topic.partitions
-        ]
-        return Message(topic=topic.topic, partitions=partitions)
-
-    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.topic))
-    return _answered_too(request, "topics", [denied(topic) for topic in refused])
-
-
-def _describe_producers(request: Message, known: Known) -> Plan:
-    def denied(topic: Message) -> Message:
-        partitions = [
-            Message(partition_index=index, error_code=DENIED, error_message=denied_message(known))
-            for index in topic.partition_indexes
-        ]
-        return Message(name=topic.name, partitions=partitions)
-
-    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
-    return _answered_too(request, "topics", [denied(topic) for topic in refused])
-
-
-def _answered_too(request: Message, attribute: str, denied: Sequence[Message]) -> Plan:
-    """Forward the rest of the request; append the answers for the removed entries to Kafka's answers."""
+    denied = [
+        Message(
+            partitions=[api.denied(each, known) for each in getattr(topic, api.partitions)],
+            **{each: getattr(topic, each) for each in api.named},
+        )
+        for topic in _take(request, "topics", is_closed)
+    ]
 
     def finish(response: Message) -> list[TopicConfigChange]:
-        getattr(response, attribute).extend(denied)
+        getattr(response, api.answers).extend(denied)
         return []
 
     return Plan(request, finish)
@@ -161,10 +111,38 @@ def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool])
     return [entry for entry in entries if unwanted(entry)]
 
 
-CLOSED_APIS: Final[Mapping[int, Callable[[Message, Known], Plan]]] = {
-    FETCH: _fetch,
-    DELETE_RECORDS: _delete_records,
-    LIST_OFFSETS: _list_offsets,
-    OFFSET_FOR_LEADER_EPOCH: _epoch_ends,
-    DESCRIBE_PRODUCERS: _describe_producers,
+class _Closed(NamedTuple):
+    """`denied`: the answer for a partition of the state topic. `named`: fields that identify a topic.
+
+    `partitions`, `answers`: the fields with a topic's partitions and with the answers.
+    """
+
+    denied: Callable[[Any, Known], Message]
+    named: tuple[str, ...] = ("name",)
+    partitions: str = "partitions"
+    answers: str = "topics"
+
+
+CLOSED_APIS: Final[Mapping[int, _Closed]] = {
+    FETCH: _Closed(
+        lambda each, _: Message(partition_index=each.partition, error_code=DENIED, high_watermark=-1, records=b""),
+        named=("topic", "topic_id"),
+        answers="responses",
+    ),
+    DELETE_RECORDS: _Closed(
+        lambda each, _: Message(partition_index=each.partition_index, low_watermark=-1, error_code=DENIED)
+    ),
+    LIST_OFFSETS: _Closed(
+        lambda each, _: Message(
+            partition_index=each.partition_index, error_code=DENIED, timestamp=-1, offset=-1, leader_epoch=-1
+        )
+    ),
+    OFFSET_FOR_LEADER_EPOCH: _Closed(
+        lambda each, _: Message(partition=each.partition, error_code=DENIED, leader_epoch=-1, end_offset=-1),
+        named=("topic",),
+    ),
+    DESCRIBE_PRODUCERS: _Closed(
+        lambda index, known: Message(partition_index=index, error_code=DENIED, error_message=denied_message(known)),
+        partitions="partition_indexes",
+    ),
 }

@@ -11,11 +11,10 @@ A producer that is not in this memory gets Kafka's answer.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
-from typing import Final, TypeVar
+from typing import Final
 
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import Bounded, TopicPartition
 
 #: After this, try one batch with its producer id: the topic may have been upgraded.
 _TRY_AGAIN_SECONDS: Final = 300.0
@@ -23,9 +22,6 @@ _TOPICS_MAX: Final = 10_000
 #: Maximum age of a log start offset in an answer that the proxy makes.
 _RECENT_SECONDS: Final = 5.0
 _NEVER_OBSERVED: Final = (-1, float("-inf"))
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 def make_up_producer_id() -> int:
@@ -37,11 +33,10 @@ class IdempotenceMemory:
     """`remembered_max`: maximum number of (partition, producer) pairs, and of partitions."""
 
     def __init__(self, remembered_max: int = 50_000) -> None:
-        self._remembered_max = remembered_max
-        self._without_until: OrderedDict[str, float] = OrderedDict()
-        self._acknowledged: OrderedDict[tuple[TopicPartition, int], int] = OrderedDict()
-        self._reported: OrderedDict[tuple[TopicPartition, tuple[int, int, int]], None] = OrderedDict()
-        self._log_starts: OrderedDict[TopicPartition, tuple[int, float]] = OrderedDict()
+        self._without_until: Bounded[str, float] = Bounded(_TOPICS_MAX)
+        self._acknowledged: Bounded[tuple[TopicPartition, int], int] = Bounded(remembered_max)
+        self._reported: Bounded[tuple[TopicPartition, tuple[int, int, int]], None] = Bounded(remembered_max)
+        self._log_starts: Bounded[TopicPartition, tuple[int, float]] = Bounded(remembered_max)
 
     # ---- topics that reject producer ids
 
@@ -51,12 +46,12 @@ class IdempotenceMemory:
 
     def refused(self, topic: str, now: float) -> None:
         """Kafka refused a batch because of its producer id."""
-        _put(self._without_until, topic, now + _TRY_AGAIN_SECONDS, _TOPICS_MAX)
+        self._without_until[topic] = now + _TRY_AGAIN_SECONDS
 
     # ---- acknowledged appends
 
     def acknowledged(self, partition: TopicPartition, producer_id: int, last_offset: int) -> None:
-        _put(self._acknowledged, (partition, producer_id), last_offset, self._remembered_max)
+        self._acknowledged[partition, producer_id] = last_offset
 
     def is_dead(self, partition: TopicPartition, producer_id: int, log_start_offset: int) -> bool:
         """Whether all acknowledged appends of this producer lie below the log start."""
@@ -67,14 +62,14 @@ class IdempotenceMemory:
         """Whether the producer of this batch (id, epoch, sequence) already got "producer forgotten": if it sends the
         same batch again, it cannot handle that answer."""
         before = (partition, batch) in self._reported
-        _put(self._reported, (partition, batch), None, self._remembered_max)
+        self._reported[partition, batch] = None
         return before
 
     # ---- log starts
 
     def record_log_start(self, partition: TopicPartition, log_start_offset: int, now: float) -> None:
         if log_start_offset >= 0:
-            _put(self._log_starts, partition, (log_start_offset, now), self._remembered_max)
+            self._log_starts[partition] = log_start_offset, now
 
     def log_start(self, partition: TopicPartition) -> int:
         """The last known one, or -1."""
@@ -94,10 +89,3 @@ class IdempotenceMemory:
             del self._acknowledged[key]
         for reported in [reported for reported in self._reported if reported[0].topic == topic]:
             del self._reported[reported]
-
-
-def _put(members: OrderedDict[_Key, _Value], key: _Key, member: _Value, count_max: int) -> None:
-    members[key] = member
-    members.move_to_end(key)
-    if len(members) > count_max:
-        members.popitem(last=False)

@@ -24,7 +24,7 @@ from uuid import UUID
 from fencepost_policies.append_policy import InvalidConfigValue, Milliseconds
 from fencepost_proxy.errors import Error
 from fencepost_proxy.expansion.history import ExpansionHistory
-from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
+from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message, plan_closed
 from fencepost_proxy.topics.create_partitions import plan_create_partitions
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -69,9 +69,7 @@ def plan_request(api_key: int, version: int, request: Message, known: Known) -> 
     """The plan for a decoded request; None for an API without one. The request is changed in place."""
     if planner := _PLANNERS.get(api_key):
         return planner(version, request, known)
-    if closed := CLOSED_APIS.get(api_key):
-        return closed(request, known)
-    return None
+    return plan_closed(api_key, request, known) if api_key in CLOSED_APIS else None
 
 
 class _Refused(Exception):
