@@ -54,11 +54,12 @@ class Appends:
         connection = await self.kafka.connected(leader.node_id, Purpose.APPENDS, deadline)
         info = self.kafka.topic(tp.topic)
         by_id = topic_id or (info.topic_id if info is not None else NO_TOPIC_ID)
-        version = connection.version(apis.PRODUCE, at_least=3, at_most=13 if by_id != NO_TOPIC_ID else 12)
         partition = Message(index=tp.partition, records=batch)
         topic = Message(name=tp.topic, topic_id=by_id, partition_data=[partition])
         message = Message(transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=[topic])
-        answer = await connection.request(apis.PRODUCE, version, message, deadline=deadline)
+        answer = await connection.ask(
+            apis.PRODUCE, message, at_least=3, at_most=13 if by_id != NO_TOPIC_ID else 12, deadline=deadline
+        )
         result = only(only(answer.responses, "Produce").partition_responses, "Produce")
         if result.error_code in RETRIABLE:
             # For the next append; this one does not wait for it.

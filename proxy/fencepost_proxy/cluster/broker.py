@@ -250,6 +250,17 @@ class BrokerConnection:
             )
         return version
 
+    def call(
+        self, api_key: int, message: Message, known: Known | None = None, *, at_most: int, at_least: int = 0
+    ) -> Call:
+        return Call(api_key, self.version(api_key, at_most=at_most, at_least=at_least), message, known)
+
+    async def ask(
+        self, api_key: int, message: Message, *, at_most: int, at_least: int = 0, deadline: Monotonic
+    ) -> Message:
+        """The response, at the highest version possible. Raises as `version` and `request` do."""
+        return await self.request(*self.call(api_key, message, at_most=at_most, at_least=at_least), deadline=deadline)
+
     async def request(
         self, api_key: int, version: int, message: Message, known: Known | None = None, *, deadline: Monotonic
     ) -> Message:

@@ -74,7 +74,7 @@ class Configs:
         """DescribeConfigs of a topic. If that is not permitted: Kafka's defaults, and a warning."""
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> Mapping[str, str]:
-            return await _describe_configs(connection, _TOPIC_RESOURCE, topic, _TOPIC_CONFIGS, deadline)
+            return await _describe_one(connection, _TOPIC_RESOURCE, topic, _TOPIC_CONFIGS, deadline)
 
         return _topic_facts(await _allowed(self.kafka.query_any(query, timeout_seconds), f"topic {topic}"))
 
@@ -107,7 +107,7 @@ class Configs:
 
         async def query(node_id: NodeId) -> Mapping[str, str]:
             connection = await self.kafka.connected(node_id, Purpose.QUERIES, deadline)
-            return await _describe_configs(connection, _BROKER_RESOURCE, str(node_id), _BROKER_CONFIGS, deadline)
+            return await _describe_one(connection, _BROKER_RESOURCE, str(node_id), _BROKER_CONFIGS, deadline)
 
         answers = await asyncio.gather(
             *(_allowed(query(node_id), f"broker {node_id}") for node_id in self.kafka.brokers), return_exceptions=True
@@ -161,13 +161,8 @@ async def described_topics(
     connection: BrokerConnection, topics: Sequence[str], deadline: Monotonic
 ) -> Mapping[str, TopicFacts]:
     """Configs of the topics that exist, in one request. Raises UpstreamUnavailable."""
-    version = connection.version(apis.DESCRIBE_CONFIGS, at_least=1, at_most=4)
-    keys = list(_TOPIC_CONFIGS)
-    resources = [Message(resource_type=_TOPIC_RESOURCE, resource_name=each, configuration_keys=keys) for each in topics]
-    message = Message(resources=resources)
-    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, message, deadline=deadline)
     facts = {}
-    for result in answer.results:
+    for result in await _describe(connection, _TOPIC_RESOURCE, topics, _TOPIC_CONFIGS, deadline):
         if result.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
             facts[result.resource_name] = TopicFacts()
         elif not result.error_code:
@@ -175,16 +170,25 @@ async def described_topics(
     return facts
 
 
-def _values(result: Message) -> Mapping[str, str]:
-    return {each.name: each.value for each in result.configs if each.value is not None}
-
-
-async def _describe_configs(
+async def _describe_one(
     connection: BrokerConnection, resource_type: int, name: str, keys: Sequence[str], deadline: Monotonic
 ) -> Mapping[str, str]:
-    version = connection.version(apis.DESCRIBE_CONFIGS, at_least=1, at_most=4)
-    resource = Message(resource_type=resource_type, resource_name=name, configuration_keys=list(keys))
-    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, Message(resources=[resource]), deadline=deadline)
-    result = only(answer.results, "DescribeConfigs")
+    result = only(await _describe(connection, resource_type, [name], keys, deadline), "DescribeConfigs")
     check(result.error_code, "DescribeConfigs", result.error_message)
     return _values(result)
+
+
+async def _describe(
+    connection: BrokerConnection, resource_type: int, names: Sequence[str], keys: Sequence[str], deadline: Monotonic
+) -> Sequence[Message]:
+    resources = [
+        Message(resource_type=resource_type, resource_name=name, configuration_keys=list(keys)) for name in names
+    ]
+    message = Message(resources=resources)
+    answer = await connection.ask(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4, deadline=deadline)
+    results: Sequence[Message] = answer.results
+    return results
+
+
+def _values(result: Message) -> Mapping[str, str]:
+    return {each.name: each.value for each in result.configs if each.value is not None}

@@ -98,9 +98,9 @@ class ConfirmedLeader:
         """The topic's metadata from this broker, None if it does not respond. Not adopted."""
         try:
             connection = await self.kafka.connected(node_id, Purpose.LEADERS, deadline)
-            version = connection.version(apis.METADATA, at_least=10, at_most=13)
             message = Message(topics=[Message(name=topic, topic_id=NO_TOPIC_ID)], allow_auto_topic_creation=False)
-            answer = await request_or_close(connection, Call(apis.METADATA, version, message), deadline)
+            call = connection.call(apis.METADATA, message, at_least=10, at_most=13)
+            answer = await request_or_close(connection, call, deadline)
         except UpstreamUnavailable:
             return None
         if answer.error_code:

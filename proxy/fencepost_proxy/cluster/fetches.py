@@ -168,7 +168,6 @@ def fetch_call(
 ) -> Call:
     """Fetch of one partition without a fetch session; v13 (topic id) if supported."""
     by_id = topic_id or NO_TOPIC_ID
-    version = connection.version(apis.FETCH, at_least=9, at_most=13 if by_id != NO_TOPIC_ID else 12)
     partition = Message(
         partition=tp.partition,
         current_leader_epoch=leader_epoch,
@@ -189,7 +188,7 @@ def fetch_call(
         forgotten_topics_data=[],
         rack_id="",
     )
-    return Call(apis.FETCH, version, message)
+    return connection.call(apis.FETCH, message, at_least=9, at_most=13 if by_id != NO_TOPIC_ID else 12)
 
 
 def fetched_partition(answer: Message) -> Message:

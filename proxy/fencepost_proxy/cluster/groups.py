@@ -36,9 +36,8 @@ class ConsumerGroups:
         topics = [Message(name=topic, partition_indexes=numbers) for topic, numbers in requested.items()]
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> Mapping[TopicPartition, Offset]:
-            version = connection.version(apis.OFFSET_FETCH, at_least=2, at_most=7)
             message = Message(group_id=group, topics=topics, require_stable=False)
-            answer = await connection.request(apis.OFFSET_FETCH, version, message, deadline=deadline)
+            answer = await connection.ask(apis.OFFSET_FETCH, message, at_least=2, at_most=7, deadline=deadline)
             check(answer.error_code, "OffsetFetch")
             found: dict[TopicPartition, Offset] = {}
             for topic in answer.topics:
@@ -58,9 +57,8 @@ class ConsumerGroups:
         async def query(
             connection: BrokerConnection, deadline: Monotonic
         ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
-            version = connection.version(apis.CONSUMER_GROUP_DESCRIBE, at_most=1)
             message = Message(group_ids=[group], include_authorized_operations=False)
-            answer = await connection.request(apis.CONSUMER_GROUP_DESCRIBE, version, message, deadline=deadline)
+            answer = await connection.ask(apis.CONSUMER_GROUP_DESCRIBE, message, at_most=1, deadline=deadline)
             described = only(answer.groups, "ConsumerGroupDescribe")
             check(described.error_code, "ConsumerGroupDescribe", described.error_message)
             return {

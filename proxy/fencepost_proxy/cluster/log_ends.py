@@ -93,18 +93,14 @@ class LogEnds:
 
 
 def log_end_call(connection: BrokerConnection, leaders: Mapping[TopicPartition, Leader]) -> Call:
-    version = connection.version(apis.OFFSET_FOR_LEADER_EPOCH, at_least=2, at_most=4)
     topics: dict[str, list[Message]] = {}
     for tp, leader in leaders.items():
         epoch = leader.leader_epoch
         topics.setdefault(tp.topic, []).append(
             Message(partition=tp.partition, current_leader_epoch=epoch, leader_epoch=epoch)
         )
-    return Call(
-        apis.OFFSET_FOR_LEADER_EPOCH,
-        version,
-        Message(topics=[Message(topic=topic, partitions=each) for topic, each in topics.items()]),
-    )
+    message = Message(topics=[Message(topic=topic, partitions=each) for topic, each in topics.items()])
+    return connection.call(apis.OFFSET_FOR_LEADER_EPOCH, message, at_least=2, at_most=4)
 
 
 def read_log_end(answer: Message, leader: Leader) -> LogEnd:
@@ -119,11 +115,10 @@ def read_log_end(answer: Message, leader: Leader) -> LogEnd:
 def list_offset_call(
     connection: BrokerConnection, tp: TopicPartition, leader_epoch: LeaderEpoch, timestamp: int
 ) -> Call:
-    version = connection.version(_LIST_OFFSETS, at_least=5, at_most=7)
     partition = Message(partition_index=tp.partition, current_leader_epoch=leader_epoch, timestamp=timestamp)
     topic = Message(name=tp.topic, partitions=[partition])
     message = Message(replica_id=_FROM_A_CONSUMER, isolation_level=_READ_UNCOMMITTED, topics=[topic])
-    return Call(_LIST_OFFSETS, version, message)
+    return connection.call(_LIST_OFFSETS, message, at_least=5, at_most=7)
 
 
 def read_list_offset(answer: Message) -> Offset:

@@ -25,9 +25,8 @@ class ProducerIds:
         """InitProducerId without a transactional id: a new producer id and its epoch (0)."""
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> tuple[ProducerId, ProducerEpoch]:
-            version = connection.version(apis.INIT_PRODUCER_ID, at_most=4)
             message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
-            answer = await connection.request(apis.INIT_PRODUCER_ID, version, message, deadline=deadline)
+            answer = await connection.ask(apis.INIT_PRODUCER_ID, message, at_most=4, deadline=deadline)
             check(answer.error_code, "InitProducerId")
             return ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch)
 

@@ -143,12 +143,11 @@ class Producers:
 
 
 def _describe_producers_call(connection: BrokerConnection, partitions: Iterable[TopicPartition]) -> Call:
-    version = connection.version(apis.DESCRIBE_PRODUCERS, at_most=0)
     topics: dict[str, list[int]] = {}
     for tp in partitions:
         topics.setdefault(tp.topic, []).append(tp.partition)
     message = Message(topics=[Message(name=topic, partition_indexes=each) for topic, each in topics.items()])
-    return Call(apis.DESCRIBE_PRODUCERS, version, message)
+    return connection.call(apis.DESCRIBE_PRODUCERS, message, at_most=0)
 
 
 def _led(answer: Message, leaders: Mapping[TopicPartition, Leader]) -> set[TopicPartition]:

@@ -39,7 +39,6 @@ class Topics:
         """
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> bool:
-            version = connection.version(apis.CREATE_TOPICS, at_least=2, at_most=7)
             requested = Message(
                 name=name,
                 num_partitions=partitions,
@@ -48,7 +47,7 @@ class Topics:
                 configs=[Message(name=key, value=value) for key, value in configs.items()],
             )
             message = Message(topics=[requested], timeout_ms=int(remaining(deadline) * 1000), validate_only=False)
-            answer = await connection.request(apis.CREATE_TOPICS, version, message, deadline=deadline)
+            answer = await connection.ask(apis.CREATE_TOPICS, message, at_least=2, at_most=7, deadline=deadline)
             topic = only(answer.topics, "CreateTopics")
             if topic.error_code == Error.TOPIC_ALREADY_EXISTS:
                 return False
@@ -73,14 +72,13 @@ class Topics:
         """
         deadline = self.kafka.deadline(timeout_seconds)
         connection = await self.kafka.pool.to_any()[0].connected(deadline)
-        version = connection.version(apis.CREATE_PARTITIONS, at_most=3)
         broker_assignments = None if assignments is None else [Message(broker_ids=list(each)) for each in assignments]
         message = Message(
             topics=[Message(name=topic, count=count, assignments=broker_assignments)],
             timeout_ms=int(remaining(deadline) * 1000),
             validate_only=validate_only,
         )
-        answer = await connection.request(apis.CREATE_PARTITIONS, version, message, deadline=deadline)
+        answer = await connection.ask(apis.CREATE_PARTITIONS, message, at_most=3, deadline=deadline)
         result = only(answer.results, "CreatePartitions")
         if result.error_code in RETRIABLE and result.error_code != Error.UNKNOWN_TOPIC_OR_PARTITION:
             text = result.error_message or "no text"

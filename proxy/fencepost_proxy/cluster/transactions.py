@@ -41,9 +41,8 @@ class Transactions:
         """
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> TransactionState | None:
-            version = connection.version(apis.DESCRIBE_TRANSACTIONS, at_most=0)
             message = Message(transactional_ids=[transactional_id])
-            answer = await connection.request(apis.DESCRIBE_TRANSACTIONS, version, message, deadline=deadline)
+            answer = await connection.ask(apis.DESCRIBE_TRANSACTIONS, message, at_most=0, deadline=deadline)
             state = only(answer.transaction_states, "DescribeTransactions")
             if state.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
                 return None

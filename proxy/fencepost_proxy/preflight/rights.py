@@ -93,9 +93,8 @@ class _Probe:
         self._policies = [TopicPolicy.of(each) for each in config.given_configs]
 
     async def _query(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
-        version = self._connection.version(api_key, at_least=at_least, at_most=at_most)
         deadline = deadline_in(self._config.limits.request_timeout_seconds)
-        return await self._connection.request(api_key, version, message, deadline=deadline)
+        return await self._connection.ask(api_key, message, at_least=at_least, at_most=at_most, deadline=deadline)
 
     def _allow(self, operations: Iterable[str], resource: str) -> str:
         """Shell command. `admin.properties`: an administrator's login."""
