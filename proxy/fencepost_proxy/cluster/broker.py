@@ -194,7 +194,7 @@ class BrokerConnection:
             return
 
         async def query(api_key: int, version: int, message: Message) -> Message:
-            (answer,) = await self._pipeline([Call(api_key, version, message)], deadline, login=True)
+            (answer,) = await self.pipeline([Call(api_key, version, message)], deadline=deadline, login=True)
             return answer
 
         try:
@@ -268,11 +268,11 @@ class BrokerConnection:
         (answer,) = await self.pipeline([Call(api_key, version, message, known)], deadline=deadline)
         return answer
 
-    async def pipeline(self, calls: Sequence[Call], *, deadline: Monotonic) -> list[Message]:
-        """Responses to calls sent back to back, which the broker handles in order. Raises as `request` does."""
-        return await self._pipeline(calls, deadline)
+    async def pipeline(self, calls: Sequence[Call], *, deadline: Monotonic, login: bool = False) -> list[Message]:
+        """Responses to calls sent back to back, which the broker handles in order. Raises as `request` does.
 
-    async def _pipeline(self, calls: Sequence[Call], deadline: Monotonic, *, login: bool = False) -> list[Message]:
+        `login`: the calls are part of a login; all others wait for its end.
+        """
         frames = []
         for each in calls:
             self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF

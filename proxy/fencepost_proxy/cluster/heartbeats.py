@@ -67,8 +67,8 @@ class Heartbeats:
         self._limits = limits
         self._instance_id = 0
         self._instance_id_as_of = Offset(-1)
-        self._process: UUID | None = None
-        self._names: set[UUID] = set()  # all identities of this process
+        self.process: UUID | None = None  # the current identity of this process; None before `enter`
+        self.names: frozenset[UUID] = frozenset()  # all its identities: a new instance id has a new one
         self._others: dict[UUID, float] = {}  # time of the last heartbeat
         self._found_dead: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
         self.live_until = float("inf")  # until when the others consider this one live
@@ -89,16 +89,16 @@ class Heartbeats:
     @property
     def instance_id(self) -> int:
         """This instance's id, 1 to 255, unique in the cluster; 0 if none is assigned."""
-        if self._process is None:
+        if self.process is None:
             return 0
         view = self._topic.view
         if self._instance_id_as_of != view.next_offset:  # read for each append; changes with the view only
-            self._instance_id_as_of, self._instance_id = view.next_offset, view.processes.instance_id(self._process)
+            self._instance_id_as_of, self._instance_id = view.next_offset, view.processes.instance_id(self.process)
         return self._instance_id
 
     @property
     def instance_id_expires(self) -> bool:
-        return self._process is not None and self._topic.view.processes.age(self._process) > INSTANCE_ID_AGE_MAX
+        return self.process is not None and self._topic.view.processes.age(self.process) > INSTANCE_ID_AGE_MAX
 
     def alone(self, now: float) -> bool:
         """Whether no other heartbeat was observed for `_DEAD_SECONDS` while this instance sends its own.
@@ -108,16 +108,6 @@ class Heartbeats:
         return self._sending is not None and not any(
             now - last_observed < _DEAD_SECONDS for last_observed in self._others.values()
         )
-
-    @property
-    def process(self) -> UUID | None:
-        """The current identity of this process; None before `enter`."""
-        return self._process
-
-    @property
-    def names(self) -> frozenset[UUID]:
-        """All identities of this process: a new instance id has a new identity."""
-        return frozenset(self._names)
 
     def live(self, now: float) -> frozenset[UUID]:
         """The other processes that are not known to be dead."""
@@ -174,9 +164,9 @@ class Heartbeats:
         """
         process, now_ms = uuid4(), int(time.time() * 1000)
         producer_id, _ = await self._producer_ids.init(timeout_seconds=timeout_seconds)
-        before = self._process
+        before = self.process
         records = [encode_process(process, now_ms, process_identity.own_identity()), encode_heartbeat(process, now_ms)]
-        self._names.add(process)
+        self.names |= {process}
         if before is not None:
             records.append(encode_heartbeat_tombstone(before))
         sent_at = time.monotonic()
@@ -190,7 +180,7 @@ class Heartbeats:
                 self.live_until = float("-inf")
             else:
                 self._former.add(before)  # the others know this identity until its tombstone is stored
-        self._process = process
+        self.process = process
         self._instance_id_as_of = Offset(-1)
         self._others.pop(process, None)
         if self._sending is None:
@@ -199,11 +189,11 @@ class Heartbeats:
 
     async def leave(self) -> None:
         """Report a clean end: no request of this process is in progress."""
-        if self._sending is None or self._process is None:
+        if self._sending is None or self.process is None:
             return
         self._sending.cancel()
         try:
-            await self._topic.append([encode_heartbeat_tombstone(self._process)], timeout_seconds=_LEAVE_SECONDS)
+            await self._topic.append([encode_heartbeat_tombstone(self.process)], timeout_seconds=_LEAVE_SECONDS)
         except (UpstreamUnavailable, StateError) as error:
             _log.warning("failed to store the tombstone of this process's heartbeat", reason=error)
 
@@ -213,10 +203,10 @@ class Heartbeats:
             sent_at = time.monotonic()
             former = frozenset(self._former)
             ended = [*self._long_dead(sent_at), *former]
-            assert self._process is not None
+            assert self.process is not None
             try:
                 await self._topic.append(
-                    [encode_heartbeat(self._process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, ended)]
+                    [encode_heartbeat(self.process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, ended)]
                 )
                 self.live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
@@ -238,7 +228,7 @@ class Heartbeats:
         beat = heartbeat(record)
         if beat is None:
             return
-        if beat.process == self._process:
+        if beat.process == self.process:
             if self.unacknowledged and beat.at_ms is not None:
                 self.live_until = self._announced_at + _SILENT_SECONDS_MAX
             return

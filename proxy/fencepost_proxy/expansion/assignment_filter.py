@@ -126,25 +126,18 @@ class AssignmentFilter:
         if answer.error_code or answer.protocol_type not in _CONSUMERS:
             return _UNCHANGED
         group, member, generation = request.group_id, request.member_id, request.generation_id
+        new: tuple[TopicPartition, ...] = ()
         try:
             assignment = decode_assignment(answer.assignment)
+            named = (TopicPartition(topic, each) for topic, partitions in assignment.topics for each in partitions)
+            new = tuple(partition for partition in named if self._expansion_view.new(partition))
         except MalformedAssignment:
             # Not an ordinary consumer's (`protocol_type` shows that from v5 on only), or empty: a leader may leave out
             # members without partitions. Such a member lacks nothing; otherwise it would have to rejoin indefinitely.
+            pass
+        if not new or assignment.has_task_data:
             self._watch.synced(group, member, generation, frozenset())
-            return _UNCHANGED
-        new = tuple(
-            partition
-            for topic, partitions in assignment.topics
-            for partition in (TopicPartition(topic, number) for number in partitions)
-            if self._expansion_view.new(partition)
-        )
-        if not new:
-            self._watch.synced(group, member, generation, frozenset())
-            return _UNCHANGED
-        if assignment.has_task_data:
-            self._watch.synced(group, member, generation, frozenset())
-            return Outcome(notice=HasTasks(group))
+            return Outcome(notice=HasTasks(group)) if new else _UNCHANGED
 
         def complete(reply: Reply) -> None:
             assert isinstance(reply, GatedPartitions)

@@ -23,7 +23,6 @@ from uuid import UUID
 
 from fencepost_policies.append_policy import InvalidConfigValue, Milliseconds
 from fencepost_proxy.errors import Error
-from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message, plan_closed
 from fencepost_proxy.topics.create_partitions import plan_create_partitions
 from fencepost_proxy.topics.planning import Known, Plan
@@ -327,7 +326,9 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
                 if name in levels:
                     config = _described(version, request, name, levels[name])
                 elif name == ORDERED_PARTITION_EXPANSIONS:
-                    config = _described_expansions(version, request, known.history(topic))
+                    history = known.history(topic)
+                    level = _Level(history.described(), _TOPIC_CONFIG if history.expansions else _DEFAULT_CONFIG)
+                    config = _described(version, request, name, [level])
                 else:
                     continue
                 config.name = requested_name
@@ -349,13 +350,19 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
 def _described(version: int, request: Message, name: str, levels: list[_Level]) -> Message:
     synonyms = [Message(name=name, value=level.value, source=level.source) for level in levels]
     documented = version >= 3 and request.include_documentation
+    config = VIRTUAL_CONFIGS.get(name)
     return Message(
         name=name,
         value=levels[0].value,
+        read_only=config is None,
         config_source=levels[0].source,
         synonyms=synonyms if request.include_synonyms else [],
-        config_type=_LONG if isinstance(VIRTUAL_CONFIGS[name], Milliseconds) else _STRING,
-        documentation=VIRTUAL_CONFIGS[name].documentation if documented else None,
+        config_type=_LONG if isinstance(config, Milliseconds) else _STRING,
+        documentation=None
+        if not documented
+        else ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION
+        if config is None
+        else config.documentation,
     )
 
 
@@ -363,22 +370,6 @@ def _shows_expansions(known: Known, topic: str) -> bool:
     """Unless requested by name, only if there are expansions, or ordered ones are switched on."""
     policy = known.policy(topic)
     return bool(known.history(topic).expansions) or (policy is not None and policy.ordered)
-
-
-def _described_expansions(version: int, request: Message, history: ExpansionHistory) -> Message:
-    value, source = history.described(), _TOPIC_CONFIG if history.expansions else _DEFAULT_CONFIG
-    documented = version >= 3 and request.include_documentation
-    return Message(
-        name=ORDERED_PARTITION_EXPANSIONS,
-        value=value,
-        read_only=True,
-        config_source=source,
-        synonyms=[Message(name=ORDERED_PARTITION_EXPANSIONS, value=value, source=source)]
-        if request.include_synonyms
-        else [],
-        config_type=_STRING,
-        documentation=ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION if documented else None,
-    )
 
 
 def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) -> dict[str, list[_Level]]:
