@@ -57,7 +57,7 @@ class Appends:
         partition = Message(index=tp.partition, records=batch)
         topic = Message(name=tp.topic, topic_id=by_id, partition_data=[partition])
         message = Message(transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=[topic])
-        answer = await connection.ask(
+        answer = await connection.query(
             apis.PRODUCE, message, at_least=3, at_most=13 if by_id != NO_TOPIC_ID else 12, deadline=deadline
         )
         result = only(only(answer.responses, "Produce").partition_responses, "Produce")

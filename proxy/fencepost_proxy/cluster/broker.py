@@ -255,7 +255,7 @@ class BrokerConnection:
     ) -> Call:
         return Call(api_key, self.version(api_key, at_most=at_most, at_least=at_least), message, known)
 
-    async def ask(
+    async def query(
         self, api_key: int, message: Message, *, at_most: int, at_least: int = 0, deadline: Monotonic
     ) -> Message:
         """The response, at the highest version possible. Raises as `version` and `request` do."""

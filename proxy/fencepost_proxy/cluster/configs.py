@@ -185,7 +185,7 @@ async def _describe(
         Message(resource_type=resource_type, resource_name=name, configuration_keys=list(keys)) for name in names
     ]
     message = Message(resources=resources)
-    answer = await connection.ask(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4, deadline=deadline)
+    answer = await connection.query(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4, deadline=deadline)
     results: Sequence[Message] = answer.results
     return results
 

@@ -37,7 +37,7 @@ class ConsumerGroups:
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> Mapping[TopicPartition, Offset]:
             message = Message(group_id=group, topics=topics, require_stable=False)
-            answer = await connection.ask(apis.OFFSET_FETCH, message, at_least=2, at_most=7, deadline=deadline)
+            answer = await connection.query(apis.OFFSET_FETCH, message, at_least=2, at_most=7, deadline=deadline)
             check(answer.error_code, "OffsetFetch")
             found: dict[TopicPartition, Offset] = {}
             for topic in answer.topics:
@@ -58,7 +58,7 @@ class ConsumerGroups:
             connection: BrokerConnection, deadline: Monotonic
         ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
             message = Message(group_ids=[group], include_authorized_operations=False)
-            answer = await connection.ask(apis.CONSUMER_GROUP_DESCRIBE, message, at_most=1, deadline=deadline)
+            answer = await connection.query(apis.CONSUMER_GROUP_DESCRIBE, message, at_most=1, deadline=deadline)
             described = only(answer.groups, "ConsumerGroupDescribe")
             check(described.error_code, "ConsumerGroupDescribe", described.error_message)
             return {

@@ -26,7 +26,7 @@ class ProducerIds:
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> tuple[ProducerId, ProducerEpoch]:
             message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
-            answer = await connection.ask(apis.INIT_PRODUCER_ID, message, at_most=4, deadline=deadline)
+            answer = await connection.query(apis.INIT_PRODUCER_ID, message, at_most=4, deadline=deadline)
             check(answer.error_code, "InitProducerId")
             return ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch)
 

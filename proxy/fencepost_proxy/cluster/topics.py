@@ -47,7 +47,7 @@ class Topics:
                 configs=[Message(name=key, value=value) for key, value in configs.items()],
             )
             message = Message(topics=[requested], timeout_ms=int(remaining(deadline) * 1000), validate_only=False)
-            answer = await connection.ask(apis.CREATE_TOPICS, message, at_least=2, at_most=7, deadline=deadline)
+            answer = await connection.query(apis.CREATE_TOPICS, message, at_least=2, at_most=7, deadline=deadline)
             topic = only(answer.topics, "CreateTopics")
             if topic.error_code == Error.TOPIC_ALREADY_EXISTS:
                 return False
@@ -78,7 +78,7 @@ class Topics:
             timeout_ms=int(remaining(deadline) * 1000),
             validate_only=validate_only,
         )
-        answer = await connection.ask(apis.CREATE_PARTITIONS, message, at_most=3, deadline=deadline)
+        answer = await connection.query(apis.CREATE_PARTITIONS, message, at_most=3, deadline=deadline)
         result = only(answer.results, "CreatePartitions")
         if result.error_code in RETRIABLE and result.error_code != Error.UNKNOWN_TOPIC_OR_PARTITION:
             text = result.error_message or "no text"

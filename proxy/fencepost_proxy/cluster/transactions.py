@@ -42,7 +42,7 @@ class Transactions:
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> TransactionState | None:
             message = Message(transactional_ids=[transactional_id])
-            answer = await connection.ask(apis.DESCRIBE_TRANSACTIONS, message, at_most=0, deadline=deadline)
+            answer = await connection.query(apis.DESCRIBE_TRANSACTIONS, message, at_most=0, deadline=deadline)
             state = only(answer.transaction_states, "DescribeTransactions")
             if state.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
                 return None

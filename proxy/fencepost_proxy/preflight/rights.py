@@ -94,7 +94,7 @@ class _Probe:
 
     async def _query(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
         deadline = deadline_in(self._config.limits.request_timeout_seconds)
-        return await self._connection.ask(api_key, message, at_least=at_least, at_most=at_most, deadline=deadline)
+        return await self._connection.query(api_key, message, at_least=at_least, at_most=at_most, deadline=deadline)
 
     def _allow(self, operations: Iterable[str], resource: str) -> str:
         """Shell command. `admin.properties`: an administrator's login."""
