@@ -15,13 +15,8 @@ MODULE_LINES_MAX, CLASS_LINES_MAX, METHODS_MAX, FUNCTION_LINES_MAX = 700, 400, 2
 
 #: By path and name: lines; for a class also its methods.
 LARGER: dict[str, tuple[int, ...]] = {
-    "proxy/fencepost_proxy/cluster/state_topic.py:StateTopic": (403, 24),
-    "proxy/fencepost_proxy/expansion/procedure.py:Procedure.handle()": (70,),
-    "proxy/fencepost_proxy/services/expansions.py:Expansions": (469, 27),
-    "proxy/fencepost_proxy/services/groups.py:GroupProgressTracker": (412, 25),
     "proxy/fencepost_proxy/session/dispatcher.py:Dispatcher": (298, 38),
     "proxy/fencepost_proxy/session/services.py:Services": (102, 28),
-    "proxy/fencepost_proxy/topics/state.py:StateView": (235, 27),
     "proxy/fencepost_proxy/transactions/watching.py:TransactionMonitor": (486, 31),
     "proxy/fencepost_proxy/wire/batch_scan.py:scan_batch()": (66,),
     "proxy/fencepost_proxy/wire/batch_scan.py:_search_headers()": (86,),
