@@ -10,12 +10,11 @@ is gated while a *consumable* record lies between a commit and a threshold (`Log
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from fencepost_proxy.expansion.history import Expansion, ExpansionHistory
-from fencepost_proxy.types import TopicPartition
 
 
 class Why(Enum):
@@ -153,14 +152,3 @@ def decide(
         return RELEASED
     why = Why.UNKNOWN if len(searches) == len(waits) else Why.PRIOR_PARTITIONS
     return Decision(why, tuple(waits), tuple(searches))
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDecisions:
-    """Decisions for one group and all partitions that were queried."""
-
-    gated: Mapping[TopicPartition, Decision] = field(default_factory=dict)
-
-    @property
-    def partitions(self) -> frozenset[TopicPartition]:
-        return frozenset(self.gated)

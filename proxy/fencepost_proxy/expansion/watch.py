@@ -222,10 +222,6 @@ class Watch:
         self._consumers.pop((group, member), None)
         self._owned.pop((group, member), None)
 
-    def lacking_members(self) -> int:
-        classic = sum(bool(each.lacking) for each in self._members.values())
-        return classic + sum(bool(each.lacking) for each in self._consumers.values())
-
 
 def without(assigned: Assigned, left_out: Collection[tuple[UUID | None, int]]) -> Assigned:
     """The assignment without these; topics without partitions are removed."""

@@ -69,10 +69,6 @@ def canonical(name: str) -> str:
     return prefixed if prefixed in VIRTUAL_CONFIGS or prefixed == ORDERED_PARTITION_EXPANSIONS else name
 
 
-def canonical_names(configs: Mapping[str, str]) -> dict[str, str]:
-    return {canonical(name): value for name, value in configs.items()}
-
-
 def parse_value(name: str, value: str | None) -> str:
     """The normalised value of a virtual config. Raises InvalidConfigValue."""
     return VIRTUAL_CONFIGS[name].parse(value)
