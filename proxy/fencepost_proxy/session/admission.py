@@ -11,7 +11,7 @@ from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.forwarding import Forwarding
 from fencepost_proxy.session.messages import Count
 from fencepost_proxy.session.pending_responses import PendingResponse
-from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
@@ -247,11 +247,7 @@ class Admission:
         pending_response = self._holds.waiting_response
         assert pending_response is not None
         for key in list(produce.unsent()):
-            produce.results[key] = PartitionResult(
-                partition=key.partition,
-                error_code=Error.NOT_LEADER_OR_FOLLOWER,
-                error_message=f"TRY_AGAIN {_LOGIN_IS_OVER}",
-            )
+            produce.results[key] = retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}")
         for pending in produce.admitted:
             self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
             self._sequencers.cancel(pending)
@@ -294,12 +290,9 @@ class Admission:
                 or produce.silent
                 or produce.request.transactional_id is not None
             ):
-                message = "TRY_AGAIN this proxy is shutting down"
                 left = set(produce.partitions()) - produce.results.keys() | set(self._refusals.unproved(produce))
                 for key in left:
-                    produce.results[key] = PartitionResult(
-                        partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
-                    )
+                    produce.results[key] = retriable(key, "TRY_AGAIN this proxy is shutting down")
                 self._state.commands.append(Count("refusal", "try_again"))
                 self._queue.end(
                     pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
@@ -318,11 +311,7 @@ class Admission:
             if produce.sent:  # in part: it goes on as one of `in_flight`, until that is answered
                 for key in produce.partitions():
                     if key not in produce.sent and key not in produce.results:
-                        produce.results[key] = PartitionResult(
-                            partition=key.partition,
-                            error_code=Error.NOT_LEADER_OR_FOLLOWER,
-                            error_message="TRY_AGAIN not sent: its connection ended",
-                        )
+                        produce.results[key] = retriable(key, "TRY_AGAIN not sent: its connection ended")
                 assert pending_response is not None
                 self._completion.finish(pending_response, produce)
                 return

@@ -33,7 +33,7 @@ from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.primary import needs_primary
-from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange
+from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, retriable
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.response_queue import relayed_produce
@@ -183,9 +183,7 @@ class Arrival:
             if not self._waits_before_sequencers(produce, now):
                 self._take_drafts_entered(produce, now)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
-        pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
-        if request.acks != 0:
-            self._queue.to_client.append(pending_response)
+        self._queue.expect(pending_response, silent=request.acks == 0)
         if not (
             produce.at_barrier or produce.pending_appends or produce.results or produce.count_checked or produce.leveled
         ):
@@ -230,9 +228,7 @@ class Arrival:
             return
         self._state.client_id = request.client_id
         pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
-        if request.acks != 0:
-            self._queue.to_client.append(pending_response)
+        self._queue.expect(pending_response, silent=request.acks == 0)
         self._forward_unread(pending_response, request, frame)
 
     def check_waiting(self, now: float) -> None:
@@ -355,11 +351,8 @@ class Arrival:
         message = "TRY_AGAIN the proxy has not (re)read its topic configs yet"
         for topic in produce.request.topics:
             for data in topic.partitions:
-                result = PartitionResult(
-                    partition=data.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
-                )
                 key = TopicPartition(topic.name, data.partition)
-                produce.results[key] = result
+                result = produce.results[key] = retriable(key, message)
                 self._pipelines.fail(pending_response, (key, pipeline_of(data)), result)
         self._state.commands.append(Count("refusal", "not_ready"))
 

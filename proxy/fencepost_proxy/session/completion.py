@@ -14,7 +14,7 @@ from fencepost_proxy.session.forwarding import PRODUCE_BY_ID, Forwarding
 from fencepost_proxy.session.idempotence import IdempotenceChecks
 from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
@@ -79,10 +79,7 @@ class Completion:
     def not_sent(
         self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend, why: str
     ) -> None:
-        message = f"TRY_AGAIN {why}"
-        result = produce.results[pending.partition] = PartitionResult(
-            partition=pending.partition.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
-        )
+        result = produce.results[pending.partition] = retriable(pending.partition, f"TRY_AGAIN {why}")
         self._pipelines.fail_with(pending_response, pending, result)
         self._state.commands += [
             TopicStale(pending.partition.topic),
@@ -176,13 +173,7 @@ class Completion:
             }
             message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
             unreported = self._refusals.unproved(produce)
-            unproved = {
-                key: PartitionResult(
-                    partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
-                )
-                for key in unreported
-                if key not in produce.sent
-            }
+            unproved = {key: retriable(key, message) for key in unreported if key not in produce.sent}
             # Without a proof, what was sent stays unknown: it may be in the log.
             known = {
                 key: each for key, each in produce.results.items() if key not in produce.sent or key not in unreported

@@ -24,8 +24,7 @@ def migrate(state: ConnectionState, holds: ReadHolds, proofs: Proofs, pipelines:
     unread = state.client.give_back()
     if holds.taken_frame is not None:
         unread = INT32.pack(len(holds.taken_frame)) + holds.taken_frame + unread
-    state.services.release(state.collecting_bytes)
-    state.collecting_bytes = 0
+    state.release_collected()
     migrated = MigratedConnection(
         local_host=state.local_host,
         client_id=state.client_id,

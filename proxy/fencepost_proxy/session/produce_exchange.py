@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.appends import batch_to_send, without_producer
 from fencepost_proxy.session.levels import LeveledProduce
@@ -172,6 +173,11 @@ class ProduceExchange:
         return ProduceResponse(
             correlation_id=self.request.correlation_id, topics=topics, throttle_time_ms=self.throttle_time_ms
         )
+
+
+def retriable(key: TopicPartition, message: str) -> PartitionResult:
+    """Nothing was appended: every client sends the batch again."""
+    return PartitionResult(partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message)
 
 
 #: Continues what waits for an answer of Kafka, or for a record to be stored.

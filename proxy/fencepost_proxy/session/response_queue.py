@@ -51,10 +51,12 @@ class ResponseQueue:
 
     # ---- requests
 
-    def expect(self, pending_response: PendingResponse) -> None:
-        """The client waits for this answer. The memory reserved for its request is released with it."""
+    def expect(self, pending_response: PendingResponse, *, silent: bool = False) -> None:
+        """The client waits for this answer, if its request is not `silent`. The memory reserved for its request is
+        released with it."""
         pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
-        self.to_client.append(pending_response)
+        if not silent:
+            self.to_client.append(pending_response)
 
     def send(self, pending_response: PendingResponse, request: bytes | memoryview) -> None:
         self.from_upstream.append(pending_response)
@@ -100,8 +102,7 @@ class ResponseQueue:
 
     def client_lost(self) -> None:
         """No client needs the order any more."""
-        self._services.release(self._state.collecting_bytes)
-        self._state.collecting_bytes = 0
+        self._state.release_collected()
         for pending_response in self.to_client:
             self.release(pending_response)
         self.to_client.clear()

@@ -103,6 +103,11 @@ class ConnectionState:
         """When the frame started that is being buffered, None while there is none."""
         return self.collecting_started if self.client.state is CutterState.COLLECTING else None
 
+    def release_collected(self) -> None:
+        """The frame that was being collected will not be processed here."""
+        self.services.release(self.collecting_bytes)
+        self.collecting_bytes = 0
+
     def refuse(self, produce: ProduceExchange, key: TopicPartition, refusal: Refusal) -> None:
         produce.results[key] = refused(key, refusal)
         self.commands.append(Count("refusal", refusal.reason, key))
