@@ -17,7 +17,6 @@ from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
 
 _LOGIN_IS_OVER = "the client's login expired"
-
 #: How long an admitted append may block its partition while other partitions of its request are waited for.
 _BLOCKS_SECONDS = 0.02
 

@@ -20,13 +20,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 
 
 class Barriers:
-    __slots__ = (
-        "_draining",
-        "_holds",
-        "_services",
-        "_state",
-        "entered",
-    )
+    __slots__ = ("_draining", "_holds", "_services", "_state", "entered")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services

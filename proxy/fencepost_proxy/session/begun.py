@@ -26,12 +26,7 @@ class Begun:
 
 
 class BegunAppends:
-    __slots__ = (
-        "_appends",
-        "_holds",
-        "_queue",
-        "_state",
-    )
+    __slots__ = ("_appends", "_holds", "_queue", "_state")
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
         self._state = core.state

@@ -38,7 +38,6 @@ from fencepost_proxy.wire.control import (
 from fencepost_proxy.wire.schema import Message
 
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
-
 #: The first EndTxn whose clients know TRANSACTION_ABORTABLE.
 _ABORTABLE_FROM = 4
 
@@ -57,14 +56,7 @@ class Ending:
 
 
 class Commits:
-    __slots__ = (
-        "_holds",
-        "_proofs",
-        "_queue",
-        "_services",
-        "_state",
-        "commits",
-    )
+    __slots__ = ("_holds", "_proofs", "_queue", "_services", "_state", "commits")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services

@@ -27,7 +27,6 @@ from fencepost_proxy.wire.produce import (
 
 #: Errors that show that the known topic id or leaders are outdated.
 _STALE = frozenset({Error.UNKNOWN_TOPIC_OR_PARTITION, Error.NOT_LEADER_OR_FOLLOWER})
-
 #: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
 _REASON_SECONDS = 1.0
 

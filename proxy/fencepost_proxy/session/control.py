@@ -24,24 +24,14 @@ from fencepost_proxy.wire.apis import API_VERSIONS, DESCRIBE_TOPIC_PARTITIONS, F
 #: Control messages above it are decoded, planned and encoded in a thread (`ReadBatches`): that may take some
 #: microseconds per byte.
 HERE_BYTES_MAX = 4096
-
 #: The same for a request that is only searched for the state topic, and for a Produce response.
 SEARCHED_HERE_BYTES_MAX = 1 << 20
-
 #: Only searched, although their responses are rewritten.
 _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
 class ControlMessages:
-    __slots__ = (
-        "_appends",
-        "_holds",
-        "_queue",
-        "_rewriters",
-        "_services",
-        "_state",
-        "_threads",
-    )
+    __slots__ = ("_appends", "_holds", "_queue", "_rewriters", "_services", "_state", "_threads")
 
     def __init__(self, core: Core, *, appends: CheckedAppends, rewriters: RequestRewriters) -> None:
         self._services = core.state.services

@@ -20,13 +20,7 @@ _ANSWER_BY = 0.9
 
 
 class Drafts:
-    __slots__ = (
-        "_barriers",
-        "_pipelines",
-        "_services",
-        "_state",
-        "_transactions",
-    )
+    __slots__ = ("_barriers", "_pipelines", "_services", "_state", "_transactions")
 
     def __init__(self, core: Core, *, transactions: TransactionalAppends, barriers: Barriers) -> None:
         self._services = core.state.services

@@ -13,12 +13,7 @@ READ_SECONDS = 0.1
 
 
 class Draining:
-    __slots__ = (
-        "_holds",
-        "_queue",
-        "_state",
-        "_threads",
-    )
+    __slots__ = ("_holds", "_queue", "_state", "_threads")
 
     def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue, threads: ThreadWork) -> None:
         self._state = state

@@ -45,7 +45,6 @@ from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from fencepost_proxy.wire.records import Effort
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
-
 _RESPONSE_PREFIX = struct.Struct(">ii")
 
 

@@ -17,17 +17,12 @@ from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, encode
 
 #: Identifies topics by id: a fenced append cannot reach a topic that was deleted and recreated.
 PRODUCE_BY_ID = 13
-
-
 #: Gets the results of a part that was sent, by partition.
 Answered = Callable[[PendingResponse, ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
 
 
 class Forwarding:
-    __slots__ = (
-        "_queue",
-        "_services",
-    )
+    __slots__ = ("_queue", "_services")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services

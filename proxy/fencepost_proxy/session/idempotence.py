@@ -19,14 +19,7 @@ from fencepost_proxy.wire.produce import PartitionResult, encode_produce_request
 
 
 class IdempotenceChecks:
-    __slots__ = (
-        "_barriers",
-        "_forwarding",
-        "_pipelines",
-        "_queue",
-        "_services",
-        "_state",
-    )
+    __slots__ = ("_barriers", "_forwarding", "_pipelines", "_queue", "_services", "_state")
 
     def __init__(self, core: Core, *, barriers: Barriers, forwarding: Forwarding) -> None:
         self._services = core.state.services

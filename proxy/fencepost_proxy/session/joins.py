@@ -28,16 +28,7 @@ _WRITE_VERSION = 3
 
 
 class TransactionJoins:
-    __slots__ = (
-        "_holds",
-        "_joining",
-        "_joins",
-        "_proofs",
-        "_queue",
-        "_sequencers",
-        "_services",
-        "_state",
-    )
+    __slots__ = ("_holds", "_joining", "_joins", "_proofs", "_queue", "_sequencers", "_services", "_state")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services

@@ -29,7 +29,6 @@ from fencepost_proxy.wire.schema import Message
 
 #: Upstream versions: handshake v1 is followed by requests, whose v1 contains the lifetime of a login (Kafka 2.2).
 _HANDSHAKE, _AUTHENTICATE = 1, 1
-
 _FOR_EVER = float("inf")
 #: A login is treated as expired this part of its lifetime, and at most this many seconds, before Kafka ends it, because
 #: requests take time to arrive. Clients log in again earlier: Java's at 95 % of the time at the latest.
@@ -38,7 +37,6 @@ _EARLIER_SECONDS_MAX = 1.0
 _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 #: Mechanisms whose completion the proxy recognizes.
 _TAKEN_BARE: Final = _SCRAM | {"PLAIN", "OAUTHBEARER", "GSSAPI"}
-
 _ERROR_CHARACTERS_MAX: Final = 200
 
 
@@ -53,28 +51,16 @@ class Login:
 
 
 _FOR_EVER = float("inf")
-
 #: A login is treated as expired this part of its lifetime, and at most this many seconds, before Kafka ends it, because
 #: requests take time to arrive. Clients log in again earlier: Java's at 95 % of the time at the latest.
 _EARLIER = 0.03
-
 _EARLIER_SECONDS_MAX = 1.0
-
-
 #: Limit for one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
 LOGIN_BYTES_MAX: Final = 1 << 20
 
 
 class Logins:
-    __slots__ = (
-        "_holds",
-        "_proofs",
-        "_queue",
-        "_services",
-        "_state",
-        "login",
-        "tokens",
-    )
+    __slots__ = ("_holds", "_proofs", "_queue", "_services", "_state", "login", "tokens")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services

@@ -43,7 +43,6 @@ from fencepost_proxy.wire.schema import Message
 
 #: Permissions may be revoked: after this time, a client that only the proxy answers must prove WRITE again.
 _PROOF_SECONDS = 30.0
-
 #: Any other error shows that the client may write the topic. Kafka checks the transactional id first, and older brokers
 #: the permission to be idempotent. During a login it answers every request with an error of another kind, then closes.
 PROVES_NOTHING = frozenset(
@@ -58,15 +57,11 @@ PROVES_NOTHING = frozenset(
         Error.UNKNOWN_SERVER_ERROR,
     }
 )
-
 #: Understood by every broker that has transactions.
 _USE_VERSION = 1
-
 #: The newest version that is equal for all topics: later ones may mean transactions v2, or identify topics by id.
 _WRITE_VERSION_MAX = 9
-
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
-
 #: No topic has it: no marker is written for it.
 _NO_PARTITION = 0x7FFFFFFF
 
@@ -80,15 +75,7 @@ class Proof:
 
 
 class Proofs:
-    __slots__ = (
-        "_holds",
-        "_proof",
-        "_queue",
-        "_services",
-        "_state",
-        "may_use",
-        "may_write",
-    )
+    __slots__ = ("_holds", "_proof", "_queue", "_services", "_state", "may_use", "may_write")
 
     def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue) -> None:
         self._services = state.services

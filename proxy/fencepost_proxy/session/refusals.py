@@ -23,7 +23,6 @@ from fencepost_proxy.wire.schema import Message
 
 #: The first version whose response contains the log start offset.
 LOG_START_OFFSET_FROM = 5
-
 #: Kafka sends no log start with these errors: the log is on another broker, or does not exist.
 _WITHOUT_LOG_START = frozenset(
     {
@@ -36,24 +35,16 @@ _WITHOUT_LOG_START = frozenset(
         Error.INCONSISTENT_TOPIC_ID,
     }
 )
-
 #: One offset for each partition; supported by every broker since 0.10.1.
 _LIST_OFFSETS_VERSION = 1
-
 #: With these results, the log start is not worth a query.
 _REVEALS_NOTHING = PROVES_NOTHING | {Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT}
-
 #: Reported without checking with Kafka. What may have been appended is never reported as retriable.
 _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
 
 
 class Refusals:
-    __slots__ = (
-        "_proofs",
-        "_queue",
-        "_services",
-        "_state",
-    )
+    __slots__ = ("_proofs", "_queue", "_services", "_state")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services

@@ -20,13 +20,10 @@ from fencepost_proxy.wire.produce import FLEXIBLE, ProducePeek, peek_produce
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3
-
 #: If the Produce header is longer, the request is collected whole.
 _PEEK_BYTES_MAX = 4096
-
 #: Control messages up to this size are not charged to the memory budget.
 _SMALL_FRAME_BYTES = 16 * 1024
-
 #: A Produce request with more partitions is collected: checking each one takes long.
 _STREAMED_PARTITIONS_MAX = 1000
 

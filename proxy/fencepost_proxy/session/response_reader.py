@@ -18,15 +18,7 @@ PRODUCED_HERE_BYTES_MAX = 1 << 16
 
 
 class ResponseReader:
-    __slots__ = (
-        "_appends",
-        "_fast_path",
-        "_holds",
-        "_queue",
-        "_services",
-        "_state",
-        "_threads",
-    )
+    __slots__ = ("_appends", "_fast_path", "_holds", "_queue", "_services", "_state", "_threads")
 
     def __init__(self, core: Core, appends: CheckedAppends, fast_path: FastPath) -> None:
         self._services = core.state.services

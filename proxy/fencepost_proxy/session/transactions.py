@@ -25,13 +25,7 @@ from fencepost_proxy.wire.produce import PartitionData, PartitionResult, Produce
 
 
 class TransactionalAppends:
-    __slots__ = (
-        "_holds",
-        "_proofs",
-        "_queue",
-        "_services",
-        "_state",
-    )
+    __slots__ = ("_holds", "_proofs", "_queue", "_services", "_state")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services
