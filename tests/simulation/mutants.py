@@ -35,7 +35,7 @@ from fencepost_proxy.session import fast_path as fast_path_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.admission import Admission
 from fencepost_proxy.session.arrival import Arrival
-from fencepost_proxy.session.commits import Commits
+from fencepost_proxy.session.commits import EndTxnRequests
 from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.drafts import Drafts
@@ -562,7 +562,7 @@ MUTANTS = (
         "lost-commits-waited-for",
         "a commit whose connection broke is waited for indefinitely",
         ("atomic-roaming-v1", "atomic-roaming"),
-        body(Commits, "leave", "pass"),
+        body(EndTxnRequests, "leave", "pass"),
         rule="the next transaction may have the same epoch",
     ),
     Mutant(

@@ -273,7 +273,7 @@ class UnmatchedRows:
         Either another task has them now, or the data changed; the driver knows when all tasks have ended. Refusing here
         keeps rows of changed data out of the log."""
         if not self._resumer.left or (self._write.plan.arranged and self._write.mixed):
-            return  # with `_mixed`, rows of other tasks were read too
+            return  # with `mixed`, rows of other tasks were read too
         for topic_partition, partition in self._write.partitions.items():
             ours = partition.there.count(self._resumer.groups, THIS_RUN)
             if ours and (partition.fed or not self._write.plan.arranged):

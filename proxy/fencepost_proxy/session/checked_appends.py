@@ -1,11 +1,11 @@
-"""The parts of a session that process Produce requests with checked appends."""
+"""The parts of a session that process Produce requests with checked appends, and requests about transactions."""
 
 from __future__ import annotations
 
 from fencepost_proxy.session.admission import Admission
 from fencepost_proxy.session.arrival import Arrival
 from fencepost_proxy.session.barriers import Barriers
-from fencepost_proxy.session.commits import Commits
+from fencepost_proxy.session.commits import EndTxnRequests
 from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.drafts import Drafts
@@ -46,7 +46,7 @@ class CheckedAppends:
     completion: Completion
     transactions: TransactionalAppends
     joins: TransactionJoins
-    commits: Commits
+    commits: EndTxnRequests
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -62,7 +62,7 @@ class CheckedAppends:
     def _make(self, core: Core) -> None:
         self.made = True
         self.joins = TransactionJoins(core)
-        self.commits = Commits(core)
+        self.commits = EndTxnRequests(core)
         self.barriers = Barriers(core)
         self.transactions = TransactionalAppends(core)
         self.drafts = Drafts(core, transactions=self.transactions, barriers=self.barriers)

@@ -55,7 +55,7 @@ class Ending:
     abort_only_transactions: bool = False
 
 
-class Commits:
+class EndTxnRequests:
     __slots__ = ("_holds", "_proofs", "_queue", "_services", "_state", "commits")
 
     def __init__(self, core: Core) -> None:

@@ -92,7 +92,7 @@ class Logins:
         self._send_login(pending_response, INT32.pack(len(request)) + request)
 
     def _expect_tokens(self, login: Login) -> None:
-        """Read the next token only after Kafka has answered (`_paused`): it may be a request again."""
+        """Read the next token only after Kafka has answered (`ReadHolds.paused`): it may be a request again."""
         self.tokens, self._holds.paused = login, True
         self._state.client.state = CutterState.TOKEN
 

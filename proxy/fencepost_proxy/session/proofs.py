@@ -1,7 +1,7 @@
 """Checks with Kafka what a client may do, on the client's own connection, by requests without effect.
 
 The proxy checks before it answers for Kafka or acts for a client: always for the use of a transactional id; for WRITE
-before it reports a refusal (`revealing.py`) and, if clients log in, before their appends reach a barrier or a
+before it reports a refusal (`refusals.py`) and, if clients log in, before their appends reach a barrier or a
 sequencer.
 
 The check comes first because an append that Kafka rejects blocks its sequencer:

@@ -7,9 +7,8 @@ the session, and each knows only those above it in this list:
     ResponseQueue, FailedPipelines   requests in progress, answers in order; what fails because an earlier append did
     ThreadWork, Draining             work off the event loop; the end of a connection
     Proofs, Logins                   permissions of the client, checked with Kafka beforehand; its login
+    CheckedAppends                   Produce requests with checked appends, and what a transaction adds and ends
     ControlMessages                  requests and responses that the proxy rewrites
-    TransactionJoins, Commits        partitions added to a transaction; its end
-    CheckedAppends                   Produce requests with checked appends
     FastPath                         whole frames of the usual kind while nothing else is in progress
     RequestReader, ResponseReader    read the frames of each peer and pass them to these parts
 
