@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.defects import DEFECTS, SLOW
 from tests.support.mutants import Mutant
 
 from .mutants import MUTANTS, RULES, hunt, rules_of
@@ -54,9 +55,9 @@ def test_defect_is_detected(one: Mutant) -> None:
     assert hunt(one, _QUICK_SEEDS) is not None, f"not detected: {one.breaks}"
 
 
-def test_mutants_are_undone() -> None:
+def test_mutants_apply_and_are_undone() -> None:
     before = run(SCENARIOS["race"], 1)
-    for one in MUTANTS:
+    for one in (*MUTANTS, *(defect for defect, _ in (*DEFECTS, *SLOW))):
         with one.live():
             pass
     assert run(SCENARIOS["race"], 1) == before
