@@ -97,7 +97,7 @@ class Proxy:
         self._memory = MemoryBudget(config.limits.buffered_bytes_max)
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
         self._listeners = listeners = Listeners(
-            config, self._book, _binding(worker), None if worker is None else worker.others_first
+            config, self._book, _binding(config, worker), None if worker is None else worker.others_first
         )
         self._upstreams = Upstreams(config, self._book, self._certificates, self._buffers, metrics)
         self._connections = ClientConnections(
@@ -321,9 +321,9 @@ class _LiveConfig:
         return self.config.limits
 
 
-def _binding(worker: Worker | None) -> Bind:
+def _binding(config: ProxyConfig, worker: Worker | None) -> Bind:
     if worker is None:
-        return lambda node_id, address, what: bind(address, what)
+        return lambda node_id, address, what: bind(address, what, reuse_port=config.reuse_port)
     from fencepost_proxy.workers.worker import ListenerRequest  # noqa: PLC0415 - a single process need not load it
 
     return lambda node_id, address, what: worker.listener(ListenerRequest(node_id, address, what))

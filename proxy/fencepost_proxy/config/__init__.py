@@ -305,6 +305,9 @@ class ProxyConfig:
     """Whether `upstream_tls` applies to `broker`. With false, that listener must be plaintext on the loopback."""
     listen: Address = _key(Address("127.0.0.1", 19092), option="--listen")
     """Bootstrap listener for clients. Port 0: any free port, also for the broker listeners."""
+    reuse_port: bool = False
+    """Whether other proxies of this host may use the same ports (SO_REUSEPORT, Linux). The kernel then distributes
+    connections over them. Each needs its own `status`."""
     advertised_host: str | None = _key(None, option="--advertised-host", example="kafka.example.com")
     """Host advertised to clients. Default: the address by which the client reached the proxy."""
     broker_ports: Mapping[NodeId, int] = _key(factory=dict, example={"1": 20001, "2": 20002})

@@ -216,15 +216,15 @@ async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, runn
     if config.status is not None:
         requested.append(("status page", config.status))
     for what, address in requested:
-        found.append(await _answers(what, address) if running else _free(what, address))
+        found.append(await _answers(what, address) if running else _free(what, address, config))
     if config.advertised_host is not None:
         found.append(await _resolves(config.advertised_host))
     return found
 
 
-def _free(what: str, address: Address) -> Finding:
+def _free(what: str, address: Address, config: ProxyConfig) -> Finding:
     try:
-        sock = bind(address, what)
+        sock = bind(address, what, reuse_port=config.reuse_port and address != config.status)
     except ConfigError as error:
         stated = str(error).partition(": ")[2] or str(error)
         todo = "if this proxy is running already: fencepost check --running"

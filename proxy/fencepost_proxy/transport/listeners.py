@@ -33,12 +33,14 @@ _PAUSE_SECONDS = 1.0
 _YIELD_SECONDS = 0.002
 
 
-def bind(address: Address, what: str) -> socket.socket:
+def bind(address: Address, what: str, *, reuse_port: bool = False) -> socket.socket:
     """A listening socket. Raises `ConfigError` with the remedy."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind((address.host, address.port))
         sock.listen(BACKLOG)
@@ -46,6 +48,8 @@ def bind(address: Address, what: str) -> socket.socket:
         sock.close()
         if error.errno == errno.EADDRINUSE:
             why = "another process listens there; stop it or choose another port"
+            if reuse_port:
+                why += " (with reuse_port, the proxies must be of one user and all set it)"
         elif error.errno in (errno.EACCES, errno.EPERM):
             why = "permission denied; ports below 1024 need root"
         else:
