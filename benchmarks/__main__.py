@@ -29,7 +29,7 @@ RESULTS = _HERE / "results"
 PEERS = _HERE / "peers.toml"
 PAGE = _HERE.parent / "docs" / "performance.md"
 #: Modules of this package that add rows: `def rows(run: Run) -> list[Row]`.
-CONTRIBUTORS = ("scaling", "workers")
+CONTRIBUTORS = ("scaling",)
 _KAFKA_PORT_FOR_GIVEN_ROUTES = 29_092
 
 _EPILOG = """

@@ -117,7 +117,6 @@ TABLES: Mapping[str, str] = {
     "read_committed": "read_committed consumer",
     "memory": "Memory",
     "start": "Start",
-    "workers": "Worker processes: one and two",
     "scaling": "Scaling: cost of the largest relative to the smallest",
 }
 

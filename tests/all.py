@@ -111,13 +111,11 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "proxy/fencepost_proxy/server.py",
         "proxy/fencepost_proxy/services",
         "proxy/fencepost_proxy/transport",
-        "proxy/fencepost_proxy/workers",
         "proxy/fencepost_proxy/config",
         "proxy/fencepost_proxy/cli",
         "deploy",
         "locks",
     ): (
-        f"{_I}workers",
         f"{_I}reloading",
         f"{_I}proxy_command",
         f"{_I}control_client",

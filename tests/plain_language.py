@@ -156,11 +156,10 @@ VOCABULARY = (
     Retired("lane, lanes", "pooled connection"),
     Retired(
         "owner, owners",
-        "primary worker",
+        "process",
         "owner.?references?|file owner|principal|owner.?group|--owner|chown|renewers?",
     ),
-    Retired("worker 0, worker zero", "primary worker"),
-    Retired("{hand,hands,handed,handing} over, {give,gives,given,gave} away, handover", "migrate a connection"),
+    Retired("{hand,hands,handed,handing} over, {give,gives,given,gave} away, handover", "migrate"),
     Retired("{sign,signs} of life", "heartbeat"),
     Retired("alive, gone", "live, dead", "keep[- _]?alive|is_alive|alive_?interval"),
     Retired("place, places", "process identity, partition", "place ?holders?|in place", only=_NAMES),

@@ -177,12 +177,9 @@ class RateLimitedLog:
 class _Flood(logging.Filter):
     """Limits the lines of each event per interval, including lines of libraries."""
 
-    def __init__(
-        self, handler: logging.Handler, common: Mapping[str, object], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._handler = handler
-        self._common = common
         self._clock = clock
         self._events: OrderedDict[tuple[str, int, str], list[float]] = OrderedDict()  # began at, lines, left out
 
@@ -214,7 +211,7 @@ class _Flood(logging.Filter):
         if left_out:
             name, level, event = key
             record = logging.LogRecord(name, level, "", 0, event, None, None)
-            setattr(record, _FIELDS, {"suppressed": left_out, **self._common})
+            setattr(record, _FIELDS, {"suppressed": left_out})
             self._handler.acquire()
             try:
                 self._handler.emit(record)
@@ -227,21 +224,11 @@ def get(logger: str) -> Log:
     return Log(logging.getLogger(f"{_ROOT}.{logger}"))
 
 
-def setup(level: str = "info", style: str = "console", stream: TextIO | None = None, **common: object) -> None:
-    """Writes events, and warnings of libraries, to `stream` (stderr). `style` is `console` or `json`.
-
-    `common` fields are added to every event.
-    """
-
-    def add_common(record: logging.LogRecord) -> bool:
-        setattr(record, _FIELDS, {**_fields(record), **common})
-        return True
-
+def setup(level: str = "info", style: str = "console", stream: TextIO | None = None) -> None:
+    """Writes events, and warnings of libraries, to `stream` (stderr). `style` is `console` or `json`."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if style == "json" else _Console())
-    handler.addFilter(_Flood(handler, common))
-    if common:
-        handler.addFilter(add_common)
+    handler.addFilter(_Flood(handler))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

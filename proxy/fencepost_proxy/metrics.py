@@ -7,12 +7,11 @@ Values are plain integers: counting is part of relaying each request (`docs/deci
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Monotonic, TopicPartition
@@ -170,21 +169,6 @@ class ProcessNumbers(NamedTuple):
     open_files_max: int = 0
 
 
-class WorkerNumbers(NamedTuple):
-    """Values that are shown per worker process."""
-
-    number: int
-    connections: int
-    accepted: int
-    requests: int
-    starts: int
-    process: ProcessNumbers = ProcessNumbers()
-
-
-def observed() -> None:
-    """`Metrics.probe` without effect, for metrics that are sent to another process."""
-
-
 class Metrics:
     """All metrics; `observability/exposition.py` says what each means.
 
@@ -201,7 +185,6 @@ class Metrics:
         self.barrier_wait_seconds = Distribution(_WAIT_SECONDS)
         self.commit_wait_seconds = Distribution(_WAIT_SECONDS)
         self.loop_late_seconds = Distribution(_LATE_SECONDS)
-        self.released_total = Count()
         self.expansion_blocked_seconds = Distribution(_BLOCKED_SECONDS)
         self.expansions_pending = Count()
         self.partitions_gated = Count()
@@ -213,13 +196,11 @@ class Metrics:
         self.ready: bool | None = None
         self.moment = Moment()
         #: Updates `ready`, `moment` and `log_lines`; call it before they are shown.
-        self.probe: Callable[[], None] = observed
+        self.probe: Callable[[], None] = lambda: None
         #: By level, and `left_out`.
         self.log_lines: dict[str, int] = {}
         #: Transactions of the cluster; None if not watched.
         self.transactions: Callable[[], TransactionsReport] | None = None
-        #: If this is a sum over worker processes: each of them.
-        self.workers: Sequence[WorkerNumbers] = ()
         self.refusals = Counts()
         self.connections_closed = Counts()
         self.expansions = Counts()
@@ -231,7 +212,7 @@ class Metrics:
         self.upstream_errors = {"clients": Counts(), "proxy": Counts()}
         self.kafka_errors = Counts()
         self.certificate_reloads = Counts()
-        #: Expiry of each own certificate, seconds since 1970; not summed over workers.
+        #: Expiry of each own certificate, seconds since 1970.
         self.certificate_ends: tuple[tuple[str, float], ...] = ()
 
     def logged_in(self, succeeded: bool) -> None:
@@ -243,41 +224,8 @@ class Metrics:
     def certificates_end(self, ends: Mapping[str, float]) -> None:
         self.certificate_ends = tuple(ends.items())
 
-    def ended(self) -> None:
-        """Reset gauges after the process ended; counters stay, because they never decrease."""
-        for each in (self.connections, self.expansions_pending, self.partitions_gated, self.topics_replaced):
-            each.value = 0
-        self.traffic.requests_in_flight = 0
-        self.moment = Moment()
-
-    def plus(self, other: Metrics) -> Metrics:
-        """The sum of two processes."""
-        whole: Metrics = _together(self, other)
-        return whole
-
     def added_seconds(self) -> tuple[float, float] | None:
         """Upper bounds of the time added to requests and responses (median, p99), without sequencer waits."""
         both = self.traffic.request_seconds.plus(self.traffic.response_seconds)
         half, nearly_all = both.quantile_bound(0.5), both.quantile_bound(0.99)
         return None if half is None or nearly_all is None else (half, nearly_all)
-
-
-def _together(one: Any, other: Any) -> Any:
-    """Recursive sum. Bounds are equal; other values that are not numbers are taken from `one`."""
-    if isinstance(one, Distribution):
-        return one.plus(other)
-    if isinstance(one, int | float):
-        return one + other
-    if isinstance(one, PartitionNumbers | AddressNumbers):
-        return max(one, other)  # the sequencer with the higher log end; limits are per process
-    if isinstance(one, list):
-        return [_together(each, others) for each, others in zip(one, other, strict=True)]
-    if isinstance(one, dict):
-        both = {key: _together(value, other[key]) if key in other else value for key, value in one.items()}
-        return type(one)(both | {key: value for key, value in other.items() if key not in one})
-    if isinstance(one, Count | Traffic | Moment | Metrics):
-        whole = copy.copy(one)
-        for name in vars(one) if isinstance(one, Metrics) else one.__slots__:
-            setattr(whole, name, _together(getattr(one, name), getattr(other, name)))
-        return whole
-    return one

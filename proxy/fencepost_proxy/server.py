@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
@@ -24,7 +23,7 @@ from fencepost_proxy.observability.watchdog import Watchdog
 from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
-from fencepost_proxy.services.driver import AddedTime, Driver, Migrate
+from fencepost_proxy.services.driver import AddedTime, Driver
 from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.housekeeping import Housekeeping
 from fencepost_proxy.services.process_status import ProcessStatus
@@ -38,7 +37,7 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
-from fencepost_proxy.transport.listeners import Bind, Listeners, bind
+from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.memory_budget import MemoryBudget
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.transport.socket_server import SocketServer
@@ -46,9 +45,6 @@ from fencepost_proxy.transport.stalled import StalledConnections
 from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import PRODUCE, api_name
-
-if TYPE_CHECKING:
-    from fencepost_proxy.workers.worker import Worker
 
 _log = logs.get("server")
 
@@ -59,24 +55,20 @@ async def serve(
     on_ready: Callable[[Address], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     force: asyncio.Event | None = None,
-    worker: Worker | None = None,
     on_reload: Callable[[Callable[[ProxyConfig], None]], None] = lambda reload: None,
 ) -> None:
     """Runs until cancelled, or until `stop` is set: then it drains, within `limits.drain_seconds`.
 
     `force` – when set, the drain ends without waiting for requests in progress.
-    `on_ready` gets the bootstrap address once clients can connect. `worker` – the role of this process among several.
+    `on_ready` gets the bootstrap address once clients can connect.
     `on_reload` gets, at the start, the function that applies a new configuration and reloads certificates.
     Raises ConfigError if a port cannot be bound. Problems with Kafka do not raise: it retries until they are fixed.
     """
     async with AsyncExitStack() as stack:
-        proxy = Proxy(config, worker)
+        proxy = Proxy(config)
         stack.push_async_callback(proxy.close)
         on_reload(proxy.reload)
         stop = stop or asyncio.Event()
-        if worker is not None:
-            stack.callback(worker.close)
-            worker.attach(proxy)
         on_ready(await proxy.start())
         await stop.wait()
         await proxy.drain(force or asyncio.Event())
@@ -85,9 +77,7 @@ async def serve(
 class Proxy:
     """One process: `start`, then `drain`, then `close`."""
 
-    def __init__(self, config: ProxyConfig, worker: Worker | None = None) -> None:
-        self._worker = worker
-        self._primary = worker is None or worker.primary
+    def __init__(self, config: ProxyConfig) -> None:
         self._live = _LiveConfig(config)
         self._tasks = Tasks()
         self._metrics = metrics = Metrics()
@@ -96,24 +86,18 @@ class Proxy:
         self._buffers = Buffers()
         self._memory = MemoryBudget(config.limits.buffered_bytes_max)
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
-        self._listeners = listeners = Listeners(
-            config, self._book, _binding(config, worker), None if worker is None else worker.others_first
-        )
+        self._listeners = listeners = Listeners(config, self._book)
         self._upstreams = Upstreams(config, self._book, self._certificates, self._buffers, metrics)
-        self._connections = ClientConnections(
-            self._live.limits, metrics, (lambda count: None) if worker is None else worker.has
-        )
+        self._connections = ClientConnections(self._live.limits, metrics)
         self._cluster = cluster = ClusterView(
             config,
             self._certificates,
             listeners,
             metrics=metrics,
             spawn=self._tasks.spawn,
-            primary=self._primary,
-            one_of_many=worker is not None,
         )
         self._durability = DurabilityWarnings(cluster.kafka, cluster.policies.policy, self._tasks.spawn)
-        self._replaced = ReplacedTopics(cluster.topic_id, metrics, primary=self._primary)
+        self._replaced = ReplacedTopics(cluster.topic_id, metrics)
         self._serve_sessions(config)
 
     def _serve_sessions(self, config: ProxyConfig) -> None:
@@ -143,7 +127,7 @@ class Proxy:
             in_loop=requests.in_loop,
         )
         self._dispatcher = services.sequencers = Dispatcher(
-            services, rewriters, _sequencer_limits(config), cluster.header_names, primary=self._primary
+            services, rewriters, _sequencer_limits(config), cluster.header_names
         )
         reports = Reports(metrics, cluster.groups, cluster.lookups, cluster.log_reader, self._tasks.spawn)
         self._driver = driver = Driver(
@@ -154,7 +138,6 @@ class Proxy:
             log_reader=cluster.log_reader,
             requests=requests,
             reports=reports,
-            migrate=self._migration(),
             spawn=self._tasks.spawn,
         )
         self._socket_server = SocketServer(
@@ -190,16 +173,6 @@ class Proxy:
             spawn=self._tasks.spawn,
         )
         self._status_server = status.server()
-        # What a worker requests.
-        self.take_over = self._socket_server.take_over
-        self.report, self.found, self.release_group = status.report, status.found, status.release_group
-
-    def _migration(self) -> Migrate | None:
-        if self._worker is None:
-            return None
-        from fencepost_proxy.workers.migration import Migration  # noqa: PLC0415 - a single process need not load it
-
-        return Migration(self._worker, self._connections, self._buffers, self._metrics).migrate
 
     # ---- start
 
@@ -230,15 +203,12 @@ class Proxy:
         self._topics.verified()
         assert cluster.expansions is not None
         cluster.expansions.start()
-        self._connections.report()
         self._listeners.accept(self._socket_server.accepted)
         spawn(housekeeping.run(), "housekeeping")
         spawn(housekeeping.watch_broker_settings(), "broker settings")
         spawn(cluster.groups.run(), "groups")
         spawn(cluster.commits.run(), "old transactions")
-        # If a status page can show the result; with several workers, in the primary worker only.
-        shown = config.status is not None if self._worker is None else self._worker.primary
-        if config.watch_transactions and shown:
+        if config.watch_transactions and config.status is not None:  # it shows the result
             cluster.watch_transactions(self._live.limits)
         address = self._status.bootstrap = Address(config.advertised_host or listen.host, listen.port)
         _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
@@ -319,14 +289,6 @@ class _LiveConfig:
 
     def limits(self) -> Limits:
         return self.config.limits
-
-
-def _binding(config: ProxyConfig, worker: Worker | None) -> Bind:
-    if worker is None:
-        return lambda node_id, address, what: bind(address, what, reuse_port=config.reuse_port)
-    from fencepost_proxy.workers.worker import ListenerRequest  # noqa: PLC0415 - a single process need not load it
-
-    return lambda node_id, address, what: worker.listener(ListenerRequest(node_id, address, what))
 
 
 def _sequencer_limits(config: ProxyConfig) -> SequencerLimits:

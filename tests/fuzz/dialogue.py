@@ -432,7 +432,6 @@ class Dialogue:
     name = "session"
     modules = (
         "proxy/fencepost_proxy/session/session.py",
-        "proxy/fencepost_proxy/session/migration.py",
         "proxy/fencepost_proxy/session/control.py",
         "proxy/fencepost_proxy/session/admission.py",
         "proxy/fencepost_proxy/session/arrival.py",

@@ -19,7 +19,6 @@ QUICK = ("benchmarks", "--quick", "--rounds", "1", "--only")
     [
         pytest.param((*QUICK, "start and memory"), id="start"),
         pytest.param((*QUICK, "one in flight"), id="latency"),
-        pytest.param((*QUICK, "workers"), id="workers"),
         pytest.param((*QUICK, "transactional"), id="java"),
         pytest.param(
             ("benchmarks.status_page", "--topics", "2", "--partitions", "2", "--seconds", "1"), id="status page"

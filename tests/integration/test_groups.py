@@ -578,18 +578,21 @@ def test_streams_application_is_not_gated_but_logged(
 @pytest.mark.parametrize(
     "client", [pytest.param("librdkafka-eager", marks=pytest.mark.soak), "librdkafka-consumer-protocol"]
 )
-def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
-    # Given a proxy with two worker processes, and a group with two members, each connected to either of them.
-    port = free_port()
+def test_assignments_are_gated_across_two_proxies(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
+    # Given a group with two members, each connected to another proxy.
+    ports = free_port(), free_port()
     (token := tmp_path / "token").write_text("s3cret\n")
-    config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{token}"\nworkers = 2\n'
-    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
-        topic = ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"workers-{uuid4().hex[:8]}", 2)
-        group, url = f"{client}-{topic.name}", f"http://127.0.0.1:{port}"
+    configs = [f'status = "127.0.0.1:{port}"\nstatus_token_file = "{token}"\n' for port in ports]
+    with (
+        ProxyProcess(groups_kafka.bootstrap, tmp_path, config=configs[0]) as first,
+        ProxyProcess(groups_kafka.bootstrap, tmp_path, config=configs[1]) as second,
+    ):
+        topic = ExpandedTopic(groups_kafka.bootstrap, first.bootstrap, f"shared-{uuid4().hex[:8]}", 2)
+        group, urls = f"{client}-{topic.name}", [f"http://127.0.0.1:{port}" for port in ports]
         start = MEMBERS[client]
         with (
-            start(proxy.bootstrap, topic.name, group, "earliest") as one,
-            start(proxy.bootstrap, topic.name, group, "earliest") as two,
+            start(first.bootstrap, topic.name, group, "earliest") as one,
+            start(second.bootstrap, topic.name, group, "earliest") as two,
         ):
             until(lambda: len(one.assigned) == len(two.assigned) == 1, f"{one.errors} {two.errors}")
             topic.write(0, 3)
@@ -597,18 +600,17 @@ def test_assignments_are_gated_across_workers(client: str, groups_kafka: KafkaCl
             topic.expand(4)
             topic.write(2, 3)
             topic.write(3, 3)
-            until(lambda: {each["partition"] for each in _waiting(url, group)} == {2, 3}, proxy.log)
-            # When an operator releases the partitions at the supervisor's status page.
+            until(lambda: {row["partition"] for url in urls for row in _waiting(url, group)} == {2, 3}, first.log)
+            # When an operator releases the partitions at one of the proxies.
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
             shown = {"Authorization": "Bearer s3cret"}
-            with urlopen(Request(url + path, method="POST", headers=shown), timeout=60) as answer:
-                assert b"requested" in answer.read()
-            # Then all workers learn of it and make their members rebalance.
-            until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")
+            with urlopen(Request(urls[0] + path, method="POST", headers=shown), timeout=60) as answer:
+                assert b"gets the new partitions" in answer.read()
+            # Then both proxies learn of it and make their members rebalance.
+            until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{second.log}")
             for partition in (2, 3):
-                requested = {0, 1, 2}
                 until(
-                    lambda p=partition, w=requested: {*_offsets(one, p), *_offsets(two, p)} == w,  # type: ignore[misc]
+                    lambda p=partition: {*_offsets(one, p), *_offsets(two, p)} == {0, 1, 2},  # type: ignore[misc]
                     f"{one.read} {two.read}",
                 )
 

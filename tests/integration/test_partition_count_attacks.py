@@ -1,5 +1,4 @@
-"""Partition counts on raw connections, with requests that no client library sends, to one process and to several
-workers."""
+"""Partition counts on raw connections, with requests that no client library sends."""
 
 from __future__ import annotations
 
@@ -36,12 +35,9 @@ decompressed_bytes_max = 1000000
 NOT_LEADER, INVALID_PARTITIONS = 6, 37
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])
-def proxy(
-    request: pytest.FixtureRequest, kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ProxyProcess]:
-    config = f"workers = {request.param}\n{CONFIG}"
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=config) as process:
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CONFIG) as process:
         yield process
 
 

@@ -566,33 +566,6 @@ def test_expansion_through_two_proxies_keeps_order(kafka: KafkaCluster, tmp_path
         check_log(Log(kafka.bootstrap), topic, recorded, writers)
 
 
-def test_expansion_through_worker_processes_keeps_order(kafka: KafkaCluster, tmp_path: Path) -> None:
-    port = free_port()
-    arguments = ("--workers", "2", "--status", f"127.0.0.1:{port}")
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(), arguments=arguments) as proxy:
-        topic = count_checked_topic(proxy.bootstrap)
-        with writing([proxy.bootstrap] * 4, topic) as writers:
-            for count in (2, 5):
-                for writer in writers:
-                    writer.goes_on()
-                expand_at_the_end(proxy.bootstrap, topic, count)
-                for writer in writers:
-                    writer.goes_on()
-        # Any worker may respond, and one may lag another.
-        recorded = until(
-            lambda: expansions(proxy.bootstrap, topic), "both to be shown", accept=lambda each: len(each) == 2
-        )
-        assert [each.to_count for each in recorded] == [2, 5]
-        check_log(Log(kafka.bootstrap), topic, recorded, writers)
-
-        def shown() -> list[tuple[int, str]]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=30) as page:
-                reported = json.load(page)["expansions"]
-            return [(each["to_count"], each["state"]) for each in reported if each["topic"] == topic]
-
-        until(lambda: shown() == [(5, "done")], "the status page to show it")
-
-
 def test_expansion_fails_after_waiting_for_paused_proxy(kafka: KafkaCluster, tmp_path: Path) -> None:
     with (
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as one,

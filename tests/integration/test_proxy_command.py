@@ -91,10 +91,9 @@ def test_proxy_reports_ready_serves_and_stops_on_sigterm(kafka: KafkaCluster) ->
         assert "draining" in err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_proxy_waiting_for_kafka_serves_once_it_starts(workers: int, kafka: KafkaCluster) -> None:
+def test_proxy_waiting_for_kafka_serves_once_it_starts(kafka: KafkaCluster) -> None:
     status, absent = free_port(), free_port()
-    options = f"--upstream=127.0.0.1:{absent}", f"--listen=127.0.0.1:{free_ports_in_a_row(4)}", f"--workers={workers}"
+    options = f"--upstream=127.0.0.1:{absent}", f"--listen=127.0.0.1:{free_ports_in_a_row(4)}"
     with proxy(*options, f"--status=127.0.0.1:{status}") as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -117,10 +116,9 @@ def test_proxy_waiting_for_kafka_serves_once_it_starts(workers: int, kafka: Kafk
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_proxy_waiting_for_kafka_can_be_stopped(workers: int) -> None:
+def test_proxy_waiting_for_kafka_can_be_stopped() -> None:
     status = free_port()
-    options = f"--upstream=127.0.0.1:{free_port()}", f"--listen=127.0.0.1:{free_port()}", f"--workers={workers}"
+    options = f"--upstream=127.0.0.1:{free_port()}", f"--listen=127.0.0.1:{free_port()}"
     with proxy(*options, f"--status=127.0.0.1:{status}") as process:
         until(lambda: "cannot connect" in get(status, "/readyz")[1], "it to wait")
         process.send_signal(signal.SIGTERM)
@@ -128,13 +126,12 @@ def test_proxy_waiting_for_kafka_can_be_stopped(workers: int) -> None:
         assert (process.returncode, "Traceback" in err) == (0, False)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_drain_closes_idle_refuses_new_and_finishes_begun(
-    workers: int, kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
+    kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, status = unique_topic("drained"), free_port()
     file = tmp_path / "proxy.toml"
-    file.write_text(f"workers = {workers}\n[limits]\ndrain_seconds = 150.0\n")
+    file.write_text("[limits]\ndrain_seconds = 150.0\n")
     options = f"--upstream={kafka.bootstrap}", f"--listen=127.0.0.1:{free_ports_in_a_row(4)}", f"--config={file}"
     with proxy(*options, f"--status=127.0.0.1:{status}") as process:
         bootstrap = ready(process)

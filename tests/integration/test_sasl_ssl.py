@@ -490,13 +490,12 @@ def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, un
         assert append(1, friend) == 1
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_start_with_missing_certificate_fails(tmp_path: Path, workers: str) -> None:
+def test_start_with_missing_certificate_fails(tmp_path: Path) -> None:
     (file := tmp_path / "fencepost.toml").write_text(f'[listen_tls]\ncertificate_file = "{tmp_path}/absent.pem"\n')
     here = ["--upstream", "127.0.0.1:1", "--listen", f"127.0.0.1:{free_port()}", "--config", str(file)]
 
     ended = subprocess.run(
-        [sys.executable, "-m", "fencepost_proxy", "proxy", *here, "--workers", workers],
+        [sys.executable, "-m", "fencepost_proxy", "proxy", *here],
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
@@ -549,39 +548,6 @@ def test_replaced_certificates_are_reloaded(secured: Secured, tmp_path: Path) ->
         until(lambda: shown(other), "the new certificate")
         assert not shown(secured.authority)
         assert old.query(MetadataRequest(topics=[]), 9) is not None
-
-
-# --- several workers --------------------------------------------------------------------------------------------------
-
-
-def test_tls_connection_migrates_to_primary_worker(
-    secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
-) -> None:
-    topic, other = created(secured, unique_topic("checked")), created(secured, unique_topic("plain"))
-    config = secured.proxy_config() + CHECKS
-    large = b"x" * 700_000
-    proxy = ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=("--workers", "3"))
-    with proxy:
-        clients = [SecuredConnection(proxy.bootstrap, secured.trusting()) for _ in range(6)]
-        for client in clients:
-            assert client.log_in(ADMIN) == 0
-        until(lambda: clients[0].append(topic, expecting(0, b"first")).error_code == 0, "the first append")
-        # Each client appends, most of them through another worker. Large records pass in both directions.
-        for number, client in enumerate(clients, 1):
-            assert client.append(topic, expecting(number, large)).base_offset == number
-            assert client.append(other, batch(large)).error_code == 0
-        # A drain closes all connections in order, whichever worker has them.
-        host, _, port = proxy.bootstrap.rpartition(":")
-        with socket.create_connection((host, int(port))) as never_secured:
-            never_secured.sendall(b"\x16\x03\x01\x02\x00\x01")
-            assert proxy.stop() == 0
-        for client in clients:
-            assert client.is_closed()
-            client.close()
-    assert "requests not answered within" not in proxy.log
-    values = Log(secured.kafka.bootstrap).values(topic)
-    assert values == [b"first", *[large] * 6]
-    assert proxy.log.count("ERROR") == 0
 
 
 # --- sidecar ----------------------------------------------------------------------------------------------------------

@@ -230,13 +230,11 @@ def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaClus
         until(lambda: not shown(), "it gone", seconds=_PATIENCE_SECONDS)
 
 
-def test_one_worker_watches_transactions_for_all(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_page_shows_opened_and_ended_transactions(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
     page, topic, name = Page(), unique_topic("stuck"), unique_topic("payments")
     create(trusting_kafka, topic)
     with (
-        ProxyProcess(
-            trusting_kafka.bootstrap, tmp_path, arguments=("--status", page.address, "--workers", "2")
-        ) as proxy,
+        ProxyProcess(trusting_kafka.bootstrap, tmp_path, arguments=("--status", page.address)) as proxy,
         Transactional(proxy.bootstrap, name, protocol=1) as producer,
     ):
         producer.begin(topic)

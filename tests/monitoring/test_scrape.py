@@ -12,7 +12,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +43,13 @@ class Watched(ProxyProcess):
 
 
 @pytest.fixture(scope="module")
-def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, Watched]]:
-    """A proxy with one process, and one with two workers. The kind of Kafka does not matter here."""
-    with ExitStack() as stack:
-        topics = {"required-by-one": PARTITIONS, "required-by-two": 1}
-        kafka = stack.enter_context(FakeClusterProcess(brokers=1, topics=topics))
-        one = stack.enter_context(Watched(kafka.bootstrap, tmp_path_factory.mktemp("one")))
-        two = stack.enter_context(Watched(kafka.bootstrap, tmp_path_factory.mktemp("two"), "--workers", "2"))
-        yield one, two
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """The kind of Kafka does not matter here."""
+    with (
+        FakeClusterProcess(brokers=1, topics={"required-topic": PARTITIONS}) as kafka,
+        Watched(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as proxy,
+    ):
+        yield proxy
 
 
 def append(connection: Connection, topic: str, partition: int, expected: int) -> Answer:
@@ -86,10 +84,9 @@ def names_in(text: str) -> set[str]:
     return found
 
 
-def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Watched]) -> None:
+def test_scrape_shows_appends_with_limited_partitions(proxy: Watched) -> None:
     # Given a checked topic of three partitions, two of which a scrape may name
-    proxy, _ = proxies
-    topic = "required-by-one"
+    topic = "required-topic"
     with Connection(proxy.bootstrap) as connection:
         before = proxy.scrape()
 
@@ -120,43 +117,22 @@ def test_scrape_shows_appends_with_limited_partitions(proxies: tuple[Watched, Wa
     assert total(after, "fencepost_log_lines_total", level="info") >= 3
 
 
-def test_scrape_has_every_documented_and_queried_metric(proxies: tuple[Watched, Watched]) -> None:
-    one, two = (each.scrape() for each in proxies)
-    there = names_in(one) | names_in(two)
+def test_scrape_has_every_documented_and_queried_metric(proxy: Watched) -> None:
+    there = names_in(proxy.scrape())
 
     assert {shown.name for section in SECTIONS for shown in section.shown} <= there
-    assert "fencepost_worker" not in one
     for title, query in queries():
         assert metrics_in(query) <= there, (title, query)
 
 
-def test_prometheus_finds_nothing_wrong_with_it(proxies: tuple[Watched, Watched]) -> None:
-    for proxy in proxies:
-        text = proxy.scrape()
-        families = list(text_string_to_metric_families(text))
-        assert all(family.documentation for family in families)
-        assert len({family.name for family in families}) == len(families)
-        if PROMTOOL is not None:
-            checked = promtool("check", "metrics", stdin=text.encode())
-            assert (checked.returncode, checked.stdout) == (0, b"")
-
-
-def test_a_scrape_of_workers_is_their_sum(proxies: tuple[Watched, Watched]) -> None:
-    _, proxy = proxies
-    topic = "required-by-two"
-    with ExitStack() as stack:
-        connections = [stack.enter_context(Connection(proxy.bootstrap)) for _ in range(4)]
-        for expected, connection in enumerate(connections):
-            assert append(connection, topic, 0, expected).base_offset == expected
-        text = proxy.scrape()
-
-    assert total(text, "fencepost_client_connections") >= 4
-    assert total(text, "fencepost_requests_total") == total(text, "fencepost_worker_requests_total")
-    assert total(text, "fencepost_worker_client_connections", worker="0") > 0
-    assert total(text, "fencepost_worker_client_connections", worker="1") > 0
-    assert total(text, "fencepost_client_connections_max") == 2 * 2_000
-    # Both may know the partition: the one that appended last knows its log end.
-    assert total(text, "fencepost_partition_log_end_offset", topic=topic) == len(connections)
+def test_prometheus_finds_nothing_wrong_with_it(proxy: Watched) -> None:
+    text = proxy.scrape()
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation for family in families)
+    assert len({family.name for family in families}) == len(families)
+    if PROMTOOL is not None:
+        checked = promtool("check", "metrics", stdin=text.encode())
+        assert (checked.returncode, checked.stdout) == (0, b"")
 
 
 def test_broker_connection_errors_are_in_the_metrics(tmp_path: Path) -> None:

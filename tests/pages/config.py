@@ -60,8 +60,7 @@ ignored and logged at debug level. A file without security properties replaces n
 On SIGHUP the proxy reads file, `--command-config` and environment again and applies the keys marked ↻. One log line
 names the changed keys and those that need a restart. A file with an error changes nothing, and the log says where the
 error is.
-Certificates, keys and passwords are also reloaded without SIGHUP. With `--workers`, send the signal to the first
-process.
+Certificates, keys and passwords are also reloaded without SIGHUP.
 
 ## What `fencepost check` tests
 

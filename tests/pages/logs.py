@@ -26,7 +26,6 @@ line. `[log] level` is the lowest level that is written.
 
 `time` is UTC. `logger` is the module. `event` is a constant text; values from peers appear only in fields. Level
 *crash* below marks a defect of the proxy: it is written as an error with a stack trace, indented or as `exception`.
-With several worker processes each line has the field `worker`.
 
 **Peers cannot forge lines.** In topic names, client ids, groups and broker errors, line feeds, terminal escapes and
 other control characters are escaped. A value with a space, a quote or `=` is quoted. A field is cut after 500

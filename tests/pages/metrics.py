@@ -31,13 +31,8 @@ scrape_configs:
 `deploy/grafana/fencepost.json` is a dashboard, and `deploy/prometheus/alerts.rules.yml` has the alerts. Both expect the
 job name `fencepost`.
 
-**Worker processes.** All workers are one target. A scrape queries every worker and returns sums; histograms are added
-bucket by bucket. Counters keep the values of workers that have exited. These are not summed: log end and sequence
-offset of a partition (maximum), the lease (minimum), certificates, transactions of the cluster, and
-`fencepost_worker_*`.
-
 **Number of series.** Label values are Kafka's APIs and versions, fixed words of the proxy (at most 64 of each kind, the
-rest are `other`), broker errors and worker numbers. Partitions are labels too: at most
+rest are `other`), and broker errors. Partitions are labels too: at most
 `limits.metric_partitions_shown_max` (500) per process, and three times `limits.watched_shown_max` (20). A metric counts
 the partitions that are left out. Client ids, groups and transactional ids are never labels.
 

@@ -130,7 +130,7 @@ async def test_topic_configs_are_read_together_and_changes_reported(decoded: lis
     async with fake_kafka() as (kafka, client):
         reads = LogReader(
             client,
-            Membership(client, ProxyConfig((Address("kafka", 9092),)), one_of_many=False),
+            Membership(client, ProxyConfig((Address("kafka", 9092),))),
             1,
             names=HeaderNames(),
             unpacked_bytes_max=1,

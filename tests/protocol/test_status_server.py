@@ -233,20 +233,25 @@ async def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
 async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 2.0)
 
-    async def refresh() -> None:
+    async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
         await asyncio.sleep(2.2)
+        return [Listed(0, ())]
 
-    async with status_server(refresh=refresh) as address:
-        assert (await get(address, "/readyz"))[0] == 200
+    async with status_server(lists=lists) as address:
+        assert (await get(address, "/topics.json"))[0] == 200
 
 
 @in_event_loop
 async def test_page_slower_than_its_own_limit_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_ANSWER_SECONDS", 0.1)
 
-    async with status_server(refresh=asyncio.Event().wait) as address, asyncio.timeout(60):
+    async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with status_server(lists=lists) as address, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(*address)
-        writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(b"GET /topics.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()

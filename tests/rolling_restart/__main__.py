@@ -24,7 +24,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rolling_restart")
     parser.add_argument("--rolls", type=int, default=3, help="how often both proxies are restarted")
     parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1, help="worker processes of each proxy")
     parser.add_argument(
         "--know",
         choices=get_args(Know),
@@ -40,7 +39,7 @@ def main() -> int:
     began = time.monotonic()
     with (
         running_kafka(options.brokers) as kafka,
-        two_proxies(kafka.bootstrap, directory, CHECKED_BY_NAME, know=options.know, workers=options.workers) as stage,
+        two_proxies(kafka.bootstrap, directory, CHECKED_BY_NAME, know=options.know) as stage,
     ):
         result = run(
             kafka.bootstrap,

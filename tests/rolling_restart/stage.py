@@ -30,7 +30,7 @@ class Stage:
 
 
 @contextmanager
-def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both", workers: int = 1) -> Iterator[Stage]:
+def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both") -> Iterator[Stage]:
     with ExitStack() as stack:
         balanced = know == "balancer"
         port = free_ports_in_a_row(_PORTS) if balanced else 0
@@ -39,7 +39,7 @@ def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both"
         for number, host in enumerate(hosts):
             logs = directory / f"proxy-{number}"
             logs.mkdir()
-            arguments = ["--workers", str(workers)]
+            arguments: list[str] = []
             if balanced:
                 arguments += ["--listen", f"{host}:{port}", "--advertised-host", HOST]
             proxy = ProxyProcess(kafka, logs, config=config, port=port, arguments=tuple(arguments))

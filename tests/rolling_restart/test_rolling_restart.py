@@ -18,19 +18,18 @@ _OFTEN = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize(
-    ("know", "workers", "rolls"),
+    ("know", "rolls"),
     [
-        ("both", 1, 1),
-        pytest.param("both", 1, 6, marks=_OFTEN),
-        pytest.param("both", 2, 3, marks=_OFTEN),
-        pytest.param("first", 1, 3, marks=_OFTEN),
-        pytest.param("balancer", 1, 6, marks=_OFTEN),
+        ("both", 1),
+        pytest.param("both", 6, marks=_OFTEN),
+        pytest.param("first", 3, marks=_OFTEN),
+        pytest.param("balancer", 6, marks=_OFTEN),
     ],
 )
-def test_rolling_restart_loses_no_records(  # noqa: PLR0917 - what it is given
-    know: Know, workers: int, rolls: int, kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None]
+def test_rolling_restart_loses_no_records(
+    know: Know, rolls: int, kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    with two_proxies(kafka.bootstrap, tmp_path, CHECKED_WITH_LONG_LEASE, know=know, workers=workers) as stage:
+    with two_proxies(kafka.bootstrap, tmp_path, CHECKED_WITH_LONG_LEASE, know=know) as stage:
         result = run(
             kafka.bootstrap,
             stage.proxies,

@@ -20,7 +20,6 @@ from tests.sidecars.stage import sidecars
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sidecars")
     parser.add_argument("--rounds", type=int, default=3, help="six moved leaders and three restarted brokers each")
-    parser.add_argument("--workers", type=int, default=1, help="worker processes of each sidecar")
     parser.add_argument("--check", choices=get_args(Check), default="required", help="of the topic")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument(
@@ -33,7 +32,7 @@ def main() -> int:
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="fencepost-sidecars-"))
     began = time.monotonic()
-    with sidecars(directory, options.workers, options.way or "plain") as stage:
+    with sidecars(directory, options.way or "plain") as stage:
         result = run(
             stage,
             rounds=options.rounds,

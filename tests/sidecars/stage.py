@@ -44,11 +44,11 @@ class Sidecars(Stage):
 
 
 @contextmanager
-def sidecars(directory: Path, workers: int = 1, way: Way = "plain") -> Iterator[Sidecars]:
+def sidecars(directory: Path, way: Way = "plain") -> Iterator[Sidecars]:
     with ExitStack() as stack:
         ports = {node_id: free_port() for node_id in NODES}
         advertised = {CLIENTS: {node_id: f"127.0.0.1:{port}" for node_id, port in ports.items()}}
-        config = f'advertised_host = "127.0.0.1"\nworkers = {workers}\n'
+        config = 'advertised_host = "127.0.0.1"\n'
         enter = as_it_is
         if way == "plain":
             kafka = stack.enter_context(AdvertisedCluster(len(NODES), advertised, properties=THREE_REPLICAS))

@@ -1,8 +1,8 @@
 """`fencepost proxy` that dies, or stops, at one step of an expansion: `python -m tests.support.dying_proxy`.
 
 `$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step`, or `closed` (the record that this process's barrier is closed).
-WHEN: `before` or `after` the step. HOW: `die`, by SIGKILL; `die-once:PATH`, the same unless file PATH exists, which it
-creates; or a path: it creates `PATH.reached`, and continues once file PATH exists.
+WHEN: `before` or `after` the step. HOW: `die`, by SIGKILL; or a path: it creates `PATH.reached`, and continues once
+file PATH exists.
 """
 
 from __future__ import annotations
@@ -28,13 +28,6 @@ async def _stop(step: str, when: str) -> None:
     if (step, when) != (STEP, WHEN):
         return
     if HOW == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    how, _, path = HOW.partition(":")
-    if how == "die-once":
-        try:
-            Path(path).touch(exist_ok=False)  # noqa: ASYNC240
-        except FileExistsError:
-            return
         os.kill(os.getpid(), signal.SIGKILL)
     Path(f"{HOW}.reached").touch()  # noqa: ASYNC240
     while not Path(HOW).exists():  # noqa: ASYNC110, ASYNC240
@@ -70,7 +63,7 @@ async def stopping_append(append: Carries, self: ExpansionEffects, requested: ex
 
 _answers = wrap(ExpansionEffects, "answer", stopping_answer)
 _appends = wrap(ExpansionEffects, "append", stopping_append)
-# For the whole process. Workers import this module (`dying_workers/`).
+# For the whole process.
 _live = Mutant("dying proxy", "see the module", (), _answers, _appends).live()
 _live.__enter__()
 

@@ -77,7 +77,7 @@ def test_p99_goal_is_the_better_peers_value() -> None:
 
 def test_workloads_match_patterns_and_quick_skips_longest() -> None:
     assert command.chosen_workloads(["produce*"], quick=False) == ["produce", "produce 100 B"]
-    assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "scaling", "workers"]
+    assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "scaling"]
     assert command.chosen_workloads([], quick=True) == [*command.WORKLOADS]
     assert command.chosen_workloads(["scaling"], quick=True) == ["scaling"]
     assert command.chosen_workloads(["nothing"], quick=True) == []

@@ -38,7 +38,7 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
             refusal_scope = "request"
             config_lease_seconds = 2
             status = "127.0.0.1:8080"
-            workers = 3
+            reuse_port = true
             broker_ports = { 1 = 20001, 2 = 20002 }
             [headers]
             expected_offset = "x-offset"
@@ -61,7 +61,7 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
     assert config.refusal_scope == "request"
     assert config.config_lease_seconds == 2.0
     assert config.status == Address("127.0.0.1", 8080)
-    assert config.workers == 3
+    assert config.reuse_port
     assert config.broker_ports == {NodeId(1): 20001, NodeId(2): 20002}
     assert config.headers.expected_offset == "x-offset"
     assert config.headers.write_id == "fencepost-write-id"
@@ -185,9 +185,8 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ('[headers]\nwrite_id = "fencepost-expected-offset"', "headers.write_id: the header names must differ"),
         ("[broker_ports]\none = 1", "broker_ports.one: the key must be a broker id"),
         ("[broker_ports]\n1 = 5\n2 = 5", "broker_ports: two brokers share a port"),
-        ("workers = 0", "workers: must be from 1 to 64, not 0"),
-        ("workers = 65", "workers: must be from 1 to 64, not 65"),
-        ("workers = 1.5", "workers: must be a whole number, not 1.5"),
+        ("workers = 2", "workers: was removed: run several proxies with reuse_port = true"),
+        ("limits.sequencer_queue_max = 1.5", "limits.sequencer_queue_max: must be a whole number, not 1.5"),
         ("config_lease_seconds = 0", "config_lease_seconds: must be above 0"),
         ('[topics."a"]\ncheck.expected.offsets = "true"', "a config name with dots needs quotes"),
         ('[topics."a"]\n"fencepost.check.expected.offsets" = "maybe"', "it must be false, true or required"),

@@ -140,7 +140,7 @@ def test_command_line_overrides_environment_and_environment_overrides_file(write
         "log.level": "environment FENCEPOST_LOG__LEVEL",
         "log.format": f"{file}:6",
     }
-    assert loaded.origin("workers") == "default"
+    assert loaded.origin("reuse_port") == "default"
 
 
 def test_every_kind_of_value_comes_through_the_environment() -> None:
@@ -238,7 +238,7 @@ def test_variables_used_in_repository_are_no_errors() -> None:
         ("FENCEPOST_BOOTSTRAP_SERVERS", "a:1", "there is no such key; did you mean FENCEPOST_BOOTSTRAP_SERVER?"),
         ("FENCEPOST_LIMITS__DRAIN_SECOND", "1", "did you mean FENCEPOST_LIMITS__DRAIN_SECONDS?"),
         ("FENCEPOST_NONSENSE__AT_ALL", "1", "there is no such key; `fencepost config explain` lists them"),
-        ("FENCEPOST_WORKERS", "many", "workers: must be a whole number, not 'many'"),
+        ("FENCEPOST_WORKERS", "2", "was removed: run several proxies with reuse_port = true"),
         ("FENCEPOST_LIMITS__DRAIN_SECONDS", "-1", "limits.drain_seconds: must be above 0, not -1.0"),
         ("FENCEPOST_WATCH_TRANSACTIONS", "yes", "watch_transactions: must be true or false, not 'yes'"),
         ("FENCEPOST_BROKER_PORTS", "1=2", "broker_ports: must be a table ([broker_ports]), not '1=2'"),
@@ -355,7 +355,7 @@ def test_show_prints_values_and_origins_as_valid_file(
     assert re.search(rf"^limits.drain_seconds = 3.0 +# {re.escape(str(file))}:3$", text, re.MULTILINE)
     assert re.search(r'^log.level = "debug" +# environment FENCEPOST_LOG__LEVEL$', text, re.MULTILINE)
     assert re.search(r'^listen = "c:5" +# command line$', text, re.MULTILINE)
-    assert re.search(r"^workers = 1 +# default$", text, re.MULTILINE)
+    assert re.search(r"^reuse_port = false +# default$", text, re.MULTILINE)
     assert {row["key"]: row["value"] for row in rows} == {
         "upstream": ["a:1"],
         "listen": "c:5",

@@ -34,8 +34,6 @@ RUN_BY: Final = {
     rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
     rf"{_FENCEPOST} proxy( --(bootstrap-server|listen|status) \S+)+": f"{_SHIPPED}"
     "::test_proxy_from_wheel_checks_expected_offsets",
-    rf"{_FENCEPOST} proxy --bootstrap-server \S+ --workers 4": "tests/integration/test_workers.py"
-    "::test_unchecked_connections_stay_with_either_worker",
     rf"{_FENCEPOST} check --bootstrap-server \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
     "::test_example_file_has_every_key_and_loads",

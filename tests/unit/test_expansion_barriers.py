@@ -41,7 +41,6 @@ class Process:
             barriers=self,  # type: ignore[arg-type]
             metrics=Metrics(),
             spawn=lambda work, name: work.close(),
-            primary=True,
         )
 
     def close_barrier(self, topic: str, but_for: Any) -> None:

@@ -77,7 +77,6 @@ def _expansions(state: State, metadata: Metadata, tasks: list[asyncio.Task[None]
         barriers=SimpleNamespace(open_barrier=None),  # type: ignore[arg-type]
         metrics=Metrics(),
         spawn=lambda work, name: tasks.append(asyncio.get_running_loop().create_task(work)),
-        primary=True,
     )
 
 

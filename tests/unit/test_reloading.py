@@ -65,7 +65,7 @@ def test_live_keys_change_and_others_are_named(write: Write) -> None:
     running = loaded(write('status = "s:1"\n[limits]\ndrain_seconds = 3\n[upstream_tls]\nca_file = "/one"\n'))
     requested = loaded(
         write(
-            'listen = "b:2"\nworkers = 2\n[log]\nlevel = "debug"\n[limits]\nconnect_timeout_seconds = 9\n'
+            'listen = "b:2"\nreuse_port = true\n[log]\nlevel = "debug"\n[limits]\nconnect_timeout_seconds = 9\n'
             '[upstream_tls]\nca_file = "/two"\n[control_sasl]\nmechanism = "OAUTHBEARER"\ntoken_file = "/t"\n'
             '[topics.x]\n"fencepost.check.expected.offsets" = "true"\n'
         )
@@ -81,7 +81,7 @@ def test_live_keys_change_and_others_are_named(write: Write) -> None:
     assert set(found.left) == {
         'listen: "127.0.0.1:19092" → "b:2"',
         'status: "s:1" → not set',
-        "workers: 1 → 2",
+        "reuse_port: false → true",
         "limits.connect_timeout_seconds: 5.0 → 9.0",
         'topics: {} → { x = { "fencepost.check.expected.offsets" = "true" } }',
         'control_sasl.mechanism: not set → "OAUTHBEARER"',
@@ -90,7 +90,7 @@ def test_live_keys_change_and_others_are_named(write: Write) -> None:
     }
     config = found.config
     assert (config.limits.drain_seconds, config.limits.connect_timeout_seconds) == (10.0, 5.0)
-    assert (config.log.level, config.workers, config.listen) == ("debug", 1, running.listen)
+    assert (config.log.level, config.reuse_port, config.listen) == ("debug", False, running.listen)
     assert config.upstream_tls == requested.upstream_tls
     assert config.control_sasl is None
     # And: the second time, only what still waits for its restart.

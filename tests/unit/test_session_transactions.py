@@ -261,14 +261,6 @@ def test_a_client_that_left_commits_nothing_more() -> None:
     assert not talk.session.state.upstream_closed  # it waits for what became of the append
 
 
-def test_commit_on_other_worker_migrates_to_primary() -> None:
-    talk = proved_talk()
-    talk.session.state.primary = False
-    talk.client(end_txn())
-    assert talk.next(m.ReadClient) == m.ReadClient(False)
-    assert talk.next(m.Migrate).migrated.unread == end_txn()
-
-
 # ---- appends
 
 

@@ -20,7 +20,6 @@ LARGER: dict[str, tuple[int, ...]] = {
     "proxy/fencepost_proxy/transactions/watching.py:TransactionMonitor": (486, 31),
     "proxy/fencepost_proxy/wire/batch_scan.py:scan_batch()": (66,),
     "proxy/fencepost_proxy/wire/batch_scan.py:_search_headers()": (86,),
-    "proxy/fencepost_proxy/workers/supervisor.py:Supervisor": (389, 26),
     "proxy/fencepost_dev/cluster.py:KafkaCluster": (401, 40),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from fencepost_proxy.cluster.metadata import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.diagnosis import diagnose, of_process, state_of
-from fencepost_proxy.observability.lists import Lists, Refusals, Sources, merged
+from fencepost_proxy.observability.lists import Lists, Refusals, Sources
 from fencepost_proxy.observability.status import (
     AbortOnlyStatus,
     BrokerStatus,
@@ -423,10 +422,6 @@ def names(listed: Listed) -> list[str]:
     return [each.topic for each in listed.rows]
 
 
-def of_workers(requested: PageRequest, *workers: _Proxy) -> Listed:
-    return merged(requested, [each.lists.found(requested, with_names=True) for each in workers])
-
-
 def test_topics_are_paged_and_searched_by_name() -> None:
     proxy = _Proxy({f"Orders-{number:04}": 1 for number in range(300)} | {"clicks": 2})
 
@@ -466,39 +461,6 @@ def test_newest_refusals_come_first_and_oldest_are_dropped(monkeypatch: pytest.M
     found = proxy.lists.listed(PageRequest("refusals"))
     assert [each.partition for each in found.rows] == [3, 0, 2]
     assert proxy.lists.listed(PageRequest("partitions", topic="t")).rows[0].refusals == 2
-
-
-def test_rows_of_several_workers_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count(1_800_000_000)
-    monkeypatch.setattr("fencepost_proxy.observability.lists.time.time", lambda: float(next(seconds)))
-    primary, other = _Proxy({"a": 1, "b": 2, "c": 1}), _Proxy({"b": 2, "c": 1, "d": 1})
-    primary.open("b", 0, 10)
-    other.open("b", 0, 12)
-    primary.open("b", 1, 5)
-    primary.refuse("b", 0)
-    other.refuse("b", 1)
-    other.refuse("b", 1)
-
-    pages = [of_workers(PageRequest("topics", offset=offset, limit=2), primary, other) for offset in (0, 2)]
-    assert [names(each) for each in pages] == [["a", "b"], ["c", "d"]]
-    assert [each.matching for each in pages] == [4, 4]
-    (b,) = of_workers(PageRequest("topics", topic="b"), primary, other).rows
-    assert (b.log_end_offsets, b.ends_known, b.refusals, b.last_refusal.partition) == (17, 2, 3, 1)
-    zero, one = of_workers(PageRequest("partitions", topic="b"), primary, other).rows
-    assert (zero.log_end_offset, zero.refusals, one.refusals) == (12, 1, 2)
-    assert [each.partition for each in of_workers(PageRequest("refusals"), primary, other).rows] == [1, 0]
-    assert of_workers(PageRequest("refusals"), primary, other).matching == 2
-
-
-def test_the_same_group_through_two_workers_waits_once() -> None:
-    primary, other = _Proxy({}), _Proxy({})
-    primary.gated, other.gated = [LAGS], [LAGS, replace(LAGS, group="z")]
-    primary.expansions, other.expansions = [PENDING], [replace(PENDING, step=None)]
-
-    assert [each.group for each in of_workers(PageRequest("groups"), primary, other).rows] == [LAGS.group, "z"]
-    assert of_workers(PageRequest("expansions"), primary, other) == Listed(1, (PENDING,)), (
-        "the primary worker knows the step"
-    )
 
 
 def test_a_page_of_ten_thousand_partitions_is_small() -> None:

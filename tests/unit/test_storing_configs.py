@@ -36,7 +36,7 @@ def test_a_change_that_crashes_here_is_answered(caplog: pytest.LogCaptureFixture
 
 def test_inherited_checks_are_reported_at_the_second_probe(caplog: pytest.LogCaptureFixture) -> None:
     old, new, view, metrics = UUID(int=1), UUID(int=2), StateView("cluster"), Metrics()
-    replaced = ReplacedTopics(lambda topic: new, metrics, primary=True)
+    replaced = ReplacedTopics(lambda topic: new, metrics)
     view.apply(Offset(0), *encode_topic_config("orders", old, {"fencepost.check.expected.offsets": "true"}))
     view.apply(Offset(1), *encode_topic_config("payments", new, {"fencepost.check.expected.offsets": "true"}))
     reported = []

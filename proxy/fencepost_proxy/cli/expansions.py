@@ -96,7 +96,7 @@ def run_open(args: argparse.Namespace) -> int:
     group, topic = urllib.parse.quote(args.group, safe=""), urllib.parse.quote(args.opened_topic, safe="")
     token = None if args.token_file is None else secret("--token-file", args.token_file)
     stated = query(args.status, f"/groups/{group}/release?topic={topic}", method="POST", token=token).strip()
-    done = stated.startswith(("group ", "requested: "))  # "requested": with several workers, the primary worker does it
+    done = stated.startswith("group ")
     print(stated, file=sys.stdout if done else sys.stderr)
     return 0 if done else 1
 

@@ -7,11 +7,10 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from fencepost_proxy import logs
 from fencepost_proxy.cli.options import COMMAND_CONFIG, Subparsers, add_command
@@ -19,12 +18,9 @@ from fencepost_proxy.cli.reloading import Running
 from fencepost_proxy.cli.service_manager import notify
 from fencepost_proxy.config import Limits, LogFormat, LogLevel, Mode, ProxyConfig, RefusalScope
 from fencepost_proxy.config.keys import SHOWN
-from fencepost_proxy.config.reading import FILE_VARIABLE, Loaded, read
+from fencepost_proxy.config.reading import FILE_VARIABLE, REMOVED, Loaded, read
 from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.types import Address
-
-if TYPE_CHECKING:
-    from fencepost_proxy.workers.worker import Worker
 
 _log = logs.get("cli")
 Result = TypeVar("Result")
@@ -86,14 +82,19 @@ class _ListLimits(argparse.Action):
         parser.exit()
 
 
+class _Removed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"{self.option_strings[0]} {REMOVED[self.dest]}")
+
+
 def add_parser(subparsers: Subparsers) -> None:
     """Adds the `proxy` command."""
     summary = "run the proxy in front of an existing Kafka"
     parser = add_command(subparsers, "proxy", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     add_settings(parser)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # set by the supervisor
     parser.add_argument("--list-limits", action=_ListLimits, nargs=0, help="print every limit with its default and "
         "meaning, and exit (`fencepost config explain` prints all keys)")  # fmt: skip
+    parser.add_argument("--workers", action=_Removed, help=argparse.SUPPRESS)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -114,8 +115,6 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--refusal-scope", choices=get_args(RefusalScope), help="what one mismatch refuses: its partition (default) or "
         "the whole request, as KIP-27 specifies")  # fmt: skip
     add("--status", metavar="HOST:PORT", help="address of status page, /metrics, /livez and /readyz (default: off)")
-    add("--workers", metavar="N", type=int, help="number of worker processes, one per core (default 1); "
-        "limits apply to each of them")  # fmt: skip
     add("--log-level", choices=get_args(LogLevel), help="lowest level to log (default info)")
     add("--log-format", choices=get_args(LogFormat), help="key=value lines (default) or JSON, on stderr")
 
@@ -135,8 +134,6 @@ def read_config(args: argparse.Namespace) -> Loaded:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal. Returns 1 after a failure while running. Raises `ConfigError`."""
-    if hasattr(args, "worker"):
-        return _run_worker(args.worker)
     loaded = read_config(args)
     config = loaded.config
     running = Running(config, lambda: read_config(args))
@@ -144,35 +141,7 @@ def run(args: argparse.Namespace) -> int:
     logs.setup(config.log.level, config.log.format)
     if loaded.ignored:
         _log.debug("client properties ignored", file=args.command_config, properties=", ".join(loaded.ignored))
-    if config.workers > 1:
-        from fencepost_proxy.workers.supervisor import supervise  # noqa: PLC0415 - only for several workers
-
-        # The supervisor relays no bytes, so it needs no uvloop.
-        return asyncio.run(supervise(config, on_ready=_announce, on_reload=running.listen_with))
-    return run_in_loop(_serve(config, running=running))
-
-
-def _announce(bootstrap: Address) -> None:
-    """Reports readiness on stdout and to systemd."""
-    print(f"ready bootstrap={bootstrap}", flush=True)
-    notify(f"READY=1\nSTATUS=serving clients at {bootstrap}")
-
-
-def _run_worker(given: str) -> int:
-    """`given` is `INDEX:FD:FD:FD`, set by the supervisor."""
-    # The supervisor sends workers the new configuration. SIGHUP to the process group must not end them.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    gc.disable()
-    import fencepost_proxy.server  # noqa: F401, PLC0415 - loaded while the worker waits for its start
-    from fencepost_proxy.workers.worker import Worker  # noqa: PLC0415
-
-    index, packets, listeners, loads = map(int, given.split(":"))
-    worker = Worker(index, socket.socket(fileno=packets), socket.socket(fileno=listeners), loads)
-    config = worker.wait_for_start()
-    if config is None:
-        return 1
-    logs.setup(config.log.level, config.log.format, worker=index)
-    return run_in_loop(_serve(config, worker))
+    return run_in_loop(_serve(config, running))
 
 
 def run_in_loop(work: Coroutine[Any, Any, Result]) -> Result:
@@ -229,7 +198,7 @@ class _StopSignals:
             self._serving.cancel()
 
 
-async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Running | None = None) -> int:
+async def _serve(config: ProxyConfig, running: Running) -> int:
     # Imports create 30,000 permanent objects; `gc.freeze` exempts them from every later collection.
     gc.disable()
     from fencepost_proxy.server import serve  # noqa: PLC0415 - keeps `--help` fast
@@ -240,19 +209,14 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Run
     def on_ready(bootstrap: Address) -> None:
         signals.ready = True
         _tune_garbage_collector()
-        if worker is None:
-            _announce(bootstrap)
-        else:
-            worker.ready(bootstrap)
+        print(f"ready bootstrap={bootstrap}", flush=True)
+        notify(f"READY=1\nSTATUS=serving clients at {bootstrap}")
 
     stop, force = asyncio.Event(), asyncio.Event()
-    on_reload = (lambda reload: None) if running is None else running.listen_with
     serving = asyncio.create_task(
-        serve(config, on_ready=on_ready, stop=stop, force=force, worker=worker, on_reload=on_reload), name="serve"
+        serve(config, on_ready=on_ready, stop=stop, force=force, on_reload=running.listen_with), name="serve"
     )
-    signals = _StopSignals(serving, stop, force, lambda: (config if running is None else running.config).limits)
-    if worker is not None:
-        worker.on_end = signals.receive
+    signals = _StopSignals(serving, stop, force, lambda: running.config.limits)
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, signals.receive)
     try:

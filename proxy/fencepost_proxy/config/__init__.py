@@ -15,7 +15,6 @@ Other modules: `keys` (the keys as a list), `reading` (file, environment and com
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -36,8 +35,6 @@ SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
 #: Values of a dataclass that do not fit together: key, and what is wrong.
 Conflicts = Iterator[tuple[str, str]]
 
-#: Instance ids are 1 to 255, and each restarted worker takes another one.
-_WORKERS_MAX: Final = 64
 #: Names that begin so are matched by no pattern. A check on `__consumer_offsets` would refuse every offset commit in a
 #: transaction: its records, which the group coordinator writes, state no expected offset.
 NO_PATTERN_FOR: Final = "__"
@@ -331,8 +328,6 @@ class ProxyConfig:
     """File whose first line is the token for changes through `status` (`fencepost expansions open --token-file`). Read
     at each use. Default: no changes allowed."""
     log: LogConfig = field(default_factory=LogConfig)
-    workers: int = _key(1, option="--workers", least=1, most=_WORKERS_MAX)
-    """Number of worker processes that share the listeners (Linux). Each has its own limits."""
     watch_transactions: bool = True
     """Whether to monitor the cluster's transactions for the status page and metrics."""
     unsafe_disable_fencing: bool = _key(False, hidden=True)
@@ -365,8 +360,6 @@ class ProxyConfig:
             yield key, 'mode = "sidecar" has one listener, and its port is what the broker advertises'
         if self.mode == "sidecar" and not self.broker_tls and self.broker is not None and not _is_here(self.broker):
             yield "broker_tls", f"broker = {self.broker} is not on the loopback: logins would be sent in plaintext"
-        if self.workers > 1 and sys.platform != "linux":
-            yield "workers", "more than one worker process needs Linux"
         ports = [*self.broker_ports.values()] + ([self.listen.port] if self.listen.port else [])
         if len(set(ports)) != len(ports):
             yield "broker_ports", "two brokers share a port, or one uses the port of the bootstrap listener"

@@ -54,6 +54,11 @@ _ALIKE: Final = 0.84
 _OF_SPARK_JOBS: Final = f"{PREFIX}BOOTSTRAP"
 _SECURITY: Final = ("upstream_tls", "control_sasl")
 _ABSENT: Final = object()
+#: Former keys, and what replaces them.
+REMOVED: Final = {
+    "workers": "was removed: run several proxies with reuse_port = true (docs/operations.md, several proxies on one "
+    "host)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +234,11 @@ def _from_environment(environment: Mapping[str, str], problems: list[Problem]) -
 def _unknown_variable(name: str, known: Sequence[str]) -> Iterator[str]:
     if _OF_KUBERNETES.search(name.removeprefix(PREFIX)):
         return
+    removed = REMOVED.get(name.removeprefix(PREFIX).lower())
     near = nearest(name, known, _ALIKE)
-    if near is not None:
+    if removed is not None:
+        yield removed
+    elif near is not None:
         yield f"there is no such key; did you mean {near}?"
     # Two underscores mark a key in a table; other software's variables do not contain them.
     elif "__" in name:
@@ -251,6 +259,8 @@ def _unknown(source: _Source) -> Iterator[Problem]:
             for each in inner:
                 if each not in known:
                     yield source.problem((name, each), f"unknown key; {_hint(each, known)}")
+        elif name in REMOVED:
+            yield source.problem((name,), REMOVED[name])
         elif name not in KEYS:
             # Perhaps the key of a table, given without it.
             full = None if nearest(name, top) else nearest(name, [key.field_name for key in SHOWN if key.table], 0.8)

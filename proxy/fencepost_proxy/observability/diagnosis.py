@@ -47,8 +47,7 @@ def of_process(
         connections,
         limits.connections_max,
         "client connections are open",
-        "Connections above the limit are closed on accept. Raise limits.connections_max, or start more proxies or "
-        "workers.",
+        "Connections above the limit are closed on accept. Raise limits.connections_max, or start more proxies.",
     )
     if most_from is not None and limits.address_connections_max < limits.connections_max:
         address, count = most_from

@@ -17,7 +17,6 @@ from fencepost_proxy.metrics import (
     Metrics,
     PartitionNumbers,
     ProcessNumbers,
-    WorkerNumbers,
     fencepost_version,
 )
 from fencepost_proxy.observability import prometheus
@@ -58,14 +57,6 @@ def _per_partition(read: Callable[[PartitionNumbers], float]) -> Callable[[Scrap
     @functools.wraps(read)
     def labelled(s: Scrape) -> Labelled:
         return [((of.topic, str(of.partition)), read(numbers)) for of, numbers in s.moment.partitions.items()]
-
-    return labelled
-
-
-def _per_worker(read: Callable[[WorkerNumbers], float]) -> Callable[[Scrape], Labelled | None]:
-    @functools.wraps(read)
-    def labelled(s: Scrape) -> Labelled | None:
-        return [((str(each.number),), read(each)) for each in s.metrics.workers] or None
 
     return labelled
 
@@ -525,10 +516,7 @@ def fencepost_certificate_not_after_timestamp_seconds(s: Scrape) -> Labelled:
 
 # ---- the process
 
-_PROCESS = Section(
-    "The process",
-    "With worker processes, `process_*` describe the supervisor, and `fencepost_worker_*` describe the workers.",
-)
+_PROCESS = Section("The process", "Of the proxy's process.")
 
 
 @_PROCESS.gauge()
@@ -547,61 +535,6 @@ def fencepost_event_loop_late_seconds(s: Scrape) -> Distribution:
 def fencepost_log_lines_total(s: Scrape) -> Labelled:
     """Log lines, by level; left_out: not written because of the rate limit for their kind."""
     return _by(s.metrics.log_lines)
-
-
-@_PROCESS.counter()
-def fencepost_connection_migrations_total(s: Scrape) -> float | None:
-    """Connections migrated to the primary worker."""
-    return s.metrics.released_total.value if s.metrics.workers else None
-
-
-@_PROCESS.gauge("worker")
-@_per_worker
-def fencepost_worker_client_connections(w: WorkerNumbers) -> float:
-    """Open client connections."""
-    return w.connections
-
-
-@_PROCESS.counter("worker")
-@_per_worker
-def fencepost_worker_client_connections_accepted_total(w: WorkerNumbers) -> float:
-    """Client connections accepted."""
-    return w.accepted
-
-
-@_PROCESS.counter("worker")
-@_per_worker
-def fencepost_worker_requests_total(w: WorkerNumbers) -> float:
-    """Client requests."""
-    return w.requests
-
-
-@_PROCESS.counter("worker")
-@_per_worker
-def fencepost_worker_starts_total(w: WorkerNumbers) -> float:
-    """Starts of a worker process."""
-    return w.starts
-
-
-@_PROCESS.counter("worker")
-@_per_worker
-def fencepost_worker_cpu_seconds_total(w: WorkerNumbers) -> float:
-    """CPU time, user and system."""
-    return w.process.cpu_seconds
-
-
-@_PROCESS.gauge("worker")
-@_per_worker
-def fencepost_worker_resident_memory_bytes(w: WorkerNumbers) -> float:
-    """Resident memory."""
-    return w.process.resident_bytes
-
-
-@_PROCESS.gauge("worker")
-@_per_worker
-def fencepost_worker_open_fds(w: WorkerNumbers) -> float:
-    """Open files and sockets; process_max_fds is the limit of each worker."""
-    return w.process.open_files
 
 
 @_PROCESS.gauge("version", "python")

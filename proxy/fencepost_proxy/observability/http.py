@@ -20,7 +20,7 @@ _log = logs.get("observability.http")
 
 _HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_SECONDS: Final = 5.0
-#: For the server's own work: it may query other workers.
+#: For the server's own work.
 _ANSWER_SECONDS: Final = 60.0
 #: Connections that wait for their client to send a request or read a response; above this the oldest is dropped.
 _WAITING_MAX: Final = 64

@@ -1,8 +1,6 @@
 """Paged lists of the status page: topics, partitions, refusals, clients, expansions, groups.
 
-A query scans names and builds only the rows of the requested page. With several workers each builds its own rows
-(`Lists.found`), and `merged` combines them. Rows are ordered by name, so the first rows overall are among the first
-rows of each worker.
+A query scans names and builds only the rows of the requested page. Rows are ordered by name.
 """
 
 from __future__ import annotations
@@ -10,11 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from fencepost_proxy.cluster.metadata import TopicInfo
 from fencepost_proxy.observability.status import (
@@ -120,43 +118,32 @@ class Lists:
         self._from = sources
 
     def listed(self, requested: PageRequest) -> Listed:
-        return self.found(requested).listed(requested)
-
-    def found(self, requested: PageRequest, *, with_names: bool = False) -> Found:
-        """`with_names`: include all names, for `merged`, because other workers may have the same."""
-        skipped = 0 if with_names else requested.offset
-        until = requested.offset + requested.limit
+        begin, end = requested.offset, requested.offset + requested.limit
         match requested.what:
             case "topics":
                 names = [name for name in self._topics() if _fits(requested, name) and requested.topic in (None, name)]
-                shown = _first(until, names)[skipped:]
-                rows = tuple(map(self._topic, shown))
-                if not with_names:
-                    return Found(len(names), rows, (), skipped)
-                return Found(len(names), rows, tuple(names), ends={topic: self._ends(topic) for topic in shown})
+                return Listed(len(names), tuple(map(self._topic, _first(end, names)[begin:])))
             case "partitions":
                 partitions = self._partitions(requested)
-                part = _first(until, partitions)[skipped:]
-                all_names = tuple(partitions) if with_names else ()
-                return Found(len(partitions), tuple(map(self._partition, part)), all_names, skipped)
+                return Listed(len(partitions), tuple(map(self._partition, _first(end, partitions)[begin:])))
             case "refusals":
                 refusals = self._from.refusals
                 if not requested.search and requested.topic is None:
-                    newest = islice(refusals.newest_first(), skipped, until)
-                    return Found(len(refusals), tuple(newest), (), skipped)
+                    newest = islice(refusals.newest_first(), begin, end)
+                    return Listed(len(refusals), tuple(newest))
                 lasts = [each for each in refusals.newest_first() if _of(requested, each.topic)]
-                return Found(len(lasts), tuple(lasts[:until]))
+                return Listed(len(lasts), tuple(lasts[begin:end]))
             case "software":
-                return self._software()
+                software = self._software()
+                return Listed(len(software), tuple(nlargest(end, software, key=attrgetter("connections"))[begin:]))
             case "clients":
                 return self._clients(requested)
             case "expansions":
                 expanded = [each for each in self._from.expansions() if _of(requested, each.topic)]
-                return Found(len(expanded), tuple(expanded[: requested.offset + requested.limit]))
+                return Listed(len(expanded), tuple(expanded[begin:end]))
             case "groups":
                 waiting = [each for each in self._from.gated() if _of(requested, each.topic, each.group)]
-                keys = ((each.group, each.topic, each.partition) for each in waiting if with_names)
-                return Found(len(waiting), tuple(waiting[: requested.offset + requested.limit]), tuple(keys))
+                return Listed(len(waiting), tuple(waiting[begin:end]))
 
     def _topics(self) -> Iterator[str]:
         """Existing checked topics."""
@@ -225,7 +212,7 @@ class Lists:
             last_refusal=last,
         )
 
-    def _software(self) -> Found:
+    def _software(self) -> list[SoftwareStatus]:
         counts: Counter[tuple[str | None, str | None]] = Counter()
         for proxied in self._from.proxied_connections.values():
             software = None if proxied.session is None else proxied.session.state.software
@@ -233,9 +220,9 @@ class Lists:
             if key not in counts and len(counts) >= _SOFTWARE_MAX:
                 key = (OTHERS, None)
             counts[key] += 1
-        return Found(len(counts), tuple(SoftwareStatus(*key, count) for key, count in counts.items()))
+        return [SoftwareStatus(*key, count) for key, count in counts.items()]
 
-    def _clients(self, requested: PageRequest) -> Found:
+    def _clients(self, requested: PageRequest) -> Listed:
         now = time.monotonic()
         proxied_connections = self._from.proxied_connections.values()
         matching = [
@@ -244,7 +231,7 @@ class Lists:
         first = nsmallest(
             requested.offset + requested.limit, matching, key=lambda proxied: (_names(proxied)[0], proxied.peer)
         )
-        return Found(len(matching), tuple(_client(proxied, now) for proxied in first))
+        return Listed(len(matching), tuple(_client(proxied, now) for proxied in first[requested.offset :]))
 
 
 def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
@@ -285,103 +272,3 @@ def _fits(requested: PageRequest, *names: str) -> bool:
 
 def _of(requested: PageRequest, topic: str, *names: str) -> bool:
     return requested.topic in (None, topic) and _fits(requested, topic, *names)
-
-
-# --- several workers ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Rows of one process: the first `offset + limit`, without the first `skipped`.
-
-    `names`: of all rows, if other workers may have the same. `ends`: known log ends by topic and partition.
-    """
-
-    matching: int
-    rows: tuple[Any, ...]
-    names: tuple[Any, ...] = ()
-    skipped: int = 0
-    ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-
-    def listed(self, requested: PageRequest) -> Listed:
-        rows = self.rows
-        if requested.what == "software":
-            rows = tuple(nlargest(requested.offset + requested.limit, rows, key=attrgetter("connections")))
-        begin = requested.offset - self.skipped
-        return Listed(self.matching, rows[begin : begin + requested.limit])
-
-
-def merged(requested: PageRequest, found: Sequence[Found]) -> Listed:
-    """`found`: one per worker, the primary worker's first."""
-    rows = [row for each in found for row in each.rows]
-    matching = sum(each.matching for each in found)
-    match requested.what:
-        case "topics":
-            rows = [_with_ends(row, found) for row in _together(rows, attrgetter("topic"), _same_topic)]
-            matching = len({name for each in found for name in each.names})
-        case "partitions":
-            rows = _together(rows, attrgetter("topic", "partition"), _same_partition)
-            matching = len({name for each in found for name in each.names})
-        case "refusals":
-            rows.sort(key=attrgetter("at_ms"), reverse=True)
-            newest = {(row.topic, row.partition): row for row in reversed(rows)}
-            matching -= len(rows) - len(newest)
-            rows = sorted(newest.values(), key=attrgetter("at_ms"), reverse=True)
-        case "software":
-            counts: Counter[tuple[str | None, str | None]] = Counter()
-            for row in rows:
-                counts[row.software, row.version] += row.connections
-            rows = [SoftwareStatus(*key, count) for key, count in counts.items()]
-            matching = len(rows)
-        case "clients":
-            rows.sort(key=lambda row: (row.client_id or "", row.address))
-        case "expansions":
-            # All workers read the same state topic; only the primary worker runs expansions and knows their steps.
-            rows, matching = list(found[0].rows), found[0].matching
-        case "groups":
-            # Members of one group may use several workers, each of which tracks the group's progress.
-            rows = _together(rows, attrgetter("group", "topic", "partition"), lambda one, other: one)
-            matching = len({name for each in found for name in each.names})
-    return Found(matching, tuple(rows)).listed(requested)
-
-
-def _together(rows: Iterable[_T], key: Callable[[_T], Any], same: Callable[[_T, _T], _T]) -> list[_T]:
-    by_key: dict[Any, _T] = {}
-    for row in rows:
-        name = key(row)
-        by_key[name] = same(by_key[name], row) if name in by_key else row
-    return [by_key[name] for name in sorted(by_key)]
-
-
-def _same_topic(one: CheckedTopicStatus, other: CheckedTopicStatus) -> CheckedTopicStatus:
-    return replace(
-        one,
-        waiting=one.waiting + other.waiting,
-        refusals=one.refusals + other.refusals,
-        last_refusal=_newest(one.last_refusal, other.last_refusal),
-    )
-
-
-def _with_ends(row: CheckedTopicStatus, found: Sequence[Found]) -> CheckedTopicStatus:
-    """Merge the log ends that workers observed. Except after a truncation, the higher end is the newer one."""
-    ends: dict[int, int] = {}
-    for each in found:
-        for partition, end in each.ends.get(row.topic, {}).items():
-            ends[partition] = max(end, ends.get(partition, end))
-    return replace(row, log_end_offsets=sum(ends.values()), ends_known=len(ends))
-
-
-def _same_partition(one: PartitionStatus, other: PartitionStatus) -> PartitionStatus:
-    knows = max(one, other, key=lambda each: -1 if each.log_end_offset is None else each.log_end_offset)
-    return replace(
-        knows,
-        state=knows.state or one.state or other.state,
-        waiting=one.waiting + other.waiting,
-        refusals=one.refusals + other.refusals,
-        last_refusal=_newest(one.last_refusal, other.last_refusal),
-    )
-
-
-def _newest(one: RefusalStatus | None, other: RefusalStatus | None) -> RefusalStatus | None:
-    known = [each for each in (one, other) if each is not None]
-    return max(known, key=attrgetter("at_ms"), default=None)

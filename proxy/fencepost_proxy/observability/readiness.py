@@ -12,9 +12,6 @@ from fencepost_proxy.types import Address
 SHUTTING_DOWN: Final = Reason(
     "it is shutting down", "Nothing: the proxy was stopped. Clients use another proxy, or reconnect after a restart."
 )
-PRIMARY_IS_STARTING: Final = Reason(
-    "the primary worker is starting", "Wait a moment. If it persists, the log gives the reason."
-)
 NO_BROKER_SETTINGS: Final = Reason(
     "the brokers' settings cannot be read",
     "Does any broker respond? Broker problems are listed below; fencepost check shows details. The proxy recovers "

@@ -82,7 +82,7 @@ Lists = Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]
 
 
 class StatusServer:
-    """`snapshot`, `metrics`: called for each response, must not block. `refresh`: awaited before.
+    """`snapshot`, `metrics`: called for each response, must not block.
 
     `lists`: returns pages of lists.
 
@@ -96,14 +96,12 @@ class StatusServer:
         metrics: Callable[[], Metrics],
         lists: Lists,
         *,
-        refresh: Callable[[], Awaitable[None]] | None = None,
         release: Release | None = None,
         token_file: Path | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._metrics = metrics
         self._lists = lists
-        self._refresh = refresh
         self._release = release
         self._token_file = token_file
         self._loopback = False
@@ -139,8 +137,6 @@ class StatusServer:
             raise Refused(503, f"{_ANSWERING_MAX} requests are in progress; retry")
         self._answering[of_readiness] += 1
         try:
-            if self._refresh is not None:
-                await self._refresh()
             return await (self._posted(request) if posts else self._shown(request))
         finally:
             self._answering[of_readiness] -= 1

@@ -36,10 +36,7 @@ from fencepost_proxy.wire.state_records import StateRecord
 
 
 class ClusterView:
-    """`expansions`: set once this process has joined the others. `sidecar`: None in another mode.
-
-    `primary`: this is the primary worker, or the only process. `one_of_many`: other workers share the listeners.
-    """
+    """`expansions`: set once this process has joined the others. `sidecar`: None in another mode."""
 
     expansions: Expansions | None = None
 
@@ -51,14 +48,11 @@ class ClusterView:
         *,
         metrics: Metrics,
         spawn: Spawn,
-        primary: bool,
-        one_of_many: bool,
     ) -> None:
         limits = config.limits
         self._config = config
         self._metrics = metrics
         self._spawn = spawn
-        self._primary = primary
         access = Access(
             lambda: certificates.upstream,
             config.control_sasl,
@@ -72,7 +66,7 @@ class ClusterView:
             self.sidecar = SidecarProbe(
                 config, lambda: listeners.bootstrap, lambda: (kafka.cluster_id, kafka.brokers), access
             )
-        self.membership = membership = Membership(kafka, config, one_of_many=one_of_many)
+        self.membership = membership = Membership(kafka, config)
         headers = config.headers
         names = (headers.expected_offset, headers.partition_count, headers.write_id)
         self.header_names = HeaderNames(*(name.encode() for name in names))
@@ -137,7 +131,6 @@ class ClusterView:
             barriers=barriers,
             metrics=self._metrics,
             spawn=self._spawn,
-            primary=self._primary,
         )
         return state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,6 @@ from fencepost_proxy.types import Transactor
 _TICK_SECONDS = 0.02
 #: Minimum pause between two quota renewals (`Dispatcher.renew_quota`): about the work that one quota allows.
 _QUOTA_SECONDS = 0.003
-
-Migrate = Callable[[ProxiedConnection, sessions.MigratedConnection], None]
 
 
 class AddedTime:
@@ -55,8 +53,7 @@ class AddedTime:
 
 @dataclass(eq=False)
 class Driver:
-    """Also the driver of proxied connections, and the append barriers of expansions. `migrate` – moves a connection to
-    the primary worker; None without workers."""
+    """Also the driver of proxied connections, and the append barriers of expansions."""
 
     dispatcher: Dispatcher
     connections: ClientConnections
@@ -65,7 +62,6 @@ class Driver:
     log_reader: LogReader
     requests: SessionRequests
     reports: Reports
-    migrate: Migrate | None
     spawn: Spawn
     _ticker: asyncio.TimerHandle | None = field(default=None, init=False)
     _renewing: bool = field(default=False, init=False)
@@ -116,11 +112,6 @@ class Driver:
                 self.traffic.bytes_to_clients += sum(map(len, chunks))
             case sessions.ToUpstream(chunks):
                 self.traffic.bytes_to_kafka += sum(map(len, chunks))
-            case sessions.Migrate(migrated):
-                assert self.migrate is not None
-                if proxied is not None:
-                    self.migrate(proxied, migrated)
-                return
             case _ if self.reports.take(command, proxied):
                 return
             case _ if (requested := self.requests.start(connection, command)) is not None:

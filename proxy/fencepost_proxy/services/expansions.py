@@ -52,9 +52,7 @@ class Barriers(Protocol):
 
 
 class Expansions:
-    """See the module. `spawn` starts a task that ends with the process. `primary`: this is the primary worker, which
-    stores and counts what all workers observe.
-    """
+    """See the module. `spawn` starts a task that ends with the process."""
 
     def __init__(
         self,
@@ -68,7 +66,6 @@ class Expansions:
         barriers: Barriers,
         metrics: Metrics,
         spawn: Spawn,
-        primary: bool,
     ) -> None:
         self._metadata = metadata
         self._effects = ExpansionEffects(
@@ -80,7 +77,6 @@ class Expansions:
         self._barriers = barriers
         self._metrics = metrics
         self._spawn = spawn
-        self._primary = primary
         self._changed = asyncio.Event()  # set and replaced when the view changes
         self._closings: dict[UUID, ex.Closing] = {}  # by topic id
         self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
@@ -107,7 +103,7 @@ class Expansions:
                 self._closings[topic_id] = closing = ex.Closing(expansion)
                 self._barriers.close_barrier(expansion.topic, closing.but_for)
                 self._spawn(self._close(closing), f"close {expansion.topic}")
-        self._metrics.expansions_pending.value = len(pending) if self._primary else 0
+        self._metrics.expansions_pending.value = len(pending)
         self._drive_what_is_ours()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -339,7 +335,7 @@ class Expansions:
             return
         self._state.heartbeats.may_append(time.monotonic())  # detects dead processes early
         self._drive_what_is_ours()
-        if self._primary and self._state.fresh:
+        if self._state.fresh:
             self._counts.maintain(count_checked, time.monotonic())
 
     # ---- status

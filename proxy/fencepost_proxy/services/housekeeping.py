@@ -47,7 +47,6 @@ class Housekeeping:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             now = time.monotonic()
-            self.connections.close_stuck(now)
             self.stalled.close(list(self.connections.by_number.values()), now)
             self.topics.probe(time.monotonic())
             logs.report_suppressed()

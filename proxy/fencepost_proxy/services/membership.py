@@ -32,15 +32,11 @@ class Attached(Protocol):
 
 
 class Membership:
-    """`state`: None before the first try to join. `waits_because`: why the start waits, None if it does not.
+    """`state`: None before the first try to join. `waits_because`: why the start waits, None if it does not."""
 
-    `one_of_many`: other processes share this proxy's listeners.
-    """
-
-    def __init__(self, kafka: KafkaClient, config: ProxyConfig, *, one_of_many: bool) -> None:
+    def __init__(self, kafka: KafkaClient, config: ProxyConfig) -> None:
         self._kafka = kafka
         self._config = config
-        self._one_of_many = one_of_many
         self._empty_view = StateView("")
         self.state: StateTopic | None = None
         self.waits_because: Reason | None = None
@@ -71,8 +67,7 @@ class Membership:
         return now >= self.takeover_until
 
     def alone(self, now: float) -> bool:
-        # With several workers never alone, even before the first heartbeat of another.
-        return not self._one_of_many and self.state is not None and self.state.heartbeats.alone(now)
+        return self.state is not None and self.state.heartbeats.alone(now)
 
     async def join(self, parts: Iterable[Attached], on_change: Callable[[Sequence[StateRecord]], None]) -> StateTopic:
         """Reads the state topic and registers with the other processes; retries until that works.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +12,9 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import Reason
-from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, observed
+from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version
 from fencepost_proxy.observability import diagnosis, readiness
-from fencepost_proxy.observability.lists import Found, Lists, Sources
+from fencepost_proxy.observability.lists import Lists, Sources
 from fencepost_proxy.observability.status import (
     ABORT_ONLY_SHOWN,
     AbortOnlyStatus,
@@ -134,7 +133,7 @@ class ProcessStatus:
             problems=tuple(
                 diagnosis.of_process(
                     self.limits(),
-                    connections=len(self.connections),
+                    connections=len(self.connections.by_number),
                     most_from=self.connections.most_from,
                     buffered_bytes=self.memory.reserved_bytes,
                     brokers=brokers,
@@ -195,24 +194,3 @@ class ProcessStatus:
             return tuple(readiness.before_serving(sidecar, cluster.membership.waits_because, state))
         fresh = cluster.membership.fresh(time.monotonic())
         return tuple(readiness.while_serving(sidecar, state, fresh=fresh))
-
-    # ---- for the supervisor, which combines the workers' reports
-
-    def report(self) -> tuple[StatusSnapshot, Metrics, float]:
-        self.probe()
-        metrics = copy.copy(self.metrics)
-        metrics.state_fresh_until = None
-        metrics.probe = observed
-        metrics.transactions = None  # the snapshot has them
-        return self.snapshot(), metrics, self.cluster.membership.fresh_until()
-
-    def found(self, requested: Sequence[PageRequest]) -> list[Found]:
-        return [self._lists.found(each, with_names=True) for each in requested]
-
-    def release_group(self, group: str, topic: str) -> None:
-        """Requested by an operator on the supervisor's status page."""
-        self.spawn(self._release_group(group, topic), f"release for {group}")
-
-    async def _release_group(self, group: str, topic: str) -> None:
-        outcome = await self.cluster.groups.release(group, topic)
-        _log.info("release of new partitions requested by an operator", group=group, topic=topic, outcome=outcome)

@@ -15,15 +15,11 @@ _log = logs.get("services.replaced_topics")
 
 
 class ReplacedTopics:
-    """Reported when found twice: the configs of a topic created through another proxy may arrive late.
+    """Reported when found twice: the configs of a topic created through another proxy may arrive late."""
 
-    `primary`: whether this process reports them.
-    """
-
-    def __init__(self, topic_id: Callable[[str], UUID | None], metrics: Metrics, *, primary: bool) -> None:
+    def __init__(self, topic_id: Callable[[str], UUID | None], metrics: Metrics) -> None:
         self._topic_id = topic_id
         self._metrics = metrics
-        self._primary = primary
         #: Topics that inherited checks at the last probe, and those that did at the probe before it, too.
         self._found: dict[str, UUID] = {}
         self._lasting: dict[str, UUID] = {}
@@ -40,15 +36,14 @@ class ReplacedTopics:
             if (topic_id := self._topic_id(topic)) is not None and view.inherits(topic, topic_id)
         }
         lasting = {topic: topic_id for topic, topic_id in found.items() if self._found.get(topic) == topic_id}
-        if self._primary:
-            for topic in sorted(topic for topic, topic_id in lasting.items() if self._lasting.get(topic) != topic_id):
-                _log.error(
-                    "a checked topic was deleted and created again at Kafka: it keeps the checks of its predecessor "
-                    "until its configs are set through the proxy, or it is deleted through the proxy",
-                    topic=topic,
-                    topic_id=lasting[topic],
-                    configs=dict(view.configs_set_on(topic, lasting[topic])),
-                )
+        for topic in sorted(topic for topic, topic_id in lasting.items() if self._lasting.get(topic) != topic_id):
+            _log.error(
+                "a checked topic was deleted and created again at Kafka: it keeps the checks of its predecessor "
+                "until its configs are set through the proxy, or it is deleted through the proxy",
+                topic=topic,
+                topic_id=lasting[topic],
+                configs=dict(view.configs_set_on(topic, lasting[topic])),
+            )
         self._found = found
         self._keep_inheriting(lasting, view)
 
@@ -58,7 +53,7 @@ class ReplacedTopics:
 
     def _keep_inheriting(self, topics: Mapping[str, UUID], view: StateView) -> None:
         self._lasting = {topic: each for topic, each in topics.items() if view.inherits(topic, each)}
-        self._metrics.topics_replaced.value = len(self._lasting) if self._primary else 0
+        self._metrics.topics_replaced.value = len(self._lasting)
 
     def warnings(self) -> Iterator[Reason]:
         if self._lasting:

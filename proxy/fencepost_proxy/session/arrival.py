@@ -32,7 +32,6 @@ from fencepost_proxy.session.levels import leveled_produce
 from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.primary import needs_primary
 from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, retriable
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
@@ -127,11 +126,8 @@ class Arrival:
                 raise refuse_producer_id()
 
     def _may_begin(self, frame: memoryview, request: ProduceRequest, denied: Mapping[str, int], now: float) -> bool:
-        """False: it belongs to the primary worker, or continues once Kafka has answered what the client may do."""
+        """False: it continues once Kafka has answered what the client may do."""
         services, fresh = self._services, self._services.fresh(now)
-        if not self._state.primary and fresh and any(needs_primary(services.policy(t.name)) for t in request.topics):
-            self._holds.move_to_primary(frame)
-            return False
         if request.transactional_id is not None and self._transactions.needs_proof(request):
 
             def done(allowed: bool) -> None:

@@ -67,9 +67,6 @@ class EndTxnRequests:
         self.commits: dict[PendingResponse, Transaction] = {}
 
     def request(self, version: int, correlation_id: int, frame: memoryview) -> None:
-        if not self._state.primary:
-            self._holds.move_to_primary(frame)
-            return
         header = parse_request_header(frame)
         request = decode_request(END_TXN, version, frame[header.body_offset :])
         pending_response = PendingResponse(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)

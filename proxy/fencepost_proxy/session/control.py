@@ -14,7 +14,6 @@ from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, Store
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
-from fencepost_proxy.session.primary import PRIMARY_APIS
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.rewriters import AnswerExpanded, Finished, RequestRewriter, RequestRewriters
 from fencepost_proxy.topics.planning import ExpansionOutcome
@@ -45,9 +44,6 @@ class ControlMessages:
     def request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """`frame` – the whole request, without its length."""
         pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
-        if not self._state.primary and api_key in PRIMARY_APIS:
-            self._holds.move_to_primary(frame)
-            return
         large = self._takes_long(api_key, frame)
         self._threads.begin(
             large,
@@ -59,9 +55,6 @@ class ControlMessages:
         self, pending_response: PendingResponse, frame: memoryview, rewriter: RequestRewriter, *, large: bool
     ) -> None:
         """`large` – process its response in a thread, however short it is."""
-        if not self._state.primary and rewriter.joins is not None:
-            self._holds.move_to_primary(frame)
-            return
         if pending_response.api_key == API_VERSIONS and self._state.software is None:
             client_id, self._state.software = introduced(frame)
             self._state.client_id = self._state.client_id or client_id

@@ -17,10 +17,8 @@ class Core:
 
     __slots__ = ("draining", "holds", "pipelines", "proofs", "queue", "state", "threads")
 
-    def __init__(
-        self, connection: int, local_host: str, services: Services, opened_at: float, *, primary: bool
-    ) -> None:
-        self.state = ConnectionState(connection, local_host, services, opened_at, primary=primary)
+    def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
+        self.state = ConnectionState(connection, local_host, services, opened_at)
         self.holds = ReadHolds(self.state)
         self.pipelines = FailedPipelines(self.state, self.holds)
         self.queue = ResponseQueue(self.state, self.pipelines)

@@ -106,11 +106,6 @@ class FrameCutter:
         self._data = _EMPTY
         self._pos = 0
 
-    def give_back(self) -> bytes:
-        """Return and forget the bytes of frames not begun."""
-        stash, self._stash = self._stash, b""
-        return stash
-
     def head(self) -> tuple[int, memoryview] | None:
         """At a frame's start: its length and the bytes present, None if its shortest header is incomplete.
 

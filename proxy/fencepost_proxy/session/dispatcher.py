@@ -55,10 +55,7 @@ Action = ForConnection | ForControl | Report
 
 
 class Dispatcher:
-    """`services` are the sessions' services; their `sequencers` is this object.
-
-    `primary` – False in a worker process that is not the primary worker (see `session`).
-    """
+    """`services` are the sessions' services; their `sequencers` is this object."""
 
     def __init__(
         self,
@@ -66,10 +63,7 @@ class Dispatcher:
         rewriters: RequestRewriters,
         limits: SequencerLimits,
         names: HeaderNames,
-        *,
-        primary: bool = True,
     ) -> None:
-        self._primary = primary
         self.sessions: dict[int, Session] = {}
         self.sequencers: dict[TopicPartition, PartitionSequencer] = {}
         self.barriers: dict[str, AppendBarrier] = {}
@@ -90,14 +84,7 @@ class Dispatcher:
     # ---- events in, actions out
 
     def open(self, connection: int, local_host: str, now: float) -> Session:
-        session = self.sessions[connection] = Session(
-            connection, local_host, self._services, self._rewriters, now, primary=self._primary
-        )
-        return session
-
-    def take_over(self, connection: int, migrated: sessions.MigratedConnection) -> Session:
-        """Like `open`, for a connection migrated from another process."""
-        session = self.sessions[connection] = Session.of(migrated, connection, self._services, self._rewriters)
+        session = self.sessions[connection] = Session(connection, local_host, self._services, self._rewriters, now)
         return session
 
     def session_event(self, connection: int, event: sessions.Event, now: float) -> list[Action]:

@@ -28,7 +28,6 @@ from fencepost_proxy.session.drafts import due_by
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.known import Known
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
-from fencepost_proxy.session.primary import needs_primary
 from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
 from fencepost_proxy.session.response_queue import relayed_produce
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -193,8 +192,6 @@ class FastPath:
         if batches is None or self._pipelines.failed or now >= self._state.login_ends:
             return None
         policy, topic_id = services.policy(known.topic_name), services.topic_id(known.topic_name)
-        if not self._state.primary and needs_primary(policy):
-            return None
         if policy is None or policy.checks_count or policy.idempotence:
             return None  # the fast path has no barriers and no idempotence levels
         if topic_id is None or services.produce_version_max() < PRODUCE_BY_ID:

@@ -16,8 +16,6 @@ from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.transactions.commit_validator import Decision
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.api_versions import Software
-from fencepost_proxy.wire.produce import PartitionResult
 
 # --------------------------------------------------------------------------------------------------------------- events
 
@@ -276,39 +274,12 @@ class ReadBatches:
 
 
 @value
-class MigratedConnection:
-    """The state of a session with nothing in progress: enough for another process to continue it.
-
-    `unread` – the client's unprocessed bytes, starting at a frame. `received_bytes` – the client's bytes before those.
-    `login_ends` – monotonic. `failed_pipelines` – per partition and producer id: the failure, and up to which byte it
-    applies.
-    """
-
-    local_host: str
-    client_id: str | None
-    opened_at: float
-    may_write: tuple[tuple[str, float], ...]
-    failed_pipelines: tuple[tuple[TopicPartition, int, PartitionResult, float], ...]
-    received_bytes: int
-    login_ends: float
-    unread: bytes
-    software: Software | None = None
-
-
-@value
 class LoginFailed:
     """For the log: Kafka refused a client's login. `principal` – as the client named it, empty if it did not."""
 
     mechanism: str
     principal: str
     reason: str
-
-
-@value
-class Migrate:
-    """Move both connections to the primary worker; this session has ended."""
-
-    migrated: MigratedConnection
 
 
 @value
@@ -357,7 +328,6 @@ Command = (
     | ClearAbortOnly
     | ReadBatches
     | LoginFailed
-    | Migrate
     | TopicStale
     | Downgraded
     | Count

@@ -18,7 +18,6 @@ _MADE_HERE_MAX = 16
 class ReadHolds:
     """- `waiting_produce`, `waiting_response` – the request that waits for a sequencer, a barrier or metadata.
     - `paused` – another request waits before it is sent.
-    - `needs_migration` – to be migrated; `taken_frame` – the request to migrate for, if it is already collected.
     - `draining_until` – no further request is started; then the connection closes.
     - `made_here` – answers without Kafka since the last read. `quota` – what is left of it until `QuotaRenewed`.
     - `client_paused`, `upstream_paused` – reading has stopped.
@@ -31,10 +30,8 @@ class ReadHolds:
         "draining_because",
         "draining_until",
         "made_here",
-        "needs_migration",
         "paused",
         "quota",
-        "taken_frame",
         "upstream_paused",
         "waiting_produce",
         "waiting_response",
@@ -46,8 +43,6 @@ class ReadHolds:
         self.waiting_produce: ProduceExchange | None = None
         self.waiting_response: PendingResponse | None = None
         self.paused = False
-        self.needs_migration = False
-        self.taken_frame: bytes | None = None
         self.draining_until: float | None = None
         self.draining_because = ""
         self.client_paused = False
@@ -59,7 +54,6 @@ class ReadHolds:
         return (
             self.waiting_produce is not None
             or self.paused
-            or self.needs_migration
             or self.draining_until is not None
             or open_requests >= self._services.in_flight_requests_max
             or self.quota_is_used_up
@@ -81,10 +75,3 @@ class ReadHolds:
         if not self.upstream_paused:
             self.upstream_paused = True
             self._state.commands.append(ReadUpstream(False))
-
-    def move_to_primary(self, frame: memoryview | None = None) -> None:
-        """Stop reading; `frame`, already collected, is the first that the primary worker gets."""
-        self.needs_migration = True
-        if frame is not None:
-            self.taken_frame = bytes(frame)
-        self.pause_client()

@@ -11,7 +11,6 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.known import known_start
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.primary import needs_primary
 from fencepost_proxy.session.producer_ids import ProducerIdWatch
 from fencepost_proxy.session.response_queue import relayed_produce
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
@@ -183,14 +182,6 @@ class RequestReader:
         if peek.acks == 0 and not services.fresh(now):
             # acks=0: the client cannot receive a retriable error. It waits, as for a broker that does not read.
             self._holds.pause_client()
-            return False
-        if (
-            not self._state.primary
-            and peek.topic_count == 1
-            and services.fresh(now)
-            and needs_primary(services.policy(peek.first_topic))
-        ):
-            self._holds.move_to_primary()
             return False
         streamed = (
             services.fresh(now)

@@ -31,7 +31,6 @@ from collections.abc import Callable
 
 from fencepost_proxy.errors import ProtocolError, UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.session import migration
 from fencepost_proxy.session.begun import BegunAppends
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.control import ControlMessages
@@ -50,7 +49,6 @@ from fencepost_proxy.session.messages import (
     Drain,
     Event,
     Expanded,
-    MigratedConnection,
     QuotaRenewed,
     ReadClient,
     ReadUpstream,
@@ -76,8 +74,7 @@ class Session:
     """Bytes and events enter by `handle`, and by `take_up` and `take_down` of its `fast_path`.
 
     `local_host` – the address by which this client reached the proxy; the client gets it for broker listeners without
-    a configured address. `opened_at` – when its upstream connection opened, monotonic seconds. `primary` – whether this
-    is the primary worker. A session that continues one of another process starts by `of`.
+    a configured address. `opened_at` – when its upstream connection opened, monotonic seconds.
     """
 
     __slots__ = (
@@ -101,10 +98,8 @@ class Session:
         services: Services,
         rewriters: RequestRewriters,
         opened_at: float,
-        *,
-        primary: bool = True,
     ) -> None:
-        core = Core(connection, local_host, services, opened_at, primary=primary)
+        core = Core(connection, local_host, services, opened_at)
         self._core = core
         self.state = core.state
         self._holds = core.holds
@@ -123,15 +118,6 @@ class Session:
         self.requests = core.queue.to_client
         self.answer_by = core.queue.answer_by
         self._lost_until = float("inf")  # how long a lost client's appends are waited for
-
-    @classmethod
-    def of(
-        cls, migrated: MigratedConnection, connection: int, services: Services, rewriters: RequestRewriters
-    ) -> Session:
-        """Continue another process's session. Feed it `migrated.unread` like any bytes of its client."""
-        session = cls(connection, migrated.local_host, services, rewriters, migrated.opened_at)
-        migration.take_over(migrated, session.state, session._core.proofs, session._core.pipelines)
-        return session
 
     # ---- for other modules
 
@@ -229,8 +215,6 @@ class Session:
                 self._upstream_lost(f"{error}")
                 state.commands.append(CloseUpstream())
         self._queue.flush()
-        if self._holds.needs_migration and self._core.draining.nothing_under_way():
-            migration.migrate(state, self._holds, self._core.proofs, self._core.pipelines)
         # Drop our reference: the relayed bytes must not stay in memory until the next event, maybe hours later.
         commands, state.commands = state.commands, []
         return commands

@@ -19,7 +19,7 @@ from fencepost_proxy.wire.api_versions import Software
 
 class ConnectionState:
     """`opened_at` – when its upstream connection opened, monotonic seconds. `local_host` – the address by which this
-    client reached the proxy. `primary` – whether this process is the primary worker.
+    client reached the proxy.
 
     - `client_id`, `software` – as the client reported them, None before.
     - `client`, `upstream` – cut what each peer sends into frames.
@@ -46,7 +46,6 @@ class ConnectionState:
         "login_ends",
         "now",
         "opened_at",
-        "primary",
         "received_bytes",
         "sequencers",
         "services",
@@ -56,15 +55,12 @@ class ConnectionState:
         "upstream_closed",
     )
 
-    def __init__(
-        self, connection: int, local_host: str, services: Services, opened_at: float, *, primary: bool
-    ) -> None:
+    def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
         self.connection = connection
         self.local_host = local_host
         self.services = services
         self.sequencers = services.sequencers
         self.opened_at = opened_at
-        self.primary = primary
         self.client_id: str | None = None
         self.software: Software | None = None
         self.client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)

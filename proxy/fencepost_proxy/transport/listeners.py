@@ -17,8 +17,6 @@ from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.produce import NodeEndpoint
 
-#: Makes the listening socket of a broker, or the bootstrap listener (None), at this address; a description of it.
-Bind = Callable[[NodeId | None, Address, str], socket.socket]
 #: Gets an accepted connection, its peer, and the broker of its listener.
 Accepted = Callable[[socket.socket, Address, NodeId | None], None]
 
@@ -29,8 +27,6 @@ _ACCEPTED_AT_ONCE_MAX = 64
 #: A resource of this process or machine is exhausted.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
-#: How long a process leaves a connection to workers with fewer connections.
-_YIELD_SECONDS = 0.002
 
 
 def bind(address: Address, what: str, *, reuse_port: bool = False) -> socket.socket:
@@ -59,21 +55,9 @@ def bind(address: Address, what: str, *, reuse_port: bool = False) -> socket.soc
 
 
 class Acceptor:
-    """Accept connections of one socket; `accepted` gets each with its peer address.
+    """Accept connections of one socket; `accepted` gets each with its peer address."""
 
-    `others_first`: for a shared socket, whether another process should accept the next connection. This process then
-    defers once, for a moment.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        accepted: Callable[[socket.socket, Address], None],
-        others_first: Callable[[], bool] | None = None,
-    ) -> None:
-        self._others_first = others_first
-        self._at_once_max = _ACCEPTED_AT_ONCE_MAX if others_first is None else 1
-        self._left_to_others = False
+    def __init__(self, sock: socket.socket, accepted: Callable[[socket.socket, Address], None]) -> None:
         self._sock = sock
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
@@ -87,13 +71,7 @@ class Acceptor:
         self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
-        if self._others_first is not None:
-            self._left_to_others = not self._left_to_others and self._others_first()
-            if self._left_to_others:
-                self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_YIELD_SECONDS, self._resume)
-                return
-        for _ in range(self._at_once_max):
+        for _ in range(_ACCEPTED_AT_ONCE_MAX):
             try:
                 sock, peer = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -114,22 +92,11 @@ class Acceptor:
 
 
 class Listeners:
-    """The bootstrap listener and, unless this is a sidecar, one listener per broker.
+    """The bootstrap listener and, unless this is a sidecar, one listener per broker."""
 
-    `bind` – makes a listening socket, see `bind`. `others_first` – see `Acceptor`.
-    """
-
-    def __init__(
-        self,
-        config: ProxyConfig,
-        book: AddressBook,
-        bind: Bind,
-        others_first: Callable[[], bool] | None,
-    ) -> None:
+    def __init__(self, config: ProxyConfig, book: AddressBook) -> None:
         self._config = config
         self._book = book
-        self._bind = bind
-        self._others_first = others_first
         self._sockets: dict[NodeId | None, socket.socket] = {}
         self._acceptors: list[Acceptor] = []
         self._accepted: Accepted | None = None
@@ -144,7 +111,7 @@ class Listeners:
 
     def open_bootstrap(self) -> None:
         """Raises `ConfigError`."""
-        self._sockets[None] = self._bind(None, self._config.listen, "clients")
+        self._sockets[None] = bind(self._config.listen, "clients", reuse_port=self._config.reuse_port)
 
     def accept(self, accepted: Accepted) -> None:
         """From now on, on these listeners and on later ones."""
@@ -153,9 +120,7 @@ class Listeners:
             self._accept_on(node_id, accepted)
 
     def _accept_on(self, node_id: NodeId | None, accepted: Accepted) -> None:
-        self._acceptors.append(
-            Acceptor(self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id), self._others_first)
-        )
+        self._acceptors.append(Acceptor(self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id)))
 
     def brokers_changed(self, brokers: Mapping[NodeId, Address]) -> None:
         self.open([node_id for node_id, address in brokers.items() if self._book.learn(node_id, address)])
@@ -177,7 +142,8 @@ class Listeners:
                 continue  # the broker has moved; its listener gets the address from the book
             try:
                 port = self._book.listener_port(node_id)
-                sock = self._bind(node_id, Address(self._config.listen.host, port), f"broker {node_id}")
+                address = Address(self._config.listen.host, port)
+                sock = bind(address, f"broker {node_id}", reuse_port=self._config.reuse_port)
             except ConfigError as error:
                 _log.error("no listener for a broker", broker=node_id, reason=error)
                 continue

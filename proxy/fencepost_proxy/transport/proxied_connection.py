@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
@@ -27,25 +27,6 @@ class Driver(Protocol):
     def keep_time(self, session: Session) -> None: ...
     def proxied_opened(self, proxied: ProxiedConnection) -> Session: ...
     def proxied_closed(self, proxied: ProxiedConnection) -> None: ...
-
-
-class DetachedSockets(NamedTuple):
-    """The sockets of a proxied connection, and the unsent bytes of each."""
-
-    client: Socket
-    to_client: bytes
-    upstream: Socket
-    to_upstream: bytes
-
-
-class MigratedSockets(NamedTuple):
-    """A connection migrating to the primary worker, sent with its two sockets: client, upstream."""
-
-    session: messages.MigratedConnection
-    peer: Address
-    node_id: NodeId | None
-    to_client: bytes
-    to_upstream: bytes
 
 
 class _ConnectionSocket(ProxiedSocket):
@@ -196,40 +177,11 @@ class ProxiedConnection:
             # The client has disconnected: a session opened now would never be closed.
             sock.close()
             return
-        self._both_there(sock, self.driver.proxied_opened(self))
-
-    def _both_there(self, sock: Socket, session: Session) -> None:
+        self.session = self.driver.proxied_opened(self)
         self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
-        self.session = session
         upstream.resume()
         self.client.resume(Paused.CONNECTING)
-
-    # ---- migration
-
-    def detach(self) -> DetachedSockets | None:
-        """Detaches the sockets after the session has ended here. None if a socket is closing: then both are closed."""
-        upstream = self.upstream
-        if upstream is None or upstream.closing or self.client.closing:
-            self.client.close(monotonic())
-            if upstream is not None:
-                upstream.close(monotonic())
-            return None
-        client_sock, to_client = self.client.detach()
-        upstream_sock, to_upstream = upstream.detach()
-        self._client_closed = self._upstream_closed = True
-        self.driver.proxied_closed(self)
-        return DetachedSockets(client_sock, to_client, upstream_sock, to_upstream)
-
-    def take_over(self, sock: Socket, session: Session, *, unread: bytes, to_client: bytes, to_upstream: bytes) -> None:
-        """Continues a connection of another process; called instead of `connected`."""
-        self._both_there(sock, session)
-        assert self.upstream is not None
-        self.client.received_at = self.upstream.received_at = monotonic()
-        self.client.send(to_client)
-        self.upstream.send(to_upstream)
-        self.driver.session_event(self.connection, messages.ClientBytes(memoryview(unread)))
-        self.client.passing_bytes = session.state.client.unseen_bytes
 
     def perform(self, command: messages.Command) -> None:
         match command:

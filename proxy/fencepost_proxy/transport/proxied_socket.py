@@ -347,21 +347,6 @@ class ProxiedSocket:
         else:
             self._hold_back(full=False)
 
-    # ---- migration
-
-    def detach(self) -> tuple[Socket, bytes]:
-        """Returns the socket, which the caller must close, and its unsent bytes."""
-        assert not self.closing
-        self.pause(0)
-        unsent = b""
-        if self.unsent is not None:
-            self._loop.remove_writer(self._fd)
-            unsent = self.unsent.take()
-        self.unsent = None
-        self.closing = self.ended = True
-        self._loop.call_soon(self._forget)
-        return self._sock, unsent
-
     # ---- the end
 
     def close(self, now: float) -> None:

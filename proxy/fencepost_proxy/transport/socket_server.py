@@ -20,7 +20,7 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.draining import READ_SECONDS
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
-from fencepost_proxy.transport.proxied_connection import Driver, MigratedSockets, ProxiedConnection
+from fencepost_proxy.transport.proxied_connection import Driver, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
 from fencepost_proxy.transport.upstreams import Upstreams
@@ -96,34 +96,6 @@ class SocketServer:
         proxied.client.abort()
         return False
 
-    def take_over(self, migrated: MigratedSockets, client: socket.socket, upstream: socket.socket) -> None:
-        """A connection that another worker accepted."""
-        draining = self.connections.draining
-        if draining or len(self.connections.by_number) >= self.limits().connections_max:
-            why = "this process is shutting down" if draining else "the primary worker is at connections_max"
-            _limited_log.warning("take over", "connection closed", peer=migrated.peer, reason=why)
-            client.close()
-            upstream.close()
-            return
-        number, session = next(self._numbers), migrated.session
-        proxied = ProxiedConnection(
-            number,
-            client,
-            self.driver,
-            self.buffers,
-            peer=migrated.peer,
-            local_host=session.local_host,
-            node_id=migrated.node_id,
-        )
-        self.connections.add(proxied)
-        proxied.take_over(
-            upstream,
-            self.dispatcher.take_over(number, session),
-            unread=session.unread,
-            to_client=migrated.to_client,
-            to_upstream=migrated.to_upstream,
-        )
-
     # ---- the end
 
     async def close(self) -> None:
@@ -135,7 +107,7 @@ class SocketServer:
         """Closes each connection when it is idle. Returns, by API, how many requests were not answered in time."""
         await self.close()
         left: Counter[int] | None = None
-        while len(self.connections):
+        while self.connections.by_number:
             now = time.monotonic()
             if force.is_set():
                 until = min(until, now)

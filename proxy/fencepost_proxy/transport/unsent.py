@@ -99,22 +99,6 @@ class Unsent:
                     queue[0] = first[sent:]
             self.byte_count -= sent
 
-    def take(self) -> bytes:
-        """Removes all of it."""
-        taken = bytearray()
-        while self._queue:
-            first = self._queue.popleft()
-            if isinstance(first, Pipe):
-                while first.filled_bytes:
-                    piped = os.read(first.read_fd, first.filled_bytes)
-                    first.filled_bytes -= len(piped)
-                    taken += piped
-                self._pipes.give_back(first)
-            else:
-                taken += first
-        self.byte_count = 0
-        return bytes(taken)
-
     def close(self) -> None:
         """What it has is lost."""
         while self._queue:
