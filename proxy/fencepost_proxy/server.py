@@ -1,7 +1,8 @@
 """The proxy process: puts its parts together, starts, drains and reloads them.
 
 `serve` is the entry. It binds the bootstrap port (and fails at once if it cannot), waits for Kafka, reads the state
-topic to its end, and only then accepts connections. Earlier clients wait in the kernel's accept queue.
+topic to its end, and only then accepts connections. Earlier clients wait in the kernel's accept queue, or
+connect to another proxy that shares the port.
 """
 
 from __future__ import annotations

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import ExitStack, closing
 
 import pytest
 
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.transport.listeners import bind
+from fencepost_proxy.transport.listeners import Listeners, bind
 from fencepost_proxy.types import Address
 
 
@@ -21,6 +24,29 @@ def test_proxies_with_reuse_port_share_connections() -> None:
             stack.enter_context(socket.create_connection(address))
         for each in (first, second):
             stack.enter_context(each.accept()[0])  # it has at least one
+
+
+def test_starting_proxy_with_reuse_port_takes_no_connections() -> None:
+    asyncio.run(_one_serves_while_another_starts())
+
+
+async def _one_serves_while_another_starts() -> None:
+    with closing(bind(Address("127.0.0.1", 0), "a test", reuse_port=True)) as serving:
+        address = Address(*serving.getsockname())
+        starting = Listeners(ProxyConfig(upstream=(address,), listen=address, reuse_port=True), AddressBook(0))
+        starting.open_bootstrap()
+        accepted: list[socket.socket] = []
+        with ExitStack() as stack:
+            for _ in range(64):
+                stack.enter_context(socket.create_connection(address))
+            for _ in range(64):
+                stack.enter_context(serving.accept()[0])  # all of them
+            starting.accept(lambda sock, peer, node_id: accepted.append(stack.enter_context(sock)))
+            for _ in range(64):
+                stack.enter_context(socket.create_connection(address))
+            await asyncio.sleep(0.1)
+            starting.close()
+            assert accepted
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, False)])

@@ -15,6 +15,7 @@ Other modules: `keys` (the keys as a list), `reading` (file, environment and com
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -360,6 +361,8 @@ class ProxyConfig:
             yield key, 'mode = "sidecar" has one listener, and its port is what the broker advertises'
         if self.mode == "sidecar" and not self.broker_tls and self.broker is not None and not _is_here(self.broker):
             yield "broker_tls", f"broker = {self.broker} is not on the loopback: logins would be sent in plaintext"
+        if self.reuse_port and sys.platform != "linux":
+            yield "reuse_port", "needs Linux"
         ports = [*self.broker_ports.values()] + ([self.listen.port] if self.listen.port else [])
         if len(set(ports)) != len(ports):
             yield "broker_ports", "two brokers share a port, or one uses the port of the bootstrap listener"

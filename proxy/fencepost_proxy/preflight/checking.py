@@ -224,7 +224,7 @@ async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, runn
 
 def _free(what: str, address: Address, config: ProxyConfig) -> Finding:
     try:
-        sock = bind(address, what, reuse_port=config.reuse_port and address != config.status)
+        sock = bind(address, what, reuse_port=config.reuse_port and address != config.status, listens=False)
     except ConfigError as error:
         stated = str(error).partition(": ")[2] or str(error)
         todo = "if this proxy is running already: fencepost check --running"

@@ -1,6 +1,7 @@
 """Client listeners: the bootstrap listener and one listener per broker.
 
 A socket listens before its address is advertised; connections that arrive before `accept` wait in the kernel's queue.
+With `reuse_port` it listens from `accept` on, since the kernel would give it connections that other proxies can serve.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
 
 
-def bind(address: Address, what: str, *, reuse_port: bool = False) -> socket.socket:
-    """A listening socket. Raises `ConfigError` with the remedy."""
+def bind(address: Address, what: str, *, reuse_port: bool = False, listens: bool = True) -> socket.socket:
+    """A bound socket, which `listens`. Raises `ConfigError` with the remedy."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -39,7 +40,8 @@ def bind(address: Address, what: str, *, reuse_port: bool = False) -> socket.soc
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)
+        if listens:
+            sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
@@ -111,12 +113,17 @@ class Listeners:
 
     def open_bootstrap(self) -> None:
         """Raises `ConfigError`."""
-        self._sockets[None] = bind(self._config.listen, "clients", reuse_port=self._config.reuse_port)
+        self._sockets[None] = self._bind(self._config.listen, "clients")
+
+    def _bind(self, address: Address, what: str) -> socket.socket:
+        shared = self._config.reuse_port
+        return bind(address, what, reuse_port=shared, listens=not shared or self._accepted is not None)
 
     def accept(self, accepted: Accepted) -> None:
         """From now on, on these listeners and on later ones."""
         self._accepted = accepted
-        for node_id in self._sockets:
+        for node_id, sock in self._sockets.items():
+            sock.listen(BACKLOG)
             self._accept_on(node_id, accepted)
 
     def _accept_on(self, node_id: NodeId | None, accepted: Accepted) -> None:
@@ -142,8 +149,7 @@ class Listeners:
                 continue  # the broker has moved; its listener gets the address from the book
             try:
                 port = self._book.listener_port(node_id)
-                address = Address(self._config.listen.host, port)
-                sock = bind(address, f"broker {node_id}", reuse_port=self._config.reuse_port)
+                sock = self._bind(Address(self._config.listen.host, port), f"broker {node_id}")
             except ConfigError as error:
                 _log.error("no listener for a broker", broker=node_id, reason=error)
                 continue
