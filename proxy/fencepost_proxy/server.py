@@ -25,7 +25,6 @@ from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import AddedTime, Driver
-from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.housekeeping import Housekeeping
 from fencepost_proxy.services.process_status import ProcessStatus
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
@@ -34,6 +33,7 @@ from fencepost_proxy.services.session_requests import SessionRequests
 from fencepost_proxy.services.session_services import SessionServices
 from fencepost_proxy.services.settings_warnings import warn_of_settings
 from fencepost_proxy.services.topic_configs import TopicConfigs
+from fencepost_proxy.services.topic_warnings import TopicWarnings
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.transport.certificates import Certificates
@@ -97,7 +97,7 @@ class Proxy:
             metrics=metrics,
             spawn=self._tasks.spawn,
         )
-        self._durability = DurabilityWarnings(cluster.kafka, cluster.policies.policy, self._tasks.spawn)
+        self._topic_warnings = TopicWarnings(cluster.kafka, cluster.policies.policy, self._tasks.spawn)
         self._replaced = ReplacedTopics(cluster.topic_id, metrics)
         self._serve_sessions(config)
 
@@ -113,7 +113,7 @@ class Proxy:
             metrics=metrics,
             added=added,
         )
-        configs = TopicConfigs(cluster, self._durability, lease_seconds=config.config_lease_seconds)
+        configs = TopicConfigs(cluster, self._topic_warnings, lease_seconds=config.config_lease_seconds)
         self._requests = requests = SessionRequests(
             cluster, configs, connections.host, services.update_relayed_versions
         )
@@ -221,7 +221,7 @@ class Proxy:
             self._driver,
             topics=self._topics,
             replaced=self._replaced,
-            durability=self._durability,
+            warnings=self._topic_warnings,
             connections=self._connections,
             stalled=StalledConnections(self._live.limits, self._dispatcher, self._metrics),
             spawn=self._tasks.spawn,

@@ -17,8 +17,8 @@ from fencepost_proxy.cluster.configs import Configs, TopicFacts
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.server import Proxy
-from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
+from fencepost_proxy.services.topic_warnings import TopicWarnings
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, Offset
@@ -63,7 +63,7 @@ def test_one_warning_names_all_weakly_replicated_topics(
     monkeypatch.setattr(Configs, "facts_of_topics", facts)
     kafka = SimpleNamespace(topic=lambda topic: SimpleNamespace(replication_factor=1))
     spawned: list[Coroutine[Any, Any, None]] = []
-    warnings = DurabilityWarnings(
+    warnings = TopicWarnings(
         kafka,  # type: ignore[arg-type]
         lambda topic: TopicPolicy(check=Check.ON),
         lambda work, name: spawned.append(work),

@@ -14,9 +14,9 @@ from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import Driver
-from fencepost_proxy.services.durability import DurabilityWarnings
 from fencepost_proxy.services.log_reader import FACTS_SECONDS
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
+from fencepost_proxy.services.topic_warnings import TopicWarnings
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.stalled import StalledConnections
 
@@ -34,7 +34,7 @@ class Housekeeping:
     driver: Driver
     topics: CheckedTopics
     replaced: ReplacedTopics
-    durability: DurabilityWarnings
+    warnings: TopicWarnings
     connections: ClientConnections
     stalled: StalledConnections
     spawn: Spawn
@@ -73,10 +73,10 @@ class Housekeeping:
         if not topics:
             return
         before = {topic: topic_id(topic) for topic in topics}
-        self.durability.keep(topics)
+        self.warnings.keep(topics)
         try:
             await self.cluster.kafka.refresh_metadata(topics)
-            self.durability.check(topic for topic in topics if topic_id(topic) is not None)
+            self.warnings.check(topic for topic in topics if topic_id(topic) is not None)
             for topic in topics:
                 if topic_id(topic) != before[topic]:
                     self.topics.replaced(topic)
@@ -86,7 +86,7 @@ class Housekeeping:
             for topic in await self.cluster.log_reader.changed_facts(there):
                 if topic in known:
                     _log.info("Kafka's configs of a checked topic have changed", topic=topic)
-                    self.durability.changed(topic)
+                    self.warnings.changed(topic)
                 self.driver.forget_topic(topic, same_log=True)
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "checked topics could not be looked up", reason=error)

@@ -8,7 +8,7 @@ from uuid import UUID
 from fencepost_proxy import logs
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.metrics import Metrics
-from fencepost_proxy.services.durability import some
+from fencepost_proxy.services.topic_warnings import some
 from fencepost_proxy.topics.state import StateView
 
 _log = logs.get("services.replaced_topics")

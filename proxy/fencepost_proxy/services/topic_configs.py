@@ -10,7 +10,7 @@ from uuid import UUID
 from fencepost_proxy import logs
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.services.cluster_view import ClusterView
-from fencepost_proxy.services.durability import DurabilityWarnings
+from fencepost_proxy.services.topic_warnings import TopicWarnings
 from fencepost_proxy.topics.state import TopicConfigChange
 
 _log = logs.get("services.topic_configs")
@@ -23,7 +23,7 @@ class TopicConfigs:
     """`lease_seconds`: after this time every process knows what is stored, or has stopped serving."""
 
     cluster: ClusterView
-    durability: DurabilityWarnings
+    warnings: TopicWarnings
     lease_seconds: float
 
     async def store(self, changes: Sequence[TopicConfigChange]) -> str | None:
@@ -53,8 +53,8 @@ class TopicConfigs:
         for change in changes:
             if change.topic is not None and not change.deleted:
                 _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
-                self.durability.changed(change.topic)
-                self.durability.check([change.topic])
+                self.warnings.changed(change.topic)
+                self.warnings.check([change.topic])
 
     async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
         """Before the client gets its response: a partition sequencer's state must not outlive the topic."""

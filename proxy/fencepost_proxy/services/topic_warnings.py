@@ -11,13 +11,13 @@ from fencepost_proxy.cluster.configs import Configs
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 
-_log = logs.get("services.durability")
+_log = logs.get("services.topic_warnings")
 
 #: Maximum topic names in one text; it gives the number of the others.
 _NAMED_MAX = 5
 
 
-class DurabilityWarnings:
+class TopicWarnings:
     """Warns once per topic."""
 
     def __init__(
