@@ -97,7 +97,9 @@ class Proxy:
             metrics=metrics,
             spawn=self._tasks.spawn,
         )
-        self._topic_warnings = TopicWarnings(cluster.kafka, cluster.policies.policy, self._tasks.spawn)
+        self._topic_warnings = TopicWarnings(
+            cluster.kafka, cluster.policies.policy, self._tasks.spawn, shared_ports=config.reuse_port
+        )
         self._replaced = ReplacedTopics(cluster.topic_id, metrics)
         self._serve_sessions(config)
 

@@ -189,6 +189,24 @@ def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(
     assert "is upstream a proxy?" in by_mistake.of("failed")[f"state topic {STATE_TOPIC}"]
 
 
+def test_shared_ports_are_reported_for_true_topics(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with Connection(kafka.bootstrap) as admin:
+        for name in ("shared-true", "shared-required"):
+            assert admin.create_topic(name) == (0, None)
+    checks = "".join(
+        f'[topics."shared-{each}"]\n"fencepost.check.expected.offsets" = "{each}"\n' for each in ("true", "required")
+    )
+    config = f'upstream = "{kafka.bootstrap}"\n{listening()}'
+
+    (one := tmp_path / "one").mkdir()
+    alone = Checked(config + checks, one)
+    several = Checked(f"reuse_port = true\n{config}{checks}", tmp_path)
+
+    stated = "with reuse_port, wrong offsets are detected, not prevented: shared-true"
+    assert [each["reported"] for each in several.findings if "reuse_port" in each["reported"]] == [stated]
+    assert "reuse_port" not in str(alone.findings)
+
+
 def test_broker_certificate_of_an_unknown_ca_fails(secured: Secured, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other")
     config = by(CONTROL, secured, tmp_path).replace(str(secured.authority.file), str(other.file))

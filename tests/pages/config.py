@@ -80,6 +80,7 @@ wrong.
   describe groups and transactional ids. For each missing permission it prints a `kafka-acls` command;
   `admin.properties` in it contains an administrator's login
 - **what Kafka itself may lose** of checked topics: too few replicas, `min.insync.replicas`, unclean leader elections
+- **what several proxies cannot prevent**: with `reuse_port`, topics with `fencepost.check.expected.offsets=true`
 - **this machine**: every listener's address is free, `advertised_host` resolves, the open file limit is enough for
   `limits.connections_max`
 

@@ -67,6 +67,7 @@ def test_one_warning_names_all_weakly_replicated_topics(
         kafka,  # type: ignore[arg-type]
         lambda topic: TopicPolicy(check=Check.ON),
         lambda work, name: spawned.append(work),
+        shared_ports=False,
     )
     for _ in range(2):
         warnings.check([f"topic-{number}" for number in range(9)])
@@ -80,3 +81,32 @@ def test_one_warning_names_all_weakly_replicated_topics(
     assert "has 1 replica(s)" in stated["reason"]
     assert "has min.insync.replicas=1" in stated["reason"]
     assert "topic-4 and 4 more" in stated["reason"]
+
+
+@pytest.mark.parametrize("shared_ports", [True, False])
+def test_shared_ports_warn_once_per_true_topic(shared_ports: bool, caplog: pytest.LogCaptureFixture) -> None:
+    checks = {"a": Check.ON, "b": Check.REQUIRED, "c": Check.ON, "d": Check.REQUIRED}
+    warnings = TopicWarnings(
+        SimpleNamespace(),  # type: ignore[arg-type]
+        lambda topic: TopicPolicy(check=checks[topic]) if topic in checks else None,
+        lambda work, name: work.close(),
+        shared_ports=shared_ports,
+    )
+
+    def warned_of() -> list[str]:
+        caplog.clear()
+        warnings.check(["a", "b", "c", "unchecked"])
+        warnings.check(["d"])
+        return [vars(line)["fencepost_fields"]["names"] for line in caplog.records]
+
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        assert warned_of() == (["a, c"] if shared_ports else [])
+        assert warned_of() == []
+        checks["d"] = Check.ON
+        assert warned_of() == (["d"] if shared_ports else [])
+        checks["a"] = Check.REQUIRED
+        assert warned_of() == []
+        checks["a"] = Check.ON
+        assert warned_of() == (["a"] if shared_ports else [])
+        warnings.keep(["d"])
+        assert warned_of() == (["a, c"] if shared_ports else [])

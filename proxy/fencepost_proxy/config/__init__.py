@@ -305,7 +305,8 @@ class ProxyConfig:
     """Bootstrap listener for clients. Port 0: any free port, also for the broker listeners."""
     reuse_port: bool = False
     """Whether other proxies of this host may use the same ports (SO_REUSEPORT, Linux). The kernel then distributes
-    connections over them. Each needs its own `status`."""
+    connections over them. Each needs its own `status`. Topics with `fencepost.check.expected.offsets=true` need one
+    proxy without it."""
     advertised_host: str | None = _key(None, option="--advertised-host", example="kafka.example.com")
     """Host advertised to clients. Default: the address by which the client reached the proxy."""
     broker_ports: Mapping[NodeId, int] = _key(factory=dict, example={"1": 20001, "2": 20002})

@@ -516,7 +516,7 @@ def fencepost_certificate_not_after_timestamp_seconds(s: Scrape) -> Labelled:
 
 # ---- the process
 
-_PROCESS = Section("The process", "Of the proxy's process.")
+_PROCESS = Section("The process", "The proxy's own process.")
 
 
 @_PROCESS.gauge()

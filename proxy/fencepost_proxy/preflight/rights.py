@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
+from fencepost_policies.append import Check
+from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
@@ -342,6 +344,11 @@ class _Probe:
         if is_checked and not lacking:
             names = [topic.name for topic, _ in is_checked]
             found.append(ACLS.ok(what, f"all required operations on {len(is_checked)} topic(s): {_some(names)}"))
+        shared = [topic.name for topic, policy in is_checked if policy.check is Check.ON]
+        if shared and self._config.reuse_port:
+            stated = f"with reuse_port, wrong offsets are detected, not prevented: {_some(shared)}"
+            todo = f"set {CHECK_EXPECTED_OFFSETS.name}=required, or use one proxy without reuse_port for these topics"
+            found.append(ACLS.warning(what, stated, todo))
         return found + await self._losing(what, [topic for topic, policy in is_checked if policy.is_checked])
 
     async def _losing(self, what: str, topics: Sequence[Message]) -> list[Finding]:

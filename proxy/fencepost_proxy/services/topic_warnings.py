@@ -1,9 +1,10 @@
-"""Warnings about settings with which Kafka itself may lose appends of checked topics."""
+"""Warnings about checked topics: what Kafka itself may lose, and what several proxies cannot prevent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
+from fencepost_policies.append import Check
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
@@ -18,21 +19,28 @@ _NAMED_MAX = 5
 
 
 class TopicWarnings:
-    """Warns once per topic."""
+    """Warns once per topic. `shared_ports`: whether other proxies get appends of the same clients (`reuse_port`)."""
 
     def __init__(
         self,
         kafka: KafkaClient,
         policy: Callable[[str], TopicPolicy | None],
         spawn: Spawn,
+        *,
+        shared_ports: bool,
     ) -> None:
         self._kafka = kafka
         self._policy = policy
         self._spawn = spawn
+        self._shared_ports = shared_ports
         self._warned: set[str] = set()
+        self._only_detected: set[str] = set()
 
     def check(self, topics: Iterable[str]) -> None:
-        if new := sorted(set(topics) - self._warned):
+        topics = set(topics)
+        if self._shared_ports:
+            self._warn_of_shared_ports(topics)
+        if new := sorted(topics - self._warned):
             self._warned.update(new)
             self._spawn(self._warn(new), "durability check")
 
@@ -43,6 +51,18 @@ class TopicWarnings:
     def keep(self, topics: Iterable[str]) -> None:
         """Forget all others."""
         self._warned.intersection_update(topics)
+        self._only_detected.intersection_update(topics)
+
+    def _warn_of_shared_ports(self, topics: Set[str]) -> None:
+        found = {topic for topic in topics if (policy := self._policy(topic)) is not None and policy.check is Check.ON}
+        if new := sorted(found - self._only_detected):
+            _log.warning(
+                "wrong offsets are detected, not prevented, on topics with fencepost.check.expected.offsets=true: "
+                "several proxies share the ports (set required, or use one proxy without reuse_port for these topics)",
+                topics=len(new),
+                names=some(new),
+            )
+        self._only_detected = (self._only_detected - topics) | found
 
     async def _warn(self, topics: Sequence[str]) -> None:
         """Logs one line for all topics: a pattern may match thousands."""
