@@ -120,10 +120,6 @@ class Traffic:
     request_seconds: Distribution = field(default_factory=partial(Distribution, _ADDED_SECONDS))
     response_seconds: Distribution = field(default_factory=partial(Distribution, _ADDED_SECONDS))
 
-    @property
-    def requests_in_all(self) -> int:
-        return sum(map(sum, self.requests.values()))
-
 
 class PartitionNumbers(NamedTuple):
     """One partition sequencer. `sequence_offset`: log end offset minus fence sequence."""

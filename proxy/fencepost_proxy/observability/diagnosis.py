@@ -1,6 +1,6 @@
 """Health and suggested actions, shown first on the status page.
 
-Pure functions. Each process calls `of_process`; `diagnose` runs once per status page over all processes.
+Pure functions. `diagnose` orders the problems for one status page; those of the process itself come from `of_process`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def of_process(
     most_from: tuple[str, int] | None = None,
     sidecar: bool = False,
 ) -> Iterator[Problem]:
-    """Problems of one process; several processes may report the same one. `now`: wall clock, seconds.
+    """Problems of the process itself. `now`: wall clock, seconds.
 
     `most_from`: the address with the most connections, and their number.
     `sidecar`: it has a listener for one broker only and reports problems with the others itself.

@@ -114,7 +114,7 @@ def fencepost_client_connections(s: Scrape) -> float:
 
 @_TRAFFIC.gauge()
 def fencepost_client_connections_max(s: Scrape) -> float:
-    """Limit of open client connections (limits.connections_max, for all processes of a proxy together)."""
+    """Limit of open client connections (limits.connections_max)."""
     return s.moment.connections_max
 
 
@@ -150,9 +150,7 @@ def fencepost_buffered_bytes(s: Scrape) -> float:
 
 @_TRAFFIC.gauge()
 def fencepost_buffered_bytes_max(s: Scrape) -> float:
-    """Limit of buffered bytes (limits.buffered_bytes_max, for all processes of a proxy together). At the limit the
-    proxy pauses reading from all clients.
-    """
+    """Limit of buffered bytes (limits.buffered_bytes_max). At the limit the proxy pauses reading from all clients."""
     return s.moment.buffered_bytes_max
 
 
