@@ -7,6 +7,7 @@ successes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -100,14 +101,34 @@ def test_a_rolling_restart_of_two_proxies(kill: bool, rounds: int, stage3: Stage
     writers = conditional(stage3.proxies, topic)
     with load(stage3, topic, writers) as ledger:
         for _ in range(rounds):
-            roll(stage3, topic, writers, kill=kill)
+            roll(stage3, stage3.proxies, topic, writers, kill=kill)
     say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
     ledger.check(stage3.log, topic)
     assert ledger.lost, "no connection was lost: the restart had no effect"
 
 
-def roll(stage: Stage3, topic: str, writers: Sequence[Writer], *, kill: bool) -> None:
-    for proxy in stage.proxies:
+@pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill -9"])
+def test_rolling_restart_of_proxies_that_share_ports(kill: bool, stage3: Stage3, tmp_path: Path, say: Say) -> None:
+    upstream, config = stage3.upstream, f"reuse_port = true\n{FENCED}"
+    topic, checked = stage3.create(required_topic()), stage3.create(unique_topic("checked"))
+    with (
+        ProxyProcess(upstream, tmp_path, config=config) as first,
+        ProxyProcess(upstream, tmp_path, config=config, port=first.port) as second,
+    ):
+        proxies = [first, second]
+        writers = conditional(proxies, topic)
+        with load(stage3, topic, writers) as ledger:
+            roll(stage3, proxies, topic, writers, kill=kill)
+        append_at_the_end(stage3.log, first, checked, "checked", Ledger())
+        warned = re.compile(rf"detected, not prevented.* names=.*{checked}")
+        until(lambda: warned.search(first.log + second.log), f"a warning of {checked}")
+    say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
+    ledger.check(stage3.log, topic)
+    assert ledger.lost, "no connection was lost: the restart had no effect"
+
+
+def roll(stage: Stage3, proxies: Sequence[ProxyProcess], topic: str, writers: Sequence[Writer], *, kill: bool) -> None:
+    for proxy in proxies:
         if kill:
             proxy.kill()
         else:
@@ -133,7 +154,7 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
     writers = [*conditional(stage3.proxies, topic), *unconditional(stage3.proxies, topic)]
     with load(stage3, topic, writers) as ledger:
         for _ in range(rounds):
-            roll(stage3, topic, writers, kill=kill)
+            roll(stage3, stage3.proxies, topic, writers, kill=kill)
     say(f"`true`: {detected(ledger, stage3, topic)} misplaced and told so; {ledger}")
 
 
