@@ -70,3 +70,10 @@ def test_limits_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert f"frame_bytes_max = {Limits().frame_bytes_max}" in text
     assert "socket.request.max.bytes" in text
+
+
+def test_workers_option_names_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse("--workers", "4")
+
+    assert "--workers was removed: run several proxies with reuse_port = true" in capsys.readouterr().err
