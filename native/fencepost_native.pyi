@@ -1,0 +1,213 @@
+"""The hot path of the proxy in native code: `native/src`. Python decides everything that it leaves."""
+
+from typing import Protocol, final
+from uuid import UUID
+
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.permits import IssuedPermit
+from fencepost_proxy.session.services import Services
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+
+#: See `proxy/fencepost_proxy/executor.py`.
+INTERFACE: int
+__version__: str
+
+class Maker(Protocol):
+    """Makes a sequencer's object for an append that was sent by permission."""
+
+    def permitted_append(self, source: Source, sent_at: float, *, alone: bool, taken_over: bool) -> PendingAppend: ...
+
+class Proxied(Protocol):
+    """Of a connection. `read_from_…`: after native code has read; `read_client`, `read_upstream`: instead of it."""
+
+    def keep_time(self) -> object: ...
+    def read_client(self) -> object: ...
+    def read_upstream(self) -> object: ...
+    def read_from_client(self, pumped: Pumped) -> object: ...
+    def read_from_upstream(self, pumped: Pumped) -> object: ...
+    def abort(self) -> object: ...
+
+Fence = tuple[int, int, int, int]
+#: Known start, grounds, the request's frame with its length, partition, start and end of the batch there.
+Source = tuple[Known, Grounds, bytes, int, int, int]
+#: Mode, offset, time of sending, leader epoch, alone, taken over.
+SentAs = tuple[int, int, float, int, bool, bool]
+Permitted = tuple[int, Source, SentAs, Fence | None]
+#: Offset, record count, digest, write id; producer id, epoch and first sequence.
+Remembered = tuple[int, int, bytes, bytes | None, tuple[int, int, int]]
+#: Log end, sequence offset, since when; confirmed until, since, in which leader epoch.
+TakenBack = tuple[
+    tuple[int, int, float],
+    tuple[float, float, int],
+    list[Remembered],
+    list[tuple[int, int, int]],
+    list[Permitted | tuple[int, PendingAppend]],
+    Grounds | None,
+]
+#: API key, version, correlation id; of appends: known start, grounds, frame, where it starts, when the answer is due,
+#: and the permit and number of each.
+GivenBack = tuple[int, int, int, tuple[Known, Grounds, bytes, int, float, list[tuple[Permit, int]]] | None]
+#: Whether anything was received, bytes of frames done with, received bytes that are not, bytes that could not be sent,
+#: errno of the other socket, errno of this one (0: the peer has closed).
+Pumped = tuple[bool, int, bytes | None, bytes | None, int | None, int | None]
+#: Of a distribution: counts per bucket, and the sum.
+Seconds = tuple[list[int], float]
+
+@final
+class Settings:
+    """What all connections of a process share.
+
+    `names`: record headers with expected offset, partition count and write id. `read_bytes_max`: of the batches of one
+    request. `producer_ids_end`: greater producer ids are for Python. `seconds`: bounds of the distributions.
+    """
+
+    def __new__(
+        cls,
+        services: Services,
+        names: tuple[bytes, bytes, bytes],
+        digest_seed: int,
+        frame_bytes_max: int,
+        read_bytes_max: int,
+        producer_ids_end: int,
+        seconds: tuple[float, ...],
+    ) -> Settings: ...
+    def take_counts(self) -> tuple[list[tuple[int, int, int]], int, int, int, Seconds, Seconds]:
+        """Since the last call: requests by API key and version, admitted appends, bytes to Kafka and to clients,
+        request and response seconds."""
+
+@final
+class Grounds:
+    """What holds of a topic. Permits rely on `policy` and `topic_id` by identity."""
+
+    def __new__(
+        cls, policy: TopicPolicy, topic_id: UUID, topic_id_bytes: bytes, required: bool, source_is_base: bool
+    ) -> Grounds: ...
+    @property
+    def policy(self) -> TopicPolicy: ...
+    @property
+    def topic_id(self) -> UUID: ...
+
+@final
+class Known:
+    """See `session/known.py`. `maker`: makes the sequencer's objects for appends in flight."""
+
+    grounds: Grounds | None
+    def __new__(
+        cls,
+        version: int,
+        prefix: bytes,
+        before_acks: bytes,
+        timeout_ms: int,
+        topic_name: str,
+        topic: bytes,
+        is_checked: bool,
+        maker: Maker,
+    ) -> Known: ...
+    @property
+    def timeout_ms(self) -> int: ...
+    @property
+    def topic_name(self) -> str: ...
+    @property
+    def topic(self) -> bytes: ...
+    @property
+    def maker(self) -> Maker: ...
+    def permit(self, partition: int, permit: Permit) -> None: ...
+
+@final
+class Permit:
+    """What may be appended to one partition without its sequencer. Times are monotonic seconds."""
+
+    def __new__(
+        cls,
+        issuer: IssuedPermit,
+        partition: TopicPartition,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        sequence_offset: int,
+        log_end: int,
+        end_as_of: float,
+        confirmed_until: float,
+        confirmed_since: float,
+        confirmed_epoch: int,
+        expiration_seconds: float,
+        expiration_known_until: float,
+        clock_offset_seconds: float,
+        in_flight_max: int,
+        remembered_max: int,
+    ) -> Permit: ...
+    @property
+    def issuer(self) -> IssuedPermit: ...
+    @property
+    def partition(self) -> TopicPartition: ...
+    @property
+    def live(self) -> bool: ...
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def log_end(self) -> int: ...
+    @property
+    def sequence_offset(self) -> int: ...
+    def adopt(
+        self,
+        pending: PendingAppend,
+        connection: int,
+        mode: int,
+        at: int,
+        count: int,
+        max_timestamp_ms: int,
+        sent_at: float,
+        leader_epoch: int,
+    ) -> None:
+        """An append that was sent before. `mode`: 0 conditional, 1 sequenced, 2 pass-through."""
+
+    def may_complete_adopted(self, pending: PendingAppend, base_offset: int, append_time_ms: int) -> bool: ...
+    def complete_adopted(self, base_offset: int, now: float) -> None: ...
+    def take_back(self) -> TakenBack: ...
+    def keep(self, id: int, pending: PendingAppend) -> None: ...
+    def kept(self, id: int) -> PendingAppend | None:
+        """The object that `keep` got, once."""
+
+@final
+class Connection:
+    """The requests of one connection that need no decision.
+
+    `due`: when the first answer to appends is due. `missing`: set if the last `take_up` stopped at an append without a
+    permit: its partitions, empty if `Known.grounds` do not hold.
+    """
+
+    known: Known | None
+    ticking: bool
+    def __new__(
+        cls, settings: Settings, connection: int, opened_at: float, may_write: dict[str, float]
+    ) -> Connection: ...
+    def __len__(self) -> int: ...
+    @property
+    def missing(self) -> list[int] | None: ...
+    @property
+    def awaits_appends(self) -> bool: ...
+    @property
+    def due(self) -> float | None: ...
+    @property
+    def collecting_since(self) -> float | None: ...
+    @property
+    def client_received_at(self) -> float: ...
+    @property
+    def upstream_received_at(self) -> float: ...
+    def take_collected(self) -> bytes | None: ...
+    def take_up(self, data: bytes, now: float, before: int, received: int) -> tuple[int, int, bytes | None]:
+        """Bytes done with, those of them that are whole frames, and what to send."""
+
+    def take_down(self, data: bytes, now: float) -> tuple[int, bytes | None]: ...
+    def pump_up(self, from_: int, to: int, limit: int, now: float, before: int, received: int) -> Pumped:
+        """`limit`: bytes to receive at most, 0 for no limit."""
+
+    def pump_down(self, from_: int, to: int, limit: int, now: float) -> Pumped: ...
+    def connect(self, proxied: Proxied) -> None: ...
+    def disconnect(self) -> None: ...
+    def arm(self, client_fd: int, upstream_fd: int, login_ends: float, received: int) -> None: ...
+    def disarm(self) -> int | None: ...
+    def client_readable(self) -> None: ...
+    def upstream_readable(self) -> None: ...
+    def give_back(self) -> list[GivenBack]: ...

@@ -1,0 +1,93 @@
+//! What the next Produce request of a connection likely shares with its last one. See `session/known.py`.
+
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::permit::Permit;
+
+/// `maker`: makes the sequencer's objects for appends that are in flight when a permit is taken back.
+#[pyclass(module = "fencepost_native")]
+pub struct Known {
+    pub version: i16,
+    pub prefix: Vec<u8>,
+    pub before_acks: Vec<u8>,
+    #[pyo3(get)]
+    pub timeout_ms: i32,
+    #[pyo3(get)]
+    pub topic_name: Py<PyAny>,
+    pub topic: Vec<u8>,
+    pub is_checked: bool,
+    #[pyo3(get)]
+    pub maker: Py<PyAny>,
+    #[pyo3(get, set)]
+    pub grounds: Option<Py<Grounds>>,
+    pub permits: HashMap<i32, Py<Permit>>,
+}
+
+/// What holds of the topic: the permits rely on these objects, by identity.
+#[pyclass(module = "fencepost_native", frozen)]
+pub struct Grounds {
+    #[pyo3(get)]
+    pub policy: Py<PyAny>,
+    #[pyo3(get)]
+    pub topic_id: Py<PyAny>,
+    pub topic_id_bytes: [u8; 16],
+    pub required: bool,
+    pub source_is_base: bool,
+}
+
+#[pymethods]
+impl Grounds {
+    #[new]
+    fn new(
+        policy: Py<PyAny>,
+        topic_id: Py<PyAny>,
+        topic_id_bytes: &[u8],
+        required: bool,
+        source_is_base: bool,
+    ) -> PyResult<Self> {
+        let topic_id_bytes = topic_id_bytes.try_into().map_err(|_| PyValueError::new_err("a topic id has 16 bytes"))?;
+        Ok(Grounds { policy, topic_id, topic_id_bytes, required, source_is_base })
+    }
+}
+
+#[pymethods]
+impl Known {
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        version: i16,
+        prefix: Vec<u8>,
+        before_acks: Vec<u8>,
+        timeout_ms: i32,
+        topic_name: Py<PyAny>,
+        topic: Vec<u8>,
+        is_checked: bool,
+        maker: Py<PyAny>,
+    ) -> Self {
+        Known {
+            version,
+            prefix,
+            before_acks,
+            timeout_ms,
+            topic_name,
+            topic,
+            is_checked,
+            maker,
+            grounds: None,
+            permits: HashMap::new(),
+        }
+    }
+
+    #[getter]
+    fn topic<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.topic)
+    }
+
+    fn permit(&mut self, partition: i32, permit: Py<Permit>) {
+        self.permits.insert(partition, permit);
+    }
+}

@@ -1,0 +1,38 @@
+//! The hot path of the proxy: frames that are relayed, and appends that permits allow. Python decides everything else.
+
+mod batch;
+mod bytes;
+mod connection;
+mod known;
+mod permit;
+mod produce;
+mod pump;
+mod settings;
+
+use pyo3::prelude::*;
+
+/// What Python's allocator guarantees; PyO3 does not check it.
+const ALIGNMENT_MAX: usize = 16;
+const _: () = assert!(align_of::<settings::Settings>() <= ALIGNMENT_MAX);
+const _: () = assert!(align_of::<connection::Connection>() <= ALIGNMENT_MAX);
+const _: () = assert!(align_of::<permit::Permit>() <= ALIGNMENT_MAX);
+const _: () = assert!(align_of::<known::Known>() <= ALIGNMENT_MAX);
+
+#[pymodule]
+mod fencepost_native {
+    /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
+    #[pymodule_export]
+    const INTERFACE: u32 = 1;
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use crate::connection::Connection;
+    #[pymodule_export]
+    use crate::known::{Grounds, Known};
+    #[pymodule_export]
+    use crate::permit::Permit;
+    #[pymodule_export]
+    use crate::settings::Settings;
+}

@@ -1,0 +1,122 @@
+//! What all connections of a process share.
+
+use std::collections::HashMap;
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::batch::HeaderNames;
+
+/// Versions of an API that are relayed unread, and whether the state topic must not occur in their bytes.
+pub type Versions = (i16, i16, bool);
+
+const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
+
+#[pyclass(module = "fencepost_native")]
+pub struct Settings {
+    pub services: Py<PyAny>,
+    /// Boxed, because it is aligned to more than Python's allocator aligns objects.
+    pub names: Box<HeaderNames>,
+    pub digest_seed: u64,
+    pub frame_bytes_max: usize,
+    pub read_bytes_max: usize,
+    pub producer_ids_end: i64,
+    relayed_from: Option<Py<PyAny>>,
+    relayed: HashMap<i16, Versions>,
+    /// What a socket has received: processed before the next one is read.
+    pub buffer: Vec<u8>,
+    pub counts: Counts,
+}
+
+/// For the metrics, since `take_counts`.
+#[derive(Default)]
+pub struct Counts {
+    pub requests: HashMap<(i16, i16), u64>,
+    pub admitted: u64,
+    pub bytes_up: u64,
+    pub bytes_down: u64,
+    pub request_seconds: Distribution,
+    pub response_seconds: Distribution,
+}
+
+/// See `metrics.Distribution`.
+#[derive(Default)]
+pub struct Distribution {
+    bounds: Vec<f64>,
+    counts: Vec<u64>,
+    total: f64,
+}
+
+impl Distribution {
+    fn new(bounds: Vec<f64>) -> Self {
+        Distribution { counts: vec![0; bounds.len() + 1], bounds, total: 0.0 }
+    }
+
+    pub fn observe(&mut self, value: f64, times: u64) {
+        self.counts[self.bounds.partition_point(|bound| *bound < value)] += times;
+        self.total += value * times as f64;
+    }
+
+    fn take(&mut self) -> (Vec<u64>, f64) {
+        let fresh = vec![0; self.counts.len()];
+        (std::mem::replace(&mut self.counts, fresh), std::mem::take(&mut self.total))
+    }
+}
+
+#[pymethods]
+impl Settings {
+    /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request. `producer_ids_end`: greater producer ids are for Python.
+    #[new]
+    fn new(
+        services: Py<PyAny>,
+        names: (Vec<u8>, Vec<u8>, Vec<u8>),
+        digest_seed: u64,
+        frame_bytes_max: usize,
+        read_bytes_max: usize,
+        producer_ids_end: i64,
+        seconds: Vec<f64>,
+    ) -> Self {
+        let names = Box::new(HeaderNames::new([names.0, names.1, names.2]));
+        Settings {
+            services,
+            names,
+            digest_seed,
+            frame_bytes_max,
+            read_bytes_max,
+            producer_ids_end,
+            relayed_from: None,
+            relayed: HashMap::new(),
+            buffer: vec![0; RECEIVE_BUFFER_BYTES],
+            counts: Counts {
+                request_seconds: Distribution::new(seconds.clone()),
+                response_seconds: Distribution::new(seconds),
+                ..Counts::default()
+            },
+        }
+    }
+
+    /// Requests by API key and version, admitted appends, bytes to Kafka and to clients; request and response seconds.
+    fn take_counts<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let counts = &mut self.counts;
+        let requests: Vec<_> =
+            counts.requests.drain().map(|((api_key, version), count)| (api_key, version, count)).collect();
+        let (admitted, up) = (std::mem::take(&mut counts.admitted), std::mem::take(&mut counts.bytes_up));
+        let down = std::mem::take(&mut counts.bytes_down);
+        (requests, admitted, up, down, counts.request_seconds.take(), counts.response_seconds.take()).into_pyobject(py)
+    }
+}
+
+impl Settings {
+    pub fn update_relayed(&mut self, current: Bound<'_, PyAny>) -> PyResult<()> {
+        if !self.relayed_from.as_ref().is_some_and(|known| known.is(&current)) {
+            self.relayed =
+                current.call_method0("items")?.try_iter()?.map(|item| item?.extract()).collect::<PyResult<_>>()?;
+            self.relayed_from = Some(current.unbind());
+        }
+        Ok(())
+    }
+
+    pub fn relayed(&self, api_key: i16) -> Option<Versions> {
+        self.relayed.get(&api_key).copied()
+    }
+}
