@@ -21,7 +21,7 @@ from fencepost_proxy.wire.apis import APIS
 _REASONS_MAX: Final = 64
 _OTHER: Final = "other"
 #: A relay takes tens of microseconds; a thousand times more means waiting.
-_ADDED_SECONDS: Final = (
+ADDED_SECONDS: Final = (
     *(each * 1e-6 for each in (5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 250, 500, 750)),
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1),
 )
@@ -82,6 +82,11 @@ class Distribution:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """What was observed elsewhere, with the same bounds."""
+        self.counts = [one + another for one, another in zip(self.counts, counts, strict=True)]
+        self.total += total
+
     def plus(self, other: Distribution) -> Distribution:
         """The sum of both; `other` has the same bounds."""
         whole = Distribution(self.bounds)
@@ -117,8 +122,8 @@ class Traffic:
     bytes_to_clients: int = 0
     requests: dict[int, list[int]] = field(default_factory=_requests)
     requests_in_flight: int = 0
-    request_seconds: Distribution = field(default_factory=partial(Distribution, _ADDED_SECONDS))
-    response_seconds: Distribution = field(default_factory=partial(Distribution, _ADDED_SECONDS))
+    request_seconds: Distribution = field(default_factory=partial(Distribution, ADDED_SECONDS))
+    response_seconds: Distribution = field(default_factory=partial(Distribution, ADDED_SECONDS))
 
 
 class PartitionNumbers(NamedTuple):

@@ -18,6 +18,7 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.observability.watchdog import Watchdog
@@ -192,6 +193,8 @@ class Proxy:
                 raise ConfigError(f"cannot listen on {config.status} for the status page: {why}") from error
         listen = self._listeners.bootstrap
         _log.info("starting", upstream=", ".join(map(str, config.upstream)), listen=listen, pid=os.getpid())
+        log = _log.info if EXECUTOR.expected else _log.warning
+        log("executor of the hot path", executor=EXECUTOR)
         warn_of_settings(config)
         # Before connecting to Kafka: faulty certificate files may be why Kafka is unreachable.
         spawn(self._certificates.watch(), "certificates")

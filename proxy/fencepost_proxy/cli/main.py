@@ -51,7 +51,9 @@ class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
-        print(f"fencepost {version('fencepost')}")
+        from fencepost_proxy.executor import EXECUTOR  # noqa: PLC0415 - loads the native module
+
+        print(f"fencepost {version('fencepost')} ({EXECUTOR})")
         parser.exit()
 
 

@@ -93,7 +93,7 @@ def _figures(found: Mapping[str, Any]) -> str:
     refused = sum(found["refusals"].values())
     lines = [
         f"clients connect to {found['bootstrap'] or '- (not listening)'}, cluster {found['cluster_id'] or 'unknown'}",
-        f"fencepost {found['version']}, up for {duration(found['uptime_seconds'])}",
+        f"fencepost {found['version']} ({found['executor']}), up for {duration(found['uptime_seconds'])}",
         f"{found['connections']:,} connections, {found['requests_in_flight']:,} requests in flight",
         f"{found['totals']['checked_topics']:,} checked topics (fencepost topics), {refused:,} batches refused",
     ]

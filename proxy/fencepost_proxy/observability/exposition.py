@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.metrics import (
     Distribution,
     Metrics,
@@ -535,10 +536,11 @@ def fencepost_log_lines_total(s: Scrape) -> Labelled:
     return _by(s.metrics.log_lines)
 
 
-@_PROCESS.gauge("version", "python")
+@_PROCESS.gauge("version", "python", "executor")
 def fencepost_build_info(s: Scrape) -> Labelled:
-    """Version of Fencepost and Python."""
-    return [((fencepost_version(), platform.python_version()), 1)]
+    """Versions of Fencepost and Python. executor: the hot path runs in native or python code."""
+    executor = "python" if EXECUTOR.module is None else "native"
+    return [((fencepost_version(), platform.python_version(), executor), 1)]
 
 
 @_PROCESS.counter()

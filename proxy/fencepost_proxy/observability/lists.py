@@ -245,7 +245,7 @@ def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
         node_id=proxied.node_id,
         connected_seconds=now - proxied.opened_at,
         idle_seconds=max(0.0, now - max(proxied.client.received_at, proxied.opened_at)),
-        in_flight=0 if session is None else len(session.requests),
+        in_flight=0 if session is None else session.unanswered_count,
         waits=False if session is None else session.waits,
     )
 

@@ -284,7 +284,7 @@ function figures(s) {
   const words = element("p", {class: "soft"},
     ...s.bootstrap ? ["clients connect to ", code(s.bootstrap)] : ["not listening"],
     " · cluster ", code(s.cluster_id ?? "unknown"),
-    ` · up for ${duration(s.uptime_seconds)} · fencepost ${printable(s.version)}`);
+    ` · up for ${duration(s.uptime_seconds)} · fencepost ${printable(s.version)} (${printable(s.executor)})`);
   return [words, tiles({
     connections: s.connections,
     "requests in flight": s.requests_in_flight,

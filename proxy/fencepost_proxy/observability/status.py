@@ -194,6 +194,7 @@ class StatusSnapshot:
     `state_lease_seconds`: remaining validity of the virtual configs, None if unknown.
     `transactions`: of the cluster; None if not watched.
     `problems`: found by this process.
+    `executor`: what executes the hot path; with the reason, if it is Python.
     """
 
     version: str
@@ -216,6 +217,7 @@ class StatusSnapshot:
     last_violation: ViolationStatus | None = None
     abort_only_transactions: tuple[AbortOnlyStatus, ...] = ()
     transactions: TransactionsReport | None = None
+    executor: str = "pure Python"
 
     @property
     def ready(self) -> bool:

@@ -49,8 +49,8 @@ class PartitionFence:
     sequence_offset: int = 0
     epoch: int = 0
     confirmed_until: float = -inf
-    _confirmed_since: float = -inf
-    _confirmed_epoch: int = -1
+    confirmed_since: float = -inf
+    confirmed_epoch: int = -1
     check: Check = Check.ON
     accounted: bool = False
     _read_is_stale: bool = False
@@ -70,8 +70,8 @@ class PartitionFence:
         return (
             self.phase is Phase.OPEN
             and now < self.confirmed_until
-            and pending.connected_at <= self._confirmed_since
-            and pending.leader_epoch == self._confirmed_epoch
+            and pending.connected_at <= self.confirmed_since
+            and pending.leader_epoch == self.confirmed_epoch
             and not self._joined
         )
 
@@ -176,7 +176,7 @@ class PartitionFence:
         self.end_as_of = -inf if in_doubt or pending.sent_at is None else pending.sent_at
         # Records may be half of the setting old when sent. The remaining quarter covers requests in a queue.
         self.confirmed_until = min(now + snapshot.expiration_seconds / 4, snapshot.expiration_known_until)
-        self._confirmed_since, self._confirmed_epoch = now, pending.leader_epoch
+        self.confirmed_since, self.confirmed_epoch = now, pending.leader_epoch
         if self.check is Check.REQUIRED and self.bases.is_last_epoch(self.epoch):
             self.unconfirm()
 

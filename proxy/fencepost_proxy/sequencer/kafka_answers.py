@@ -23,7 +23,7 @@ class KafkaAnswers:
     def sent(self, pending: PendingAppend, now: float) -> None:
         self._state.appends.send(pending, now)
         if pending.kind is AppendMode.PASS_THROUGH and pending.append.producer_id >= 0 and pending.fence is None:
-            self._state.retries.add_pass_through(pending)
+            self._state.retries.add_pass_through(pending.producer, pending.append.base_sequence)
         if pending.append.transactional:
             self._state.transactions.sent(pending)
 

@@ -52,6 +52,9 @@ class QueuedInBrokers:
     def contains(self, pending: PendingAppend, now: float) -> bool:
         return self._unfenced_until > now and self._unfenced.get(pending.batch_name, now) > now
 
+    def any(self, now: float) -> bool:
+        return now < max(self.fenced_until, self._unfenced_until)
+
     def block(self, pending: PendingAppend, now: float) -> bool:
         """On `required` topics no append is unfenced."""
         if pending.check is Check.REQUIRED:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.sequencer.events import AppendedBatch, AppendMode, Fence, PendingAppend, SequencerLimits
+from fencepost_proxy.wire.batch import sequence_add
 
 #: As many batches of a producer as Kafka recognises.
 _PER_PRODUCER = 5
@@ -48,7 +49,7 @@ class RetryCache:
 
     def record_fenced(self, pending: PendingAppend) -> None:
         """From now on, not all sequences of its producer reach Kafka."""
-        self._of_producer(pending)
+        self._of_producer(pending.producer)
 
     def is_fenced(self, pending: PendingAppend) -> bool:
         return pending.producer in self.fenced
@@ -59,11 +60,14 @@ class RetryCache:
         appended_batch = AppendedBatch(
             pending.at, append.record_count, pending.digest, append.write_id, log_append_time_ms
         )
-        self.appended_batch[pending.at] = appended_batch
-        _bound(self.appended_batch, self._limits.remembered_batches_max)
-        if append.producer_id >= 0:
-            self._of_producer(pending).append((append.base_sequence, appended_batch))
+        self.remember(appended_batch, pending.producer, append.base_sequence)
         return appended_batch
+
+    def remember(self, appended_batch: AppendedBatch, producer: _Producer, base_sequence: int) -> None:
+        self.appended_batch[appended_batch.base_offset] = appended_batch
+        _bound(self.appended_batch, self._limits.remembered_batches_max)
+        if producer[0] >= 0:
+            self._of_producer(producer).append((base_sequence, appended_batch))
 
     def retry_of(self, pending: PendingAppend) -> AppendedBatch | None:
         """Where this batch was appended, by its producer's sequence and its records."""
@@ -72,19 +76,29 @@ class RetryCache:
                 return appended_batch
         return None
 
-    def _of_producer(self, pending: PendingAppend) -> deque[tuple[int, AppendedBatch]]:
-        recent = self.fenced.setdefault(pending.producer, deque(maxlen=_PER_PRODUCER))
-        self.fenced.move_to_end(pending.producer)
+    def next_fenced_sequence(self, producer: _Producer) -> int | None:
+        """Of a producer whose batches are fenced, -1 if not known; None for others."""
+        recent = self.fenced.get(producer)
+        if recent is None:
+            return None
+        if not recent:
+            return -1
+        first, last = recent[-1]
+        return sequence_add(first, last.record_count)
+
+    def _of_producer(self, producer: _Producer) -> deque[tuple[int, AppendedBatch]]:
+        recent = self.fenced.setdefault(producer, deque(maxlen=_PER_PRODUCER))
+        self.fenced.move_to_end(producer)
         _bound(self.fenced, self._limits.remembered_producers_max)
         return recent
 
     # ---- batches sent under their own producer id
 
-    def add_pass_through(self, pending: PendingAppend) -> None:
-        recent = self._pass_through.setdefault(pending.producer, deque(maxlen=_PER_PRODUCER))
-        if pending.append.base_sequence not in recent:
-            recent.append(pending.append.base_sequence)
-        self._pass_through.move_to_end(pending.producer)
+    def add_pass_through(self, producer: _Producer, base_sequence: int) -> None:
+        recent = self._pass_through.setdefault(producer, deque(maxlen=_PER_PRODUCER))
+        if base_sequence not in recent:
+            recent.append(base_sequence)
+        self._pass_through.move_to_end(producer)
         _bound(self._pass_through, self._limits.remembered_producers_max)
 
     def went_as_pass_through(self, pending: PendingAppend) -> bool:
@@ -94,6 +108,11 @@ class RetryCache:
         )
 
     # ---- batches with an unknown outcome
+
+    @property
+    def has_unknown(self) -> bool:
+        """The next batch may be the retry of one that needs a decision."""
+        return bool(self._unresolved or self._violations)
 
     def add_unresolved(self, pending: PendingAppend) -> None:
         if pending.append.producer_id < 0 or pending.fence is None:

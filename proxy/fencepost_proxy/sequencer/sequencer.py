@@ -99,6 +99,7 @@ from fencepost_proxy.sequencer.events import (
 from fencepost_proxy.sequencer.fence import POLICY, Phase
 from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.kafka_answers import KafkaAnswers
+from fencepost_proxy.sequencer.permits import IssuedPermit
 from fencepost_proxy.sequencer.state import PartitionState
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames
@@ -110,7 +111,7 @@ DEFAULT_NAMES = HeaderNames()
 class PartitionSequencer:
     """Sequencer of one checked partition; see the module. `names`: the record headers with the expected offset."""
 
-    __slots__ = ("_admitter", "_kafka_answers", "_lookups", "_resolver", "partition", "state")
+    __slots__ = ("_admitter", "_kafka_answers", "_lookups", "_resolver", "issued", "partition", "state")
 
     def __init__(self, partition: TopicPartition, limits: SequencerLimits, names: HeaderNames = DEFAULT_NAMES) -> None:
         self.partition = partition
@@ -119,6 +120,7 @@ class PartitionSequencer:
         self._resolver = resolver = InDoubtResolver(state, lookups)
         self._admitter = Admitter(state, lookups, resolver)
         self._kafka_answers = KafkaAnswers(state, lookups, resolver)
+        self.issued = IssuedPermit(partition, state)
 
     # ---- state, for other modules
 
@@ -129,7 +131,7 @@ class PartitionSequencer:
     @property
     def idle(self) -> bool:
         """No append waits or is in flight. No ticks are needed, and dropping the object costs only a new read."""
-        return self.state.appends.idle
+        return self.state.appends.idle and self.issued.idle
 
     @property
     def in_transaction(self) -> bool:
@@ -137,11 +139,13 @@ class PartitionSequencer:
 
     @property
     def log_end_offset(self) -> int | None:
+        if self.issued.permit is not None:
+            return self.issued.permit.log_end
         return self.state.fence.log_end if self.state.fence.phase is Phase.OPEN else None
 
     @property
     def sequence_offset(self) -> int:
-        return self.state.fence.sequence_offset
+        return self.state.fence.sequence_offset if self.issued.permit is None else self.issued.permit.sequence_offset
 
     @property
     def waiting(self) -> int:
@@ -150,6 +154,7 @@ class PartitionSequencer:
     # ---- calls of sessions: each returns what follows from it
 
     def submit(self, pending: PendingAppend, now: float) -> list[Effect]:
+        self.issued.take_back()
         self._admitter.submit(pending, now)
         return self._finish(now)
 
@@ -164,22 +169,26 @@ class PartitionSequencer:
 
     def cancel(self, pending: PendingAppend, now: float) -> list[Effect]:
         """It will not be sent: its client has disconnected, or another partition refused its request."""
+        self.issued.take_back()
         self.state.appends.cancel(pending)
         return self._finish(now)
 
     def sent(self, pending: PendingAppend, now: float) -> list[Effect]:
         """An admitted append was passed to its connection."""
+        self.issued.take_back()
         assert pending is self.state.appends.admitted, "an append is sent only after it was admitted"
         self.state.appends.admitted = None
         self._kafka_answers.sent(pending, now)
         return self._finish(now)
 
     def answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> list[Effect]:
+        self.issued.take_back()
         self._kafka_answers.answered(pending, result, now)
         return self._finish(now)
 
     def lost(self, pending: PendingAppend, now: float) -> list[Effect]:
         """The connection was lost between `sent` and the answer."""
+        self.issued.take_back()
         self._kafka_answers.lost(pending, now)
         return self._finish(now)
 
@@ -189,12 +198,14 @@ class PartitionSequencer:
         `connection` waits for `MayJoin` before it sends the request. `transactional_id`: `MARKER` if the client sends a
         marker itself.
         """
+        self.issued.take_back()
         self.state.transactions.join(transactional_id, connection)
         return self._finish(now)
 
     def joined(self, transactional_id: str, answered: bool, now: float) -> list[Effect]:
         """The coordinator has `answered`, or will not get the request. Otherwise the connection was lost, and the
         request may still arrive."""
+        self.issued.take_back()
         until = now if answered else now + self.state.log.limits.queued_seconds
         self.state.transactions.answered(transactional_id, until)
         return self._finish(now)
@@ -202,6 +213,9 @@ class PartitionSequencer:
     # ---- results of reads, and time
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.issued.permit is not None and isinstance(event, Tick):
+            return []  # nothing waits
+        self.issued.take_back()
         match event:
             case LogEndRead(snapshot):
                 self._resolver.log_end_read(snapshot, now)
@@ -257,6 +271,7 @@ class PartitionSequencer:
 
     def may_take(self, pending: PendingAppend, now: float) -> bool:
         """Whether `take` may follow: the append fits at once. Sets its mode, offset and fence; changes nothing else."""
+        self.issued.take_back()
         state, admitter = self.state, self._admitter
         appends = state.appends
         if appends.queue or appends.admitted or appends.in_doubt or appends.being_read:
@@ -311,6 +326,12 @@ class PartitionSequencer:
 
     def may_complete(self, pending: PendingAppend, result: PartitionResult) -> bool:
         """Whether `complete` may follow: the result is the expected success. Changes nothing."""
+        if self.issued.permit is not None:
+            return (
+                result.error_code == Error.NONE
+                and not pending.duplicate_waiters
+                and self.issued.permit.may_complete_adopted(pending, result.base_offset, result.log_append_time_ms)
+            )
         state = self.state
         appends, fence = state.appends, state.fence
         if appends.queue or appends.admitted or appends.in_doubt or appends.being_read or state.transactions.joining:
@@ -334,6 +355,11 @@ class PartitionSequencer:
     def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         """`answered` with the expected success, and its `Answer`, after `may_complete`."""
         state = self.state
+        if self.issued.permit is not None:
+            self.issued.permit.complete_adopted(result.base_offset, now)
+            if pending.kind.fenced:
+                state.retries.add(pending, result.log_append_time_ms)
+            return
         state.appends.in_flight.popleft()
         if pending.kind.fenced:
             state.record_appended(pending, result.log_append_time_ms, now)

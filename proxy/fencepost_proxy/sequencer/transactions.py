@@ -38,6 +38,9 @@ class PartitionTransactions:
         """No append with an expected offset is sent meanwhile: a marker takes an offset."""
         return self._markers > 0 or now < self._written_by
 
+    def occupied(self, now: float) -> bool:
+        return bool(self.joined or self.joining) or self.awaits_marker(now)
+
     # ---- what moves the log end
 
     def join(self, transactional_id: str, connection: int) -> None:

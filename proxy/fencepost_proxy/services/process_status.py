@@ -12,6 +12,7 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import Reason
+from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version
 from fencepost_proxy.observability import diagnosis, readiness
 from fencepost_proxy.observability.lists import Lists, Sources
@@ -87,6 +88,7 @@ class ProcessStatus:
     def probe(self) -> None:
         """Updates the metrics that are read at scrape time."""
         limits, moment = self.limits(), Moment()
+        self.topics.services.collect_counts()
         moment.connections_max = limits.connections_max
         moment.address = AddressNumbers((self.connections.most_from or ("", 0))[1], limits.address_connections_max)
         moment.buffered_bytes_max = limits.buffered_bytes_max
@@ -113,9 +115,11 @@ class ProcessStatus:
 
     def snapshot(self) -> StatusSnapshot:
         metrics, state = self.metrics, self.cluster.membership.state
+        self.topics.services.collect_counts()
         brokers = tuple(self._brokers())
         return StatusSnapshot(
             version=fencepost_version(),
+            executor=str(EXECUTOR),
             uptime_seconds=time.monotonic() - self._started_at,
             cluster_id=self.cluster.kafka.cluster_id,
             bootstrap=self.bootstrap,
@@ -149,7 +153,7 @@ class ProcessStatus:
         )
 
     def _in_flight(self) -> int:
-        return sum(len(session.requests) for session in self.driver.dispatcher.sessions.values())
+        return sum(session.unanswered_count for session in self.driver.dispatcher.sessions.values())
 
     def _brokers(self) -> Iterator[BrokerStatus]:
         connections = Counter(each.node_id for each in self.connections.by_number.values())

@@ -14,6 +14,7 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import AddedTime
 from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.native import settings_for
 from fencepost_proxy.session.reading import HERE_BYTES_MAX
 from fencepost_proxy.session.services import RelayedVersions, and_addresses, but_for
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
@@ -86,6 +87,7 @@ class SessionServices:
         self.forwarded = added.forwarded
         self.answered = added.answered
 
+        self.native = settings_for(self)
         self.relayed_versions: RelayedVersions = but_for(cluster.groups.relayed_versions, END_TXN)
 
     def reload(self, limits: Limits) -> None:
@@ -183,6 +185,20 @@ class SessionServices:
 
     def count_request(self, api_key: int, version: int) -> None:
         self._traffic.requests[api_key][version] += 1
+
+    def collect_counts(self) -> None:
+        """What native code has counted."""
+        if self.native is None:
+            return
+        requests, admitted, to_kafka, to_clients, request_seconds, response_seconds = self.native[1].take_counts()
+        traffic = self._traffic
+        for api_key, version, count in requests:
+            traffic.requests[api_key][version] += count
+        self._metrics.sequencer_wait_seconds.observe(0.0, admitted)
+        traffic.bytes_to_kafka += to_kafka
+        traffic.bytes_to_clients += to_clients
+        traffic.request_seconds.add(*request_seconds)
+        traffic.response_seconds.add(*response_seconds)
 
     def kafka_refused(self, error_code: int) -> None:
         self._metrics.kafka_errors.inc(error_name(error_code))

@@ -338,7 +338,7 @@ class Dispatcher:
             if sequencer.idle and not sequencer.in_transaction and sequencer not in called
         ]
         for partition in droppable[: _IDLE_SEQUENCERS_MAX // 2]:
-            del self.sequencers[partition]
+            self.sequencers.pop(partition).issued.take_back()
 
 
 def _record(members: dict[_T, None], member: _T, belongs: bool) -> None:

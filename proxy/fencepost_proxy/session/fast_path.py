@@ -14,6 +14,7 @@ expected success, nothing else is needed. Otherwise, and before any event that c
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Refusal
 from fencepost_policies.append_policy import Reads
@@ -27,6 +28,7 @@ from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN, REQU
 from fencepost_proxy.session.drafts import due_by
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.known import Known
+from fencepost_proxy.session.native_path import NativePath
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
 from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
 from fencepost_proxy.session.response_queue import relayed_produce
@@ -42,6 +44,9 @@ from fencepost_proxy.wire.one_topic import (
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from fencepost_proxy.wire.records import Effort
+
+if TYPE_CHECKING:
+    from fencepost_native import Pumped
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
 _RESPONSE_PREFIX = struct.Struct(">ii")
@@ -59,6 +64,7 @@ class FastPath:
         "_services",
         "_state",
         "_to_client",
+        "native",
     )
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
@@ -72,6 +78,67 @@ class FastPath:
         self._from_upstream = core.queue.from_upstream
         self._proofs = core.proofs
         self._appends = appends
+        self.native = NativePath(core, appends)
+
+    def _may_take_up(self) -> bool:
+        state, holds = self._state, self._holds
+        if holds.waiting_produce is not None or holds.client_paused or holds.paused or holds.quota <= 0:
+            return False
+        return not (state.closing or state.client_closed or state.upstream_closed) and state.client.between_frames
+
+    def _may_take_down(self) -> bool:
+        state, holds = self._state, self._holds
+        if holds.client_paused or holds.upstream_paused or state.closing or state.client_closed:
+            return False
+        return state.upstream.between_frames
+
+    @property
+    def may_arm(self) -> bool:
+        """Whether both directions need nothing of Python until something unusual arrives."""
+        if self._to_client or self._from_upstream or self._pipelines.failed:
+            return False
+        return self._may_take_up() and self._may_take_down()
+
+    def arm(self, client_fd: int, upstream_fd: int) -> None:
+        native = self.native
+        assert native.connection is not None
+        native.prepare()
+        native.connection.arm(client_fd, upstream_fd, self._state.login_ends, self._state.received_bytes)
+
+    def pump_up(self, client_fd: int, upstream_fd: int, limit: int, now: float) -> Pumped | None:
+        """Receive from the client, and send to the broker what needs no decision. None: not possible now."""
+        native = self.native
+        if native.connection is None or self._pipelines.failed or now >= self._state.login_ends:
+            return None
+        if not self._may_take_up():
+            return None
+        native.prepare()
+        pumped = native.connection.pump_up(
+            client_fd, upstream_fd, limit, now, len(self._to_client), self._state.received_bytes
+        )
+        if pumped[1]:
+            self._holds.made_here = 0
+            self._state.received_bytes += pumped[1]
+        return pumped
+
+    def pump_down(self, upstream_fd: int, client_fd: int, limit: int, now: float) -> Pumped | None:
+        """The same for responses."""
+        connection = self.native.connection
+        if connection is None or self._to_client or self._from_upstream or not self._may_take_down():
+            return None
+        return connection.pump_down(upstream_fd, client_fd, limit, now)
+
+    def _take_up_natively(self, data: memoryview, now: float, out: list[bytes | memoryview]) -> tuple[int, int]:
+        """How many bytes are done with, and where the part for `take_up` ends."""
+        native = self.native
+        if self._pipelines.failed or now >= self._state.login_ends:
+            return 0, len(data) if native.empty else 0
+        native.disarm()
+        native.prepare()
+        taken, made = native.take_up(bytes(data), now)
+        if made:
+            out.append(made)
+        return taken, len(data) if native.empty else taken
 
     def take_up(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
         """How many of the client's bytes are done with this call, and the bytes to write to the broker for them now.
@@ -80,14 +147,15 @@ class FastPath:
         is for `handle(ClientBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
-        state, holds = self._state, self._holds
-        if holds.waiting_produce is not None or holds.client_paused or holds.paused or holds.quota <= 0:
+        if not self._may_take_up():
             return 0, out
-        if state.closing or state.client_closed or state.upstream_closed or not state.client.between_frames:
-            return 0, out
-        services, size, known = self._services, len(data), state.known
+        state, services, size, known = self._state, self._services, len(data), self._state.known
         to_client, from_upstream = self._to_client, self._from_upstream
         at = passing_from = 0
+        if self.native.connection is not None:
+            at, size = self._take_up_natively(data, now, out)
+            passing_from = at
+        received = state.received_bytes - at
         while size - at >= LENGTH_BYTES + REQUEST_BYTES_MIN:
             length, api_key, version, correlation_id = _FRAME_PREFIX.unpack_from(data, at)
             end = at + LENGTH_BYTES + length
@@ -113,7 +181,7 @@ class FastPath:
                 pending_response = relayed_produce(version, correlation_id)
             else:
                 frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
-                chunks = self._take_direct(frame, correlation_id, state.received_bytes + at + LENGTH_BYTES, now)
+                chunks = self._take_direct(frame, correlation_id, received + at + LENGTH_BYTES, now)
                 if chunks is None:
                     break
                 if passing_from < at:
@@ -129,8 +197,8 @@ class FastPath:
         if passing_from < at:
             out.append(data[passing_from:at])
         if at:
-            holds.made_here = 0
-            state.received_bytes += at
+            self._holds.made_here = 0
+            state.received_bytes = received + at
         return at, out
 
     def take_down(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
@@ -139,10 +207,7 @@ class FastPath:
         The rest is for `handle(UpstreamBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
-        state, holds = self._state, self._holds
-        if holds.client_paused or holds.upstream_paused or state.closing or state.client_closed:
-            return 0, out
-        if not state.upstream.between_frames:
+        if not self._may_take_down():
             return 0, out
         size, to_client, from_upstream = len(data), self._to_client, self._from_upstream
         at = passing_from = 0
@@ -174,6 +239,12 @@ class FastPath:
             at = end
         if passing_from < at:
             out.append(data[passing_from:at])
+        native = self.native.connection
+        if native is not None and at < size and not to_client and not from_upstream:
+            taken, made = native.take_down(bytes(data[at:]), now)
+            at += taken
+            if made:
+                out.append(made)
         return at, out
 
     def _concerns_state_topic(self, frame: memoryview) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Final, Protocol
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from fencepost_proxy.expansion.barrier import AppendBarrier
@@ -18,6 +18,9 @@ from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, Handling
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
+
+if TYPE_CHECKING:
+    from fencepost_native import Settings
 
 #: API key -> the versions relayed undecoded, and whether the state topic must not occur in their bytes.
 RelayedVersions = Mapping[int, tuple[int, int, bool]]
@@ -88,6 +91,8 @@ class Services(partition_counts.Services, Protocol):
     transactions: Table
     #: What is relayed undecoded; see `RELAYED_VERSIONS`.
     relayed_versions: RelayedVersions
+    #: The module `fencepost_native` and what all connections share there; None without it.
+    native: tuple[ModuleType, Settings] | None
 
     @property
     def sequencers(self) -> Sequencers: ...
@@ -134,12 +139,10 @@ class Services(partition_counts.Services, Protocol):
     def count_request(self, api_key: int, version: int) -> None:
         """For the metrics; the key is one of `APIS`, the version one that it serves, or `UNKNOWN_VERSION`."""
 
-    def kafka_refused(self, error_code: int) -> None:
-        """For the metrics: Kafka's error for a checked append."""
-
-    def upstream_lost(self) -> None:
-        """For the metrics: the broker connection ended with unanswered requests."""
-
+    #: For the metrics: Kafka's error for a checked append.
+    def kafka_refused(self, error_code: int) -> None: ...
+    #: For the metrics: the broker connection ended with unanswered requests.
+    def upstream_lost(self) -> None: ...
     def unread_bytes(self, connection: int) -> int:
         """What the client has sent and the proxy has not read from the socket."""
 

@@ -82,6 +82,7 @@ class Session:
         "_core",
         "_holds",
         "_lost_until",
+        "_native",
         "_queue",
         "_requests",
         "_responses",
@@ -114,7 +115,9 @@ class Session:
             fast_path=self.fast_path,
         )
         self._responses = ResponseReader(core, self._appends, self.fast_path)
-        # Only to read: requests of the client that are not answered yet, in order; when answers are due.
+        self._native = self.fast_path.native
+        # Only to read, and without what native code has sent: requests of the client that are not answered yet, in
+        # order; when answers are due.
         self.requests = core.queue.to_client
         self.answer_by = core.queue.answer_by
         self._lost_until = float("inf")  # how long a lost client's appends are waited for
@@ -132,17 +135,24 @@ class Session:
     @property
     def unanswered(self) -> list[int]:
         """The API keys of the requests whose client waits for an answer."""
-        return [pending_response.api_key for pending_response in self.requests]
+        self._native.give_back_requests()
+        return [pending_response.api_key for pending_response in self._queue.to_client]
+
+    @property
+    def unanswered_count(self) -> int:
+        native = self._native.connection
+        return len(self._queue.to_client) + (0 if native is None else len(native))
 
     @property
     def needs_ticks(self) -> bool:
         produce = self._holds.waiting_produce
-        if self.answer_by or self.state.client_closed or self._holds.paused:
+        if self.answer_by or self._native.awaits_appends or self.state.client_closed or self._holds.paused:
             return True
         return self._holds.client_paused if produce is None else produce.at_barrier or bool(produce.admitted)
 
     @property
     def begun(self) -> BegunAppends:
+        self._native.give_back_requests()
         return BegunAppends(self._core, self._appends)
 
     @property
@@ -180,7 +190,11 @@ class Session:
     @property
     def drained(self) -> bool:
         """Nothing is in progress: the connection can be closed without loss."""
-        return not self._queue.to_client and not self._queue.from_upstream and self.state.client.between_frames
+        return (
+            self._native.empty
+            and not (self._queue.to_client or self._queue.from_upstream)
+            and (self.state.client.between_frames)
+        )
 
     # ---- events
 
@@ -206,6 +220,10 @@ class Session:
         state = self.state
         state.now = now
         try:
+            if self._native.connection is not None and not self._native.is_early_tick(arguments[0], now):
+                collected = self._native.give_back()
+                if collected:
+                    self._event(ClientBytes(memoryview(collected)), now)
             process(*arguments)
             self._resume(now)
         except ProtocolError as error:

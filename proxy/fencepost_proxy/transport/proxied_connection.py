@@ -7,14 +7,19 @@ returns what to write, from the receive buffer if the frame is relayed. Everythi
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket
 from fencepost_proxy.types import Address, NodeId
+
+if TYPE_CHECKING:
+    from fencepost_native import Pumped
 
 
 class Driver(Protocol):
@@ -42,25 +47,79 @@ class _ConnectionSocket(ProxiedSocket):
 
     def _forget(self) -> None:
         super()._forget()
+        self.reader = None
         del self._proxied
+
+    def _changed(self) -> None:
+        session = self._proxied.session
+        if session is not None:
+            session.fast_path.native.disarm()
+
+    def _may_pump(self, other: ProxiedSocket) -> bool:
+        """Whether bytes may go from this socket to the other one in native code."""
+        if self.passing_bytes or self.secured or other.secured:
+            return False
+        return other.unsent is None and not (self.closing or other.closing)
+
+    def _left(self, pumped: Pumped) -> None:
+        """What native code has read and is not done with."""
+        received, _, rest, unsent, failed, ended = pumped
+        other = self.other
+        assert other is not None
+        if received:
+            self.received_at = monotonic()
+        if ended == 0:
+            self.close(monotonic())  # Kafka peers do not half-close
+        elif ended is not None:
+            self.abort(OSError(ended, os.strerror(ended)))
+        if failed is not None:
+            other.abort(OSError(failed, os.strerror(failed)))
+        elif unsent is not None:
+            other.keep(unsent)
+        if rest is not None:
+            self._received(memoryview(rest))
 
 
 class UpstreamSocket(_ConnectionSocket):
     __slots__ = ()
+
+    def _readable(self) -> None:
+        if self.reader is None:
+            super()._readable()
+            return
+        proxied = self._proxied
+        session, client = proxied.session, proxied.client
+        assert session is not None
+        pumped = None
+        if self._may_pump(client):
+            now = monotonic()
+            waiting = session.unanswered_count
+            pumped = session.fast_path.pump_down(self._fd, client._fd, self.read_bytes_max, now)
+        if pumped is None:
+            super()._readable()
+        else:
+            if pumped[1]:
+                traffic = proxied.driver.traffic
+                traffic.bytes_to_clients += pumped[1]
+                traffic.response_seconds.observe(monotonic() - now, waiting - session.unanswered_count)
+            self._left(pumped)
+        proxied.arm()
 
     def _received(self, data: memoryview) -> None:
         proxied = self._proxied
         self.received_at = now = monotonic()
         session = proxied.session
         assert session is not None
-        requests = session.requests
-        waiting = len(requests)
+        requests, native = session.requests, self.reader is not None
+        waiting = session.unanswered_count if native else len(requests)
         taken, out = session.fast_path.take_down(data, now)
         if taken:
             proxied.client.write(out)
             traffic = proxied.driver.traffic
             traffic.bytes_to_clients += taken
-            traffic.response_seconds.observe(monotonic() - now, waiting - len(requests))
+            traffic.response_seconds.observe(
+                monotonic() - now, waiting - (session.unanswered_count if native else len(requests))
+            )
             if taken == len(data):
                 return
             data = data[taken:]
@@ -85,21 +144,48 @@ class ClientSocket(_ConnectionSocket):
 
     __slots__ = ()
 
+    def _readable(self) -> None:
+        if self.reader is None:
+            super()._readable()
+            return
+        proxied = self._proxied
+        session, upstream = proxied.session, proxied.upstream
+        assert session is not None
+        assert upstream is not None
+        pumped = None
+        if self._may_pump(upstream):
+            now = monotonic()
+            waiting = session.unanswered_count
+            pumped = session.fast_path.pump_up(self._fd, upstream._fd, self.read_bytes_max, now)
+        if pumped is None:
+            super()._readable()
+        else:
+            if pumped[1]:
+                traffic = proxied.driver.traffic
+                traffic.bytes_to_kafka += pumped[1]
+                traffic.request_seconds.observe(monotonic() - now, session.unanswered_count - waiting)
+                if session.answer_by or session.fast_path.native.awaits_appends:
+                    proxied.driver.keep_time(session)
+            self._left(pumped)
+        proxied.arm()
+
     def _received(self, data: memoryview) -> None:
         proxied = self._proxied
         self.received_at = now = monotonic()
         session, upstream = proxied.session, proxied.upstream
         assert session is not None
         assert upstream is not None
-        requests = session.requests
-        waiting = len(requests)
+        requests, native = session.requests, self.reader is not None
+        waiting = session.unanswered_count if native else len(requests)
         taken, out = session.fast_path.take_up(data, now)
         if taken:
             upstream.write(out)
             traffic = proxied.driver.traffic
             traffic.bytes_to_kafka += taken
-            traffic.request_seconds.observe(monotonic() - now, len(requests) - waiting)
-            if session.answer_by:
+            traffic.request_seconds.observe(
+                monotonic() - now, (session.unanswered_count if native else len(requests)) - waiting
+            )
+            if session.answer_by or (native and session.fast_path.native.awaits_appends):
                 proxied.driver.keep_time(session)
             if taken == len(data):
                 return
@@ -177,11 +263,65 @@ class ProxiedConnection:
             # The client has disconnected: a session opened now would never be closed.
             sock.close()
             return
-        self.session = self.driver.proxied_opened(self)
+        self.session = session = self.driver.proxied_opened(self)
         self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
+        native = session.fast_path.native.connection
+        if native is not None:
+            native.connect(self)
+            self.client.reader, upstream.reader = native.client_readable, native.upstream_readable
         upstream.resume()
         self.client.resume(Paused.CONNECTING)
+
+    # ---- calls of native code
+
+    def read_client(self) -> None:
+        self._or_abort(self.client._readable)
+
+    def read_upstream(self) -> None:
+        assert self.upstream is not None
+        self._or_abort(self.upstream._readable)
+
+    def read_from_client(self, pumped: Pumped) -> None:
+        self._or_abort(self.client._left, pumped)
+
+    def read_from_upstream(self, pumped: Pumped) -> None:
+        assert self.upstream is not None
+        self._or_abort(self.upstream._left, pumped)
+
+    def _or_abort(self, read: Callable[..., None], *arguments: object) -> None:
+        try:
+            read(*arguments)
+        except Exception:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """After an error of the proxy itself, which the event loop logs: it would occur again at once."""
+        self.close_reason = self.close_reason or "the proxy failed to handle its bytes"
+        self.client.abort()
+        if self.upstream is not None:
+            self.upstream.abort()
+
+    def keep_time(self) -> None:
+        assert self.session is not None
+        self.driver.keep_time(self.session)
+
+    def arm(self) -> None:
+        """From now on native code reads, if nothing here needs Python."""
+        session, client, upstream = self.session, self.client, self.upstream
+        if session is None or upstream is None or session.fast_path.native.connection is None:
+            return
+        if client.read_bytes_max or upstream.read_bytes_max or client.paused or upstream.paused:
+            return
+        if client._may_pump(upstream) and upstream._may_pump(client) and session.fast_path.may_arm:
+            session.fast_path.arm(client._fd, upstream._fd)
+
+    def update_received_at(self) -> None:
+        native = None if self.session is None else self.session.fast_path.native.connection
+        if native is not None and self.upstream is not None:
+            self.client.received_at = max(self.client.received_at, native.client_received_at)
+            self.upstream.received_at = max(self.upstream.received_at, native.upstream_received_at)
 
     def perform(self, command: messages.Command) -> None:
         match command:
@@ -230,4 +370,6 @@ class ProxiedConnection:
 
     def _closed_if_both(self) -> None:
         if self._client_closed and self._upstream_closed:
+            if self.session is not None and self.session.fast_path.native.connection is not None:
+                self.session.fast_path.native.connection.disconnect()
             self.driver.proxied_closed(self)

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import socket
+from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
@@ -108,6 +109,7 @@ class ProxiedSocket:
     """A subclass handles received bytes, spliced bytes and the end: `_received`, `_passed`, `_lost`.
 
     `passing_bytes` – how many of the next bytes are relayed to the other socket; the subclass keeps it current.
+    `reader` – called instead of `_readable`, if it is set before the first read.
     """
 
     __slots__ = (
@@ -115,7 +117,6 @@ class ProxiedSocket:
         "_fd",
         "_hangs_up",
         "_loop",
-        "_read_bytes_max",
         "_reading",
         "_sock",
         "closing",
@@ -124,6 +125,8 @@ class ProxiedSocket:
         "other",
         "passing_bytes",
         "paused",
+        "read_bytes_max",
+        "reader",
         "received_at",
         "secured",
         "unsent",
@@ -149,7 +152,8 @@ class ProxiedSocket:
         self.paused = 0
         self.passing_bytes = 0
         self.received_at = 0.0
-        self._read_bytes_max = 0  # no limit
+        self.read_bytes_max = 0  # no limit
+        self.reader: Callable[[], None] | None = None
         self.closing_since: float | None = None
 
     # ---- for the subclass
@@ -166,6 +170,9 @@ class ProxiedSocket:
         """Called once, never from within another call of this class. `error` is None for an orderly end."""
         raise NotImplementedError
 
+    def _changed(self) -> None:
+        """It has unsent bytes, or closes."""
+
     # ---- reading
 
     def pause(self, reason: int) -> None:
@@ -179,12 +186,12 @@ class ProxiedSocket:
         self.paused &= ~reason
         if not self.paused and not self._reading and not self.closing:
             self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
+            self._loop.add_reader(self._fd, self.reader or self._readable)
 
     def _readable(self) -> None:
         if self.passing_bytes >= SPLICE_BYTES_MIN and self._splice():
             return
-        received, limit = self._buffers.received, self._read_bytes_max
+        received, limit = self._buffers.received, self.read_bytes_max
         try:
             count = self._sock.recv_into(received[:limit] if limit else received)
         except _AGAIN:
@@ -198,7 +205,7 @@ class ProxiedSocket:
         self._received(received[:count])
         seconds = monotonic() - self.received_at
         if limit or seconds > _READ_SECONDS_MAX:
-            self._read_bytes_max = _next_limit(limit, count, seconds, secured=self.secured)
+            self.read_bytes_max = _next_limit(limit, count, seconds, secured=self.secured)
 
     def _relay_next(self, byte_count: int) -> None:
         """The next `byte_count` bytes are relayed to the other socket."""
@@ -261,7 +268,7 @@ class ProxiedSocket:
             return
         if self.unsent is not None:
             for chunk in chunks:
-                self._keep(bytes(chunk))
+                self.keep(bytes(chunk))
             return
         try:
             sent = self._sock.sendmsg(chunks)
@@ -273,7 +280,7 @@ class ProxiedSocket:
         for chunk in chunks:
             size = len(chunk)
             if sent < size:
-                self._keep(bytes(memoryview(chunk)[sent:]))
+                self.keep(bytes(memoryview(chunk)[sent:]))
                 sent = 0
             else:
                 sent -= size
@@ -283,7 +290,7 @@ class ProxiedSocket:
         if self.closing:
             return
         if self.unsent is not None:
-            self._keep(bytes(chunk))
+            self.keep(bytes(chunk))
             return
         try:
             sent = self._sock.send(chunk)
@@ -293,7 +300,7 @@ class ProxiedSocket:
             self.abort(error)
             return
         if sent < len(chunk):
-            self._keep(bytes(memoryview(chunk)[sent:]))
+            self.keep(bytes(memoryview(chunk)[sent:]))
 
     def _send_piped(self, pipe: Pipe) -> None:
         try:
@@ -302,7 +309,7 @@ class ProxiedSocket:
                     pipe.read_fd, self._fd, pipe.filled_bytes, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
                 )
         except _AGAIN:
-            self._keep(pipe)
+            self.keep(pipe)
             return
         except OSError as error:
             pipe.close()
@@ -310,7 +317,8 @@ class ProxiedSocket:
             return
         self._buffers.pipes.give_back(pipe)
 
-    def _keep(self, what: bytes | Pipe) -> None:
+    def keep(self, what: bytes | Pipe) -> None:
+        self._changed()
         if self.unsent is None:
             self.unsent = Unsent(self._buffers.pipes)
             self._loop.add_writer(self._fd, self._writable)
@@ -353,6 +361,7 @@ class ProxiedSocket:
         """Closes after sending the unsent bytes. If the peer never reads them, call `abort`; see `closing_since`."""
         if self.closing:
             return
+        self._changed()
         self.closing, self.closing_since = True, now
         self.pause(0)
         if self.unsent is None:
@@ -366,6 +375,7 @@ class ProxiedSocket:
         """
         if self.closing:
             return
+        self._changed()
         self.closing, self.closing_since = True, now
         self._hangs_up = True
         self.pause(0)
@@ -389,6 +399,7 @@ class ProxiedSocket:
         """Closes at once; unsent bytes are lost."""
         if self.ended:
             return
+        self._changed()
         self.closing = self.ended = True
         self.pause(0)
         if self.unsent is not None:

@@ -24,6 +24,7 @@ class StalledConnections:
         past_barriers = self._dispatcher.find_past_barriers(now)
         for proxied in proxied_connections:
             self._abort_unread(proxied, now)
+            proxied.update_received_at()
             proxied.client.take_trickle(now)
             if proxied.upstream is not None:
                 proxied.upstream.take_trickle(now)
@@ -58,7 +59,7 @@ class StalledConnections:
             return f"the client sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
         if session.state.mid_header and not proxied.client.paused and silent > limits.header_seconds:
             return f"the client stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
-        since = session.state.collecting_since
+        since = session.fast_path.native.collecting_since or session.state.collecting_since
         if since is not None and not proxied.client.paused:
             # The frame occupies shared memory: it must not stop, nor trickle.
             if silent > limits.header_seconds:

@@ -38,7 +38,7 @@ def digest_batch(records: memoryview, *, decompressed_bytes_max: int, ignore_tim
     if header.record_count > RECORDS_MAX:
         raise too_many(f"{header.record_count} records", RECORDS_MAX)
     payload = payload_of(records, header, decompressed_bytes_max)
-    digest = xxh3_128(INT32.pack(header.record_count), _SEED)
+    digest = xxh3_128(INT32.pack(header.record_count), SEED)
     try:
         for attributes, delta, rest in records_in(payload, header.record_count):
             timestamp = 0 if ignore_timestamps else header.base_timestamp_ms + delta & UINT64_MAX
@@ -50,7 +50,7 @@ def digest_batch(records: memoryview, *, decompressed_bytes_max: int, ignore_tim
 
 #: XXH3-128 with a random seed per process: clients cannot construct collisions, and it is 20 times as fast as BLAKE2
 #: (a second per gigabyte).
-_SEED = int.from_bytes(os.urandom(8))
+SEED = int.from_bytes(os.urandom(8))
 _DIGEST = Struct(">Qi")  # timestamp of the first record, number of records
 _RECORD = Struct(">QIc")  # of one record: timestamp, length of the rest, attributes
 
@@ -58,7 +58,7 @@ _RECORD = Struct(">QIc")  # of one record: timestamp, length of the rest, attrib
 def digest_payload(payload: bytes | memoryview, header: BatchHeader, first: int) -> bytes:
     """`first` is the timestamp delta of the first record."""
     start = _DIGEST.pack((header.base_timestamp_ms + first) & UINT64_MAX, header.record_count)
-    return start + xxh3_128_digest(payload, _SEED)
+    return start + xxh3_128_digest(payload, SEED)
 
 
 def may_be_rewritten(one: bytes, other: bytes) -> bool:

@@ -1,0 +1,151 @@
+"""Permits: appends that need no decision are executed without their sequencer (`fencepost_native`).
+
+A permit states what `PartitionSequencer.may_take` and `may_complete` would look at. While one is issued, it has the log
+end, the sequence offset and the appends in flight. Every other call of the sequencer takes it back first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fencepost_proxy.sequencer.events import AppendedBatch, AppendMode, Fence, PendingAppend
+from fencepost_proxy.sequencer.fence import Phase
+from fencepost_proxy.sequencer.state import PartitionState
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import sequence_add
+
+if TYPE_CHECKING:
+    from fencepost_native import Permit
+
+
+#: As numbered by `Permit`.
+_MODES = (AppendMode.CONDITIONAL, AppendMode.SEQUENCED, AppendMode.PASS_THROUGH)
+
+
+class IssuedPermit:
+    """`permit`: None while none is issued."""
+
+    __slots__ = ("_adopted", "_partition", "_state", "permit")
+
+    def __init__(self, partition: TopicPartition, state: PartitionState) -> None:
+        self._partition = partition
+        self._state = state
+        self._adopted: list[PendingAppend] = []  # in flight when it was issued
+        self.permit: Permit | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.permit is None or self.permit.idle
+
+    def issue(self, make: type[Permit], now: float) -> Permit | None:
+        """None while the next append may need a decision."""
+        if self.permit is None and _may_issue(self._state, now):
+            self._adopted = list(self._state.appends.in_flight)
+            self.permit = permit_for(make, self, self._partition, self._state)
+        return self.permit
+
+    def take_back(self) -> None:
+        """It must not be used while the sequencer decides."""
+        if self.permit is not None:
+            permit, self.permit, self._adopted = self.permit, None, []
+            _take_back(permit, self._state)
+
+    def next_fenced_sequence(self, producer_id: int, producer_epoch: int) -> int | None:
+        """For the permit: -1 if not known; None if the producer's batches keep their sequences."""
+        producer = producer_id, producer_epoch
+        for pending in reversed(self._adopted):
+            if pending.producer == producer and pending.kind.fenced:
+                return sequence_add(pending.append.base_sequence, pending.append.record_count)
+        return self._state.retries.next_fenced_sequence(producer)
+
+
+def _may_issue(state: PartitionState, now: float) -> bool:
+    fence, appends = state.fence, state.appends
+    snapshot, limits = fence.snapshot, state.log.limits
+    if fence.phase is not Phase.OPEN or snapshot is None or now >= fence.confirmed_until or not limits.fencing:
+        return False
+    if snapshot.log_append_time or snapshot.open_transactions or state.log.retry_at is not None:
+        return False
+    if appends.queue or appends.admitted or appends.in_doubt or appends.being_read:
+        return False
+    if not all(_may_adopt(pending) for pending in appends.in_flight):
+        return False
+    if state.transactions.occupied(now) or state.queued.any(now) or state.retries.has_unknown:
+        return False
+    return not fence.bases.is_last_epoch(fence.epoch)  # on a `required` topic an append ends it
+
+
+def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartition, state: PartitionState) -> Permit:
+    fence, appends, limits = state.fence, state.appends, state.log.limits
+    snapshot = fence.snapshot
+    assert snapshot is not None
+    permit = make(
+        issuer,
+        partition,
+        producer_id=snapshot.producer_id,
+        producer_epoch=fence.epoch % limits.producer_epochs,
+        sequence_offset=fence.sequence_offset,
+        log_end=fence.log_end,
+        end_as_of=fence.end_as_of,
+        confirmed_until=fence.confirmed_until,
+        confirmed_since=fence.confirmed_since,
+        confirmed_epoch=fence.confirmed_epoch,
+        expiration_seconds=snapshot.expiration_seconds,
+        expiration_known_until=snapshot.expiration_known_until,
+        clock_offset_seconds=snapshot.clock_offset_seconds,
+        in_flight_max=limits.in_flight_max,
+        remembered_max=limits.remembered_batches_max,
+    )
+    for pending in appends.in_flight:
+        permit.adopt(
+            pending,
+            pending.connection,
+            _MODES.index(pending.kind),
+            -1 if pending.at is None else pending.at,
+            pending.append.record_count,
+            pending.append.max_timestamp_ms,
+            pending.sent_at or 0.0,
+            pending.leader_epoch,
+        )
+    appends.in_flight.clear()
+    return permit
+
+
+def _may_adopt(pending: PendingAppend) -> bool:
+    return (
+        pending.attempts == 1
+        and pending.kind in _MODES
+        and not (pending.append.transactional or pending.duplicate_waiters or pending.acknowledged)
+        and not (pending.is_there or pending.sent_before)
+        and pending.predecessor_result is None
+    )
+
+
+def _take_back(permit: Permit, state: PartitionState) -> None:
+    log, confirmed, remembered, pass_through, in_flight, grounds = permit.take_back()
+    fence, appends = state.fence, state.appends
+    fence.log_end, fence.sequence_offset, fence.end_as_of = log
+    fence.confirmed_until, fence.confirmed_since, fence.confirmed_epoch = confirmed
+    if grounds is not None:
+        fence.check = grounds.policy.check
+    for at, record_count, digest, write_id, (producer_id, epoch, first) in remembered:
+        batch = AppendedBatch(at, record_count, digest, write_id, -1)
+        state.retries.remember(batch, (producer_id, epoch), first)
+    for producer_id, epoch, first in pass_through:
+        state.retries.add_pass_through((producer_id, epoch), first)
+    for each in in_flight:
+        if len(each) == 2:
+            appends.in_flight.append(each[1])
+            continue
+        number, source, (mode, at, sent_at, leader_epoch, alone, taken_over), fenced = each
+        pending = source[0].maker.permitted_append(source, sent_at, alone=alone, taken_over=taken_over)
+        pending.kind = _MODES[mode]
+        fence.check = pending.check
+        pending.leader_epoch = leader_epoch
+        if fenced is not None:
+            pending.at, pending.fence = at, Fence(*fenced)
+            pending.instance_id = pending.fence.instance_id
+            if pending.append.producer_id >= 0:
+                state.retries.record_fenced(pending)
+        appends.send(pending, sent_at)
+        permit.keep(number, pending)

@@ -1,0 +1,33 @@
+"""The native module, if it is installed: `native/`."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM
+from fencepost_proxy.executor import EXECUTOR
+from fencepost_proxy.metrics import ADDED_SECONDS
+from fencepost_proxy.session.services import Services
+from fencepost_proxy.wire.batch_digest import SEED
+
+if TYPE_CHECKING:
+    import fencepost_native as native
+
+MODULE = EXECUTOR.module
+
+
+def settings_for(services: Services) -> tuple[ModuleType, native.Settings] | None:
+    """What its connections share; None without the module."""
+    if MODULE is None:
+        return None
+    names = services.header_names
+    return MODULE, MODULE.Settings(
+        services,
+        (names.expected_offset, names.partition_count, names.write_id),
+        SEED,
+        services.frame_bytes_max,
+        services.read_here_bytes_max,
+        MADE_UP_IDS_FROM,
+        ADDED_SECONDS,
+    )

@@ -1,0 +1,206 @@
+"""The fast path in native code (`fencepost_native`): whole frames that are relayed, and appends that permits allow.
+
+Its requests in progress follow those in the session's queues. Before the session processes anything else it takes them
+over (`give_back`), as if `FastPath` had sent them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fencepost_policies.append import Check, Refusal
+from fencepost_policies.append_policy import Reads
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.appends import make_pending_append
+from fencepost_proxy.session.checked_appends import CheckedAppends
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
+from fencepost_proxy.session.known import NOTHING_KNOWN
+from fencepost_proxy.session.messages import Tick
+from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
+from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.produce import PartitionData
+
+if TYPE_CHECKING:
+    import fencepost_native as native
+
+#: First the grounds of a topic, then the permits of its partitions.
+_TRIES = 3
+
+
+class NativePath:
+    """`connection`: None without the native module."""
+
+    __slots__ = ("_appends", "_known", "_native", "_queue", "_sequencers", "_services", "_state", "connection")
+
+    def __init__(self, core: Core, appends: CheckedAppends) -> None:
+        self._state = core.state
+        self._services = services = core.state.services
+        self._sequencers = core.state.sequencers
+        self._queue = core.queue
+        self._appends = appends
+        self._known = NOTHING_KNOWN
+        self.connection: native.Connection | None = None
+        if services.native is not None:
+            module, settings = services.native
+            self._native = module
+            self.connection = module.Connection(
+                settings, core.state.connection, core.state.opened_at, core.proofs.may_write
+            )
+
+    @property
+    def waiting(self) -> int:
+        """Requests sent and not answered."""
+        return 0 if self.connection is None else len(self.connection)
+
+    @property
+    def collecting_since(self) -> float | None:
+        """Since when a request is incomplete."""
+        return None if self.connection is None else self.connection.collecting_since
+
+    @property
+    def empty(self) -> bool:
+        return self.connection is None or (not self.connection and self.connection.collecting_since is None)
+
+    @property
+    def awaits_appends(self) -> bool:
+        """Their answers are due at some time."""
+        return self.connection is not None and self.connection.awaits_appends
+
+    @property
+    def due(self) -> float | None:
+        """When the first answer to appends is due."""
+        return None if self.connection is None else self.connection.due
+
+    def take_up(self, data: bytes, now: float) -> tuple[int, bytes]:
+        """As `FastPath.take_up`. It stops at the first frame that is not for it."""
+        connection, state, taken, out = self.connection, self._state, 0, b""
+        assert connection is not None
+        for _ in range(_TRIES):
+            count, frame_bytes, made = connection.take_up(
+                data[taken:], now, len(self._queue.to_client), state.received_bytes
+            )
+            taken, out = taken + count, out + (made or b"")
+            state.received_bytes += frame_bytes
+            if not self.permit(now):
+                break
+        return taken, out
+
+    def prepare(self) -> None:
+        """Before `take_up` of the connection: pass on what is known."""
+        known = self._state.known
+        if known is not self._known:
+            assert self.connection is not None
+            self._known = known
+            self.connection.known = self._native.Known(
+                known.version,
+                known.prefix,
+                known.before_acks,
+                known.timeout_ms,
+                known.topic_name,
+                known.topic,
+                known.is_checked,
+                self,
+            )
+
+    def permit(self, now: float) -> bool:
+        """After it stopped: whether what it lacked is there now."""
+        assert self.connection is not None
+        missing, known = self.connection.missing, self.connection.known
+        if missing is None or known is None:
+            return False
+        if not missing:
+            known.grounds = self._grounds(known.topic_name)
+            return known.grounds is not None
+        for partition in missing:
+            sequencer = self._sequencers.sequencer(TopicPartition(known.topic_name, partition))
+            permit = None if sequencer is None else sequencer.issued.issue(self._native.Permit, now)
+            if permit is None:
+                return False
+            known.permit(partition, permit)
+        return True
+
+    def _grounds(self, topic: str) -> native.Grounds | None:
+        """None for a topic whose appends need more than its sequencer."""
+        policy, topic_id = self._services.policy(topic), self._services.topic_id(topic)
+        if policy is None or policy.check is Check.OFF or policy.checks_count or policy.idempotence:
+            return None
+        if policy.on_arrival or Reads.TIMESTAMPS in policy.reads:
+            return None
+        if topic_id is None or self._services.produce_version_max() < PRODUCE_BY_ID:
+            return None
+        required = policy.check is Check.REQUIRED
+        grounds: native.Grounds = self._native.Grounds(
+            policy, topic_id, topic_id.bytes, required, policy.source_is_base
+        )
+        return grounds
+
+    # ---- back to the session
+
+    def is_early_tick(self, event: object, now: float) -> bool:
+        """The session has nothing to do here before the first answer is due."""
+        if not isinstance(event, Tick) or self.connection is None:
+            return False
+        self.connection.ticking = False
+        due = self.connection.due
+        return due is None or now < due
+
+    def disarm(self) -> None:
+        """Python handles what comes next."""
+        received = None if self.connection is None else self.connection.disarm()
+        if received is not None:
+            self._state.received_bytes = received
+
+    def give_back(self) -> bytes | None:
+        """Returns the beginning of an incomplete request: the next bytes of the client."""
+        if self.connection is None:
+            return None
+        self.give_back_requests()
+        return self.connection.take_collected()
+
+    def give_back_requests(self) -> None:
+        if self.connection is None:
+            return
+        self.disarm()
+        queue = self._queue
+        for api_key, version, correlation_id, checked in self.connection.give_back():
+            if checked is not None:
+                known, grounds, frame, starts_at, answer_by, appends = checked
+                pending_response = PendingResponse(PRODUCE, version, correlation_id, Answer.DIRECT)
+                pending_response.reserved_bytes = len(frame)
+                pending_appends = [_taken_back(permit, number) for permit, number in appends]
+                pending_response.direct = Direct(
+                    pending_appends, memoryview(frame), starts_at, answer_by, known.topic, grounds.topic_id.bytes
+                )
+                queue.answer_by[pending_response] = answer_by
+            elif api_key == PRODUCE:
+                pending_response = relayed_produce(version, correlation_id)
+            else:
+                pending_response = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
+            queue.to_client.append(pending_response)
+            queue.from_upstream.append(pending_response)
+
+    def permitted_append(
+        self, source: native.Source, sent_at: float, *, alone: bool, taken_over: bool
+    ) -> PendingAppend:
+        """The sequencer's object for an append that was sent by permission."""
+        known, grounds, frame, partition, start, end = source
+        deadline = sent_at + self._appends.barriers.wait_seconds(known.timeout_ms)
+        draft = self._appends.drafts.draft(grounds.policy, None, sent_at, deadline)
+        pending = make_pending_append(
+            draft,
+            TopicPartition(known.topic_name, partition),
+            PartitionData(partition, memoryview(frame)[start:end], b""),
+        )
+        assert not isinstance(pending, Refusal)
+        pending.alone, pending.taken_over, pending.topic_id = alone, taken_over, grounds.topic_id
+        return pending
+
+
+def _taken_back(permit: native.Permit, number: int) -> PendingAppend:
+    permit.issuer.take_back()
+    pending = permit.kept(number)
+    assert pending is not None, "the permit was taken back"
+    return pending
