@@ -13,10 +13,11 @@ PYTEST := $(KEEP_BYTECODE) $(BIN)/python -m pytest
 # for the last one: it begins with what needs none.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 2 : 6)))
 ALL_AT_ONCE := -n $(WORKERS)
+NATIVE_SOURCES := $(wildcard native/src/*.rs) native/Cargo.toml native/Cargo.lock native/.cargo/config.toml
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist lint lock clean
+.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist native lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -88,11 +89,13 @@ test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
 		echo "Kafka $$version"; FENCEPOST_KAFKA=$$version $(PYTEST) $(ALL_AT_ONCE) -m "brokers and not soak"; done
 
-lint: $(VENV)/.installed-all  ## ruff, mypy, import layers
+lint: $(VENV)/.installed-all  ## ruff, mypy, import layers; rustfmt and clippy, if they are installed
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@! cargo fmt --version >/dev/null 2>&1 || { cd native && cargo fmt --check; }
+	@! cargo clippy --version >/dev/null 2>&1 || { cd native && cargo clippy -q --release --locked -- -D warnings; }
 
 docs: $(VENV)/.installed-all  ## the site of docs/, in build/site; a link that leads nowhere is an error
 	@$(BIN)/zensical build --clean --strict
@@ -105,6 +108,9 @@ dist: jars  ## wheel and sdist in dist/, looked into, and a proxy from the wheel
 	@build/dist/bin/pip install -q --disable-pip-version-check "$$(echo dist/*.whl)[proxy]"
 	@cd build/dist && bin/fencepost --version && bin/fencepost proxy --help >help
 	@$(PYTEST) -q tests/integration/test_distribution.py
+
+native: $(VENV)/.installed-run  ## the native module (Rust), which the other targets build only if there is cargo; says why not
+	@$(BIN)/python hatch_build.py --required
 
 # Where the progress of a first download can be seen: pytest would swallow it.
 .PHONY: jars
@@ -124,7 +130,7 @@ lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE
 	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_dev.lock --help"
 
 clean:  ## remove .venv and everything that tools left behind
-	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache .hypothesis
+	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache .hypothesis native/target native/*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- .venv ------------------------------------------------------------------------------------------------------------
@@ -144,7 +150,12 @@ $(VENV)/.uv: locks/bootstrap.txt
 		echo "cannot install Python packages: no network, or no package index within reach (see $(VENV)/install.log). Connect, or set PIP_INDEX_URL and UV_DEFAULT_INDEX to an index that can be reached, and run make again" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.installed-%: locks/%.txt pyproject.toml $(VENV)/.uv
+# Without cargo, or if the build fails, Fencepost runs in pure Python.
+$(VENV)/.installed-run $(VENV)/.installed-all: $(VENV)/.installed-%: $(VENV)/.packages-% hatch_build.py $(NATIVE_SOURCES)
+	@$(BIN)/python hatch_build.py
+	@touch $@
+
+$(VENV)/.packages-%: locks/%.txt pyproject.toml $(VENV)/.uv
 	@echo "installing what $< pins"
 	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $< \
 		|| { echo "uv did not manage; trying pip" >&2; $(BIN)/pip install -q --disable-pip-version-check --require-hashes -r $<; } \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"fencepost", "fencepost_dev", "fencepost_policies", "fencepost_proxy"}
+NATIVE = "fencepost_native.abi3.so"
 
 
 def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
@@ -56,8 +58,9 @@ def bare() -> dict[str, str]:
     }
 
 
-def build(source: Path, into: Path, *targets: str) -> None:
-    run(sys.executable, "-m", "hatchling", "build", *(f"-t{each}" for each in targets), "-d", into, cwd=source)
+def build(source: Path, into: Path, *targets: str, **environment: str) -> None:
+    command = (sys.executable, "-m", "hatchling", "build", *(f"-t{each}" for each in targets), "-d", into)
+    run(*command, cwd=source, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +89,39 @@ def test_wheel_contains_packages_type_markers_and_licence(wheel: Path) -> None:
         metadata = Parser().parsestr(archive.read(about).decode())
 
     information = about.rpartition("/")[0]
-    assert {name.partition("/")[0] for name in names} == {*PACKAGES, information}
+    native = {NATIVE} if wheel_is_native(wheel) else set()
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, *native, information}
     assert {f"{each}/py.typed" for each in PACKAGES} <= names
     assert f"{information}/licenses/LICENSE" in names
     # All modules in the work tree and the files that they read, but no build output.
     there = run("git", "ls-files", "client/fencepost", "policies", "proxy").split()
     new = run("git", "ls-files", "--others", "--exclude-standard", "client/fencepost", "policies", "proxy").split()
-    entered = {name for name in names if not name.startswith(information)}
+    entered = {name for name in names if not name.startswith(information)} - native
     assert entered == {each.partition("/")[2] for each in (*there, *new) if (ROOT / each).exists()}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra") or []) == {"dev", "proxy", "spark"}
     assert not [each for each in metadata.get_all("Requires-Dist") or [] if "extra ==" not in each]
+
+
+def wheel_is_native(wheel: Path) -> bool:
+    """By its tag; otherwise it is for every platform."""
+    pure = wheel.name.endswith("-py3-none-any.whl")
+    assert pure or re.search(r"-cp311-abi3-linux_\w+\.whl$", wheel.name)
+    return not pure
+
+
+def test_wheel_is_native_if_it_can_be_built(wheel: Path) -> None:
+    code = "import hatch_build; hatch_build.build()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert wheel_is_native(wheel) is (done.returncode == 0)
+
+
+def test_wheel_without_native_module_is_pure(tmp_path: Path) -> None:
+    build(ROOT, tmp_path, "wheel", FENCEPOST_NATIVE="off")
+    (file,) = tmp_path.glob("*.whl")
+    assert not wheel_is_native(file)
+    with zipfile.ZipFile(file) as archive:
+        assert NATIVE not in archive.namelist()
 
 
 def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
@@ -134,8 +159,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("environment"), wheel, "proxy", "proxy.txt")
 
 
-def test_commands_run_where_nothing_else_is_installed(installed: Path, tmp_path: Path) -> None:
-    assert run(installed / "fencepost", "--version", cwd=tmp_path).startswith("fencepost 0.")
+def test_commands_run_where_nothing_else_is_installed(installed: Path, wheel: Path, tmp_path: Path) -> None:
+    version = run(installed / "fencepost", "--version", cwd=tmp_path)
+    executor = r"native 0\S+" if wheel_is_native(wheel) else "pure Python: fencepost_native is not installed"
+    assert re.fullmatch(rf"fencepost 0\S+ \({executor}\)\n", version)
     assert "--upstream" in run(installed / "fencepost", "proxy", "--help", cwd=tmp_path)
     assert "_shtab_fencepost" in run(installed / "fencepost", "completion", "bash", cwd=tmp_path)
     # A missing dependency is reported in one line.

@@ -36,6 +36,8 @@ Tables are TOML on one line (`FENCEPOST_BROKER_PORTS='{ 1 = 20001 }'`; `FENCEPOS
 one). Empty variables are ignored. Misspelt variables are errors; variables that Kubernetes sets for a service named
 `fencepost` are not. `FENCEPOST_CONFIG` names the file if `--config` is missing.
 
+`FENCEPOST_NATIVE=off` is no key: it switches off the [native module](installation.md#native-module).
+
 ## Kafka's client.properties
 
 `--command-config FILE` reads the security properties of a Java client, as Kafka's tools do. It sets `upstream_tls` and

@@ -52,9 +52,12 @@ the code that ran 0.05 s after the deadline. CPU time far below the delay: the m
 
 ## Start and stop
 
-`starting` → `waiting for Kafka` (until Kafka responds) → `connected to Kafka` → `state topic loaded` →
-`listening for broker`, once per broker → `serving`. After a signal: `draining`, then `drained` with the number of
-unanswered requests. `certificates loaded` follows a reload.
+`starting` → `executor of the hot path` → `waiting for Kafka` (until Kafka responds) → `connected to Kafka` →
+`state topic loaded` → `listening for broker`, once per broker → `serving`. After a signal: `draining`, then `drained`
+with the number of unanswered requests. `certificates loaded` follows a reload.
+
+`executor of the hot path` is a warning if the [native module](installation.md#native-module) is present but cannot be
+used.
 
 ## Events
 

@@ -114,12 +114,12 @@ def test_page_without_response_says_so(answer: object, why: str) -> None:
 @needs_node
 def test_page_shows_all_figures() -> None:
     snapshot = replace(
-        HEALTHY, uptime_seconds=3_700.0, connections=12_345, bytes_to_kafka=5 * 1024**3, added_seconds=(4e-5, 0.0025),
-        state_lease_seconds=4.26, refusals={"offset_mismatch": 1_000}, violations=2,
+        HEALTHY, executor="native 1", uptime_seconds=3_700.0, connections=12_345, bytes_to_kafka=5 * 1024**3,
+        added_seconds=(4e-5, 0.0025), state_lease_seconds=4.26, refusals={"offset_mismatch": 1_000}, violations=2,
     )  # fmt: skip
     lists = dict(EMPTY) | {"topics": Listed(1_234, ())}
     assert shown(overview(snapshot, lists)).read.sections["figures"] == (
-        "clients connect to proxy:19092 · cluster c · up for 1 h 1 min · fencepost 1"
+        "clients connect to proxy:19092 · cluster c · up for 1 h 1 min · fencepost 1 (native 1)"
         "connections12,345requests in flight0to Kafka5.0 GiBto clients0 Bbuffered in memory0 B"
         "time added (median, p99)< 40 µs · < 2.5 msconfig lease left4.3 s"
     ).replace("config lease", "checked topics1,234refusals1,000offset violations2config lease")
