@@ -80,7 +80,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/soak",
         "tests/rolling_restart",
     ),
-    ("proxy/fencepost_proxy/session", "proxy/fencepost_proxy/wire"): (
+    ("proxy/fencepost_proxy/session", "proxy/fencepost_proxy/wire", "native"): (
         f"{_I}equivalence",
         f"{_I}api_walk",
         f"{_I}control_messages",
@@ -96,6 +96,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}kafka_releases",
         f"{_I}races",
         "tests/fuzz",
+        "tests/native_mutants",
     ),
     ("proxy/fencepost_proxy/topics",): (
         f"{_I}state_topic",

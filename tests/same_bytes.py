@@ -1,7 +1,8 @@
 """`python -m tests.same_bytes CHECKOUT`: does this checkout behave exactly as another one, byte for byte?
 
-Each checkout runs its simulation and fuzzer on the same seeds. A run's digest covers every byte on every modelled wire,
-their order, and all random choices. Exits with 1 at a difference, and prints the command that shows it.
+Each checkout runs its simulation and fuzzer on the same seeds. A run's digest covers every byte on every modelled
+wire, their order, and all random choices. Python alone executes: native code writes in other pieces. Exits with 1 at
+a difference, and prints the command that shows it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _FUZZER_COLUMNS = frozenset({"target", "inputs", "events", "states", "failures",
 
 
 def _start(checkout: Path, *command: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(checkout / each) for each in _SOURCES)}
+    sources = os.pathsep.join(str(checkout / each) for each in _SOURCES)
+    environment = {**os.environ, "PYTHONPATH": sources, "FENCEPOST_NATIVE": "off"}
     words = [sys.executable, "-m", *map(str, command)]
     return subprocess.Popen(
         words, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

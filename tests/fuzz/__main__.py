@@ -20,6 +20,7 @@ from tests.fuzz.engine import CORPUS, ROOT, Found, Program, Result, Target, Untr
 from tests.fuzz.large import Large
 from tests.fuzz.parsers import Parsers
 from tests.fuzz.sequencers import Sequencers
+from tests.support import executors
 
 #: Shares of the time.
 TARGETS: dict[str, tuple[Target, float]] = {
@@ -52,11 +53,24 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="time for all targets (default: %(default)s)")
     parser.add_argument("--inputs", type=int, help="inputs per target, instead of time")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--executor", choices=executors.AVAILABLE, help="default: by the seed, native if it is even")
     parser.add_argument("--target", choices=sorted(TARGETS), action="append")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="directory for failing inputs")
     parser.add_argument("--blind", action="store_true", help="run without coverage guidance")
     parser.add_argument("--replay", type=Path, help="replay one file")
     options = parser.parse_args()
+    executor = options.executor or executors.of_seed(_seed_of(options))
+    print(f"executor {executor}", flush=True)
+    with executors.executing(executor):
+        return _run(options)
+
+
+def _seed_of(options: argparse.Namespace) -> int:
+    """A failing input is replayed by the executor that it failed with."""
+    return int(options.seed if options.replay is None else json.loads(options.replay.read_text())["seed"])
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.replay is not None:
         try:
             seconds = replay(options.replay)

@@ -869,12 +869,12 @@ class _Run:
         for session in dispatcher.sessions.values():
             if session.state.client.buffered_bytes > self.services.frame_bytes_max + RECEIVE_BYTES:
                 raise Failure("a session buffers more than a frame and a read", session.state.client.buffered_bytes)
-            if len(session.requests) > self.services.in_flight_requests_max:
-                raise Failure("more requests in flight than allowed", len(session.requests))
+            if session.unanswered_count > self.services.in_flight_requests_max:
+                raise Failure("more requests in flight than allowed", session.unanswered_count)
             observed.add(
                 (
                     "session",
-                    min(len(session.requests), 3),
+                    min(session.unanswered_count, 3),
                     min(len(session.produce_requests), 3),
                     session.waits,
                     session.at_barrier,

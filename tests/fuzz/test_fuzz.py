@@ -11,6 +11,7 @@ import pytest
 from tests.fuzz.__main__ import TARGETS, replay
 from tests.fuzz.defects import DEFECTS, SLOW
 from tests.fuzz.engine import CORPUS, Program, TooSlow, check_time, fuzz, slowest_call
+from tests.support.executors import each_executor, executing
 from tests.support.mutants import Mutant
 
 SEED = 1
@@ -18,15 +19,19 @@ SHORT_RUN = {"session": 120, "sequencer": 500, "wire": 1500, "large": 12}
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
-def test_what_failed_once_holds(path: Path) -> None:
-    replay(path)
+@each_executor
+def test_what_failed_once_holds(executor: str, path: Path) -> None:
+    with executing(executor):
+        replay(path)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_short_run_finds_nothing(name: str) -> None:
+@each_executor
+def test_a_short_run_finds_nothing(executor: str, name: str) -> None:
     """Not guided: coverage measurement uses the same tracing."""
-    result = fuzz(TARGETS[name][0], SEED, inputs=SHORT_RUN[name], guided=False)
-    print(f"seed {SEED}: {result.inputs} inputs, {result.events} events, {result.features} states")
+    with executing(executor):
+        result = fuzz(TARGETS[name][0], SEED, inputs=SHORT_RUN[name], guided=False)
+    print(f"seed {SEED}, executor {executor}: {result.inputs} inputs, {result.events} events, {result.features} states")
     assert not result.failures, "\n".join(
         f"{found.signature}: {found.message}\n{found.program.to_json()}" for found in result.failures
     )

@@ -14,7 +14,8 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from tests.fuzz import dialogue
 from tests.fuzz.dialogue import Dialogue, FuzzServices, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
-from tests.unit.test_fast_path import _Programs
+from tests.support.executors import each_executor, executing
+from tests.unit.test_fast_path import _Programs, _Steady
 
 _PROGRAMS = 120
 _POLICIES = {
@@ -51,7 +52,8 @@ def _error(rng: random.Random) -> int:
     return rng.choice((0, 6, 7, 20, 29, 31, 43, 43, 43, 43, 45, 45, 59, 87))
 
 
-def test_levels_keep_the_invariants_of_dialogues(monkeypatch: pytest.MonkeyPatch) -> None:
+@each_executor
+def test_levels_keep_the_invariants_of_dialogues(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogue, "POLICIES", _POLICIES)
     monkeypatch.setattr(dialogue, "FuzzServices", _ForgetfulServices)
     monkeypatch.setattr(Dialogue, "_error", staticmethod(_error))
@@ -59,8 +61,9 @@ def test_levels_keep_the_invariants_of_dialogues(monkeypatch: pytest.MonkeyPatch
         rng, fuzzer = random.Random(f"levels {seed}"), Dialogue()
         program = Program(fuzzer.setup(rng), [fuzzer.op(rng) for _ in range(60)])
         if not seed % 2:
-            program = _Programs().program(seed)
+            program = (_Steady() if seed % 4 else _Programs()).program(seed)
         try:
-            _LevelledRun(program, seed).run()
+            with executing(executor):
+                _LevelledRun(program, seed).run()
         except Failure as failure:
             raise AssertionError(f"seed {seed}: {failure}") from failure

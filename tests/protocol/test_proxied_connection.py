@@ -14,6 +14,7 @@ import pytest
 
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
+from fencepost_proxy.session.native import MODULE
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.transport import unsent
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
@@ -68,6 +69,12 @@ class Driver:
 
     def proxied_closed(self, proxied: ProxiedConnection) -> None:
         self.closed.append(proxied)
+
+    def relayed_bytes(self) -> tuple[int, int]:
+        """To Kafka, to clients."""
+        native = self.services.native
+        _, _, to_kafka, to_clients, *_ = ((), 0, 0, 0) if native is None else native[1].take_counts()
+        return self.traffic.bytes_to_kafka + to_kafka, self.traffic.bytes_to_clients + to_clients
 
     def observed(self, kind: type) -> list[messages.Event]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -148,8 +155,29 @@ async def test_relayed_requests_and_responses_cause_no_events() -> None:
             await send(sockets.broker, response(number, b"answer"))
             assert await receive(sockets.client, len(response(number, b"answer"))) == response(number, b"answer")
         assert sockets.driver.events == []
-        assert sockets.driver.traffic.bytes_to_kafka == 3 * len(request(0))
-        assert sockets.driver.traffic.bytes_to_clients == 3 * len(response(0, b"answer"))
+        assert sockets.driver.relayed_bytes() == (3 * len(request(0)), 3 * len(response(0, b"answer")))
+
+
+@pytest.mark.skipif(MODULE is None, reason="fencepost_native is not built: make native")
+@pytest.mark.parametrize("asked_before", [0, 2], ids=["at once", "armed"])
+@in_event_loop
+async def test_an_error_of_the_proxy_ends_its_connection(asked_before: int) -> None:
+    """The bytes stay in the socket, so it would be readable again at once."""
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context["exception"])))
+    async with pair() as sockets:
+        for number in range(asked_before):
+            await send(sockets.client, request(number))
+            await receive(sockets.broker, len(request(number)))
+            await send(sockets.broker, response(number, b"answer"))
+            await receive(sockets.client, len(response(number, b"answer")))
+        sockets.driver.services.relayed_versions = None  # type: ignore[assignment]
+        await send(sockets.client, request(7))
+        assert not await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sockets.client, 1), 60)
+        await asyncio.sleep(0)
+        assert sockets.proxied in sockets.driver.closed
+    assert len(errors) == 1
+    assert sockets.proxied.close_reason == "the proxy failed to handle its bytes"
 
 
 @pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])

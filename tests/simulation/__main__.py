@@ -51,7 +51,10 @@ def _replay(names: list[str], seed: int, *, trace: bool) -> int:
         outcome = run(SCENARIOS[name], seed, tracing=trace)
         for line in outcome.trace:
             print(line)
-        print(f"{name} seed {seed}: {outcome.tries} tries, {outcome.accepted} accepted, digest {outcome.digest}")
+        print(
+            f"{name} seed {seed}: {outcome.tries} tries, {outcome.accepted} accepted, "
+            f"executor {outcome.executor}, digest {outcome.digest}"
+        )
         for line in outcome.found:
             print(f"  {line}")
         failed += bool(outcome.found)
@@ -62,12 +65,14 @@ def _many(work: list[tuple[str, int]], jobs: int, *, digests: bool) -> int:
     started = time.monotonic()
     chunks = [work[i : i + 32] for i in range(0, len(work), 32)]
     runs: Counter[str] = Counter()
+    executed: Counter[str] = Counter()
     failures: dict[str, list[Outcome]] = {}
     totals: Counter[str] = Counter()
     with ProcessPoolExecutor(jobs) as pool:
         for number, outcomes in enumerate(pool.map(_some, chunks), 1):
             for outcome in outcomes:
                 runs[outcome.scenario] += 1
+                executed[outcome.executor] += 1
                 if digests:
                     print(f"digest {outcome.scenario} {outcome.seed} {outcome.digest}")
                 totals.update(
@@ -76,7 +81,10 @@ def _many(work: list[tuple[str, int]], jobs: int, *, digests: bool) -> int:
                 if outcome.found:
                     failures.setdefault(outcome.scenario, []).append(outcome)
                     if len(failures[outcome.scenario]) <= 5:
-                        print(f"FAILED {outcome.scenario} seed {outcome.seed}: {outcome.found[0]}", flush=True)
+                        print(
+                            f"FAILED {outcome.scenario} seed {outcome.seed} ({outcome.executor}): {outcome.found[0]}",
+                            flush=True,
+                        )
             if sys.stderr.isatty() or number % 50 == 0:
                 print(
                     f"{sum(runs.values())} of {len(work)} runs, {sum(map(len, failures.values()))} failed",
@@ -91,6 +99,7 @@ def _many(work: list[tuple[str, int]], jobs: int, *, digests: bool) -> int:
         f"\n{sum(runs.values())} runs in {seconds:.0f} s: {totals['tries']} appends tried, "
         f"{totals['accepted']} accepted, {totals['refused']} refused, {totals['unknown']} of unknown outcome"
     )
+    print("executors: " + ", ".join(f"{name or 'crashed'} {count}" for name, count in sorted(executed.items())))
     for name, failed in failures.items():
         print(f"replay: python -m tests.simulation --scenario {name} --seed {failed[0].seed} --trace")
     return 1 if failures else 0

@@ -53,6 +53,7 @@ from fencepost_proxy.transactions import commit_validator as validator_module
 from fencepost_proxy.transactions.commit_validator import CommitValidator
 from tests.simulation import world
 from tests.simulation.scenarios import SCENARIOS, run
+from tests.support.executors import PYTHON, executing
 from tests.support.mutants import Mutant, body, edit, put, wrap
 
 _EXPANSIONS = ("expansion", "expansion-required")
@@ -1240,7 +1241,8 @@ def hunt(one: Mutant, seeds: int) -> tuple[str, int, str] | None:
 
 def _found(name: str, seed: int) -> str | None:
     try:
-        outcome = run(SCENARIOS[name], seed)
+        with executing(PYTHON):
+            outcome = run(SCENARIOS[name], seed)
     except (TypeError, AttributeError):
         raise  # the mutant does not fit the code: its crash proves nothing
     except Exception as error:

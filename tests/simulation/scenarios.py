@@ -16,6 +16,7 @@ from tests.simulation.clients import Admin, Client, Probe
 from tests.simulation.history import History
 from tests.simulation.unauthorized import KIND, Unauthorized
 from tests.simulation.world import Scenario, World
+from tests.support import executors
 
 _END_SECONDS = 25.0
 _REST_SECONDS = 12.0
@@ -681,12 +682,19 @@ class Outcome:
     events: int
     digest: str
     trace: tuple[str, ...] = ()
+    executor: str = ""
 
 
 def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
-    """One run: activity under faults, then no faults, then one more append through every sequencer."""
+    """One run: activity under faults, then no faults, then one more append through every sequencer.
+
+    Even seeds use native code, if it is built (`support/executors.py`).
+    """
     ids = Random(seed)
-    with patch.object(table, "uuid4", lambda: UUID(int=ids.getrandbits(128), version=4)):
+    with (
+        patch.object(table, "uuid4", lambda: UUID(int=ids.getrandbits(128), version=4)),
+        executors.executing(executors.of_seed(seed)),
+    ):
         return _run(scenario, seed, tracing=tracing)
 
 
@@ -733,6 +741,7 @@ def _run(scenario: Scenario, seed: int, *, tracing: bool) -> Outcome:
         sim.events,
         digest,
         tuple(sim.trace),
+        executors.current(),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
+from tests.support.executors import native_of
 
 
 class StartsKnown(IdempotenceMemory):
@@ -24,6 +25,7 @@ class Counting:
     query. `absent` – topics that metadata lacks. `served` – counts reported to clients."""
 
     def __init__(self) -> None:
+        self.native = native_of(self)
         self.idempotence: IdempotenceMemory = StartsKnown()
         self.barriers: dict[str, AppendBarrier] = {}
         self.partition_counts: dict[str, int] = {}

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tests.support.executors import PYTHON, executing
+
 _SHOWN_CHARS = 100
 
 #: The owner of an attribute (a class or module), its name, and the defective value.
@@ -36,7 +38,8 @@ class Mutant:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        with ExitStack() as undo:
+        """Python alone executes meanwhile: native code would hide defects of Python."""
+        with executing(PYTHON), ExitStack() as undo:
             for change in self._changes:
                 try:
                     owner, name, value = change()

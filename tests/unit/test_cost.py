@@ -46,6 +46,7 @@ from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
+from fencepost_proxy.session.native import MODULE
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport import proxied_socket as side_module
@@ -118,6 +119,8 @@ BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
 
 _ROOT = Path(__file__).parents[2]
 _FETCH, _HEARTBEAT = 1, 12
+_IN_PIECES = "Fetch of 1 MiB, relayed in pieces of 64 KiB"
+_PIPELINED = "Produce, conditional, 5 in flight, all five"
 #: What is sent at once, and taken from the other end before more is: any socket holds that much.
 _PIECE_BYTES = 64 * 1024
 _POLICIES = MappingProxyType(
@@ -195,7 +198,8 @@ class Stage:
 
     def __init__(self, connections: int = 1) -> None:
         services = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
-        limits = g.SequencerLimits(remembered_batches_max=8)
+        # A permit ends when the sequencer's memory would be full.
+        limits = g.SequencerLimits(remembered_batches_max=8 if MODULE is None else 10_000)
         self.dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), limits, HeaderNames())  # type: ignore[arg-type]
         self.traffic = Traffic()
         self._loop = _Loop()
@@ -357,7 +361,7 @@ def _of_idempotent_client(offset: int) -> memoryview:
 _IN_FLIGHT = 5
 CASES: Final[dict[str, Dialogue]] = {
     "Heartbeat, relayed": _relayed(_HEARTBEAT, 4, 20),
-    "Fetch of 1 MiB, relayed in pieces of 64 KiB": _relayed(_FETCH, 12, 16 * _PIECE_BYTES - 8),
+    _IN_PIECES: _relayed(_FETCH, 12, 16 * _PIECE_BYTES - 8),
     "Produce, unchecked, 1 KB": _unchecked,
     "Produce, checked, unconditional": _checked("checked", lambda offset: batch(b"v" * 100)),
     "Produce, conditional by header": _checked("required", lambda offset: expecting(offset, b"v" * 100)),
@@ -365,7 +369,7 @@ CASES: Final[dict[str, Dialogue]] = {
     "Produce, conditional, 100 records": _checked(
         "required", lambda offset: expecting(offset, *[b"v" * 100] * 100), records=100
     ),
-    "Produce, conditional, 5 in flight, all five": _checked("required", _of_idempotent_client, together=_IN_FLIGHT),
+    _PIPELINED: _checked("required", _of_idempotent_client, together=_IN_FLIGHT),
     "Produce, conditional, 10 partitions": _checked(
         "required", lambda offset: expecting(offset, b"v" * 100), partitions=10
     ),
@@ -531,9 +535,10 @@ def _budgets() -> dict[str, Cost]:
     return BUDGETS[release]
 
 
-def _measured(*arguments: str) -> dict[str, Cost]:
+def _measured(*arguments: str, native: bool = False) -> dict[str, Cost]:
     """In a separate process: allocations by threads of other tests would be counted, too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environment["FENCEPOST_NATIVE"] = "on" if native else "off"
     command = [sys.executable, "-m", "tests.unit.test_cost", "--json", *arguments]
     done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -550,6 +555,16 @@ def costs() -> dict[str, Cost]:
 def test_a_request_costs_no_more_than_its_budget(name: str, costs: dict[str, Cost]) -> None:
     found = too_much(costs[name], _budgets()[name])
     assert not found, f"{name}: {'; '.join(found)}. The head of {Path(__file__).name} says what to do"
+
+
+@pytest.mark.skipif(MODULE is None, reason="fencepost_native is not built: make native")
+def test_native_code_leaves_python_almost_nothing_to_do() -> None:
+    """The rest is calls of the process's services."""
+    for name, cost in _measured(native=True).items():
+        if name != _IN_PIECES:
+            requests = 5 if name == _PIPELINED else 1
+            assert cost.opcodes <= 80 * requests, name
+        assert (cost.left_objects, cost.left_kilobytes) == (0, 0), name
 
 
 def test_each_release_has_a_budget_for_every_case() -> None:

@@ -25,6 +25,7 @@ from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import PendingResponse
+from fencepost_proxy.session.services import RELAYED_VERSIONS
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -39,19 +40,26 @@ from fencepost_proxy.wire.produce import (
 )
 from tests.fuzz import dialogue as dialogue_module
 from tests.fuzz import sequencers
-from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Dialogue, Requested, _Run
+from tests.fuzz.dialogue import LIMITS, NOW_MS, SERVED, TOPIC_IDS, Dialogue, Requested, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
+from tests.support import native_counts
 from tests.support.batches import batch, expecting
+from tests.support.executors import NATIVE, PYTHON, each_executor, executing
 from tests.support.mutants import Change, Mutant, edit
 from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
 
 _PROGRAMS = 40
+#: How often each thing happens in a block of programs.
+_LEAST = {PYTHON: 5, NATIVE: 1}
+_RELAYED = [(key, version) for key, version in SERVED if key in RELAYED_VERSIONS]
 _SEQUENCER_PROGRAMS = 400
 _OPS = 60
-_FIELDS_OF_APPENDS = ("at", "fence", "kind", "sent_at", "sent_as", "attempts", "may_write", "predecessor_result")
-#: The first orders the queue, which the fast path does not enter.
-_NOT_COMPARED = ("_submitted_count", "names")
+#: In how many steps of native code the states of sequencers are compared.
+_STATES_SHARE = 0.05
+_FIELDS_OF_APPENDS = ("at", "fence", "kind", "sent_at", "attempts", "may_write", "predecessor_result")
+#: The first orders the queue, which the fast path does not enter. The second orders what was sent: see `_state_of`.
+_NOT_COMPARED = ("_submitted_count", "_sent_count", "names")
 
 
 class _GeneralRun(_Run):
@@ -70,6 +78,16 @@ class _GeneralRun(_Run):
             return call(function, *args)
 
         return reported
+
+
+class _Remembers(_Run):
+    """As much as native code does a while on its own."""
+
+    limits = replace(LIMITS, remembered_batches_max=12, in_flight_max=4)
+
+
+class _GeneralRemembers(_GeneralRun, _Remembers):
+    pass
 
 
 class _Programs(Dialogue):
@@ -135,21 +153,28 @@ def _meaning(frame: bytes) -> Any:
     return replace(request, topics=topics)
 
 
-def _state_of(part: Any) -> Any:
-    """All that decides about the future of a sequencer: its parts and their fields, nested."""
+def _state_of(part: Any, sent_count: int = 0) -> Any:
+    """All that decides about the future of a sequencer: its parts and their fields, nested.
+
+    `sent_count`: appends are numbered when they are sent. Native code does not number those that it completes.
+    """
     if isinstance(part, g.PendingAppend):
-        return [getattr(part, name) for name in _FIELDS_OF_APPENDS], len(part.duplicate_waiters)
+        before_last = part.sent_as and 1 + sent_count - part.sent_as
+        return [getattr(part, name) for name in _FIELDS_OF_APPENDS], before_last, len(part.duplicate_waiters)
     if isinstance(part, deque | list):
-        return [_state_of(each) for each in part]
+        return [_state_of(each, sent_count) for each in part]
     if is_dataclass(part) and type(part).__module__.startswith("fencepost_proxy.sequencer"):
+        sent_count = getattr(part, "_sent_count", sent_count)
         return {
-            each.name: _state_of(getattr(part, each.name)) for each in fields(part) if each.name not in _NOT_COMPARED
+            each.name: _state_of(getattr(part, each.name), sent_count)
+            for each in fields(part)
+            if each.name not in _NOT_COMPARED
         }
     return part
 
 
 def _observed(run: _Run) -> list[Any]:
-    """All that is observable from outside, and what decides about the future."""
+    """All that is observable from outside."""
     observed: list[Any] = []
     for wires in run.wires:
         frames, rest = dialogue_module.frames_of(wires.upstream_got, 8)
@@ -164,10 +189,17 @@ def _observed(run: _Run) -> list[Any]:
         ]
     for partition, log in run.logs.items():
         observed.append((partition, log.end, log.batches))
-    for partition, sequencer in run.dispatcher.sequencers.items():
-        observed += [partition, _state_of(sequencer.state)]
     observed.append([(each.partition, type(each.effect)) for each in run.control])
     return observed
+
+
+def _decisive(run: _Run) -> list[Any]:
+    """What decides about the future. It takes back every permit."""
+    states: list[Any] = []
+    for partition, sequencer in run.dispatcher.sequencers.items():
+        sequencer.issued.take_back()
+        states += [partition, _state_of(sequencer.state)]
+    return states
 
 
 def _same_answers(one: _Run, other: _Run) -> bool:
@@ -179,12 +211,22 @@ def _same_answers(one: _Run, other: _Run) -> bool:
     )
 
 
-def _run_both(program: Program) -> Counter[str]:
-    """Compare after each step; count how often the fast path was taken."""
+def _run_both(
+    program: Program, executor: str = PYTHON, kinds: tuple[type[_Run], type[_Run]] = (_GeneralRun, _Run)
+) -> Counter[str]:
+    """Compare after each step; count how often the fast path was taken.
+
+    The state of sequencers is compared after each step of Python, and after few of native code, whose permits end by
+    that.
+    """
     taken: Counter[str] = Counter()
     observed: set[Any] = set()
-    general = _GeneralRun(program, observed, Untraced())
-    short = _Run(program, observed, Untraced())
+    with executing(PYTHON):
+        general = kinds[0](program, observed, Untraced())
+    with executing(executor):
+        short = kinds[1](program, observed, Untraced())
+    native_counts.count(short.services, taken)
+    rng = random.Random(len(program.to_json()))
     for run in (general, short):
         # The general path buffers long relayed requests; waiting for memory is not compared.
         run.services.free_bytes = run.services.memory_bytes = 1 << 30
@@ -215,17 +257,22 @@ def _run_both(program: Program) -> Counter[str]:
         on.setattr(FastPath, "_take_direct", count_take)
         on.setattr(FastPath, "end_direct", count_end)
         on.setattr(Completion, "convert_direct", count_back)
+        native_counts.count_adopted(on, taken)
         for number, op in enumerate(program.ops):
             general._do(op)
             short._do(op)
             ours, theirs = _observed(short), _observed(general)
             assert ours == theirs, f"after op {number} {op} of {program.to_json()}"
             assert _same_answers(short, general), f"after op {number} {op} of {program.to_json()}"
+            if executor == PYTHON or rng.random() < _STATES_SHARE:
+                assert _decisive(short) == _decisive(general), f"after op {number} {op} of {program.to_json()}"
+        assert _decisive(short) == _decisive(general), program.to_json()
         for run in (general, short):
             if program.setup["calm"]:
                 run._calm_down()
             run._end_everything()
         assert _observed(short) == _observed(general), program.to_json()
+        assert _decisive(short) == _decisive(general), program.to_json()
         for wires in short.wires:
             short._check_wires(wires)
     return taken
@@ -242,16 +289,118 @@ class _TwoPartitions(_Programs):
         return ops
 
 
-@pytest.mark.parametrize("programs", [_Programs(), _TwoPartitions()], ids=["one partition", "two partitions"])
+class _Steady(_Programs):
+    """Clients that keep to their habits for a while, as real ones do: most requests need no decision."""
+
+    def program(self, seed: int) -> Program:
+        rng = random.Random(f"steady {seed}")
+        setup = self.setup(rng) | {"produce": 13, "append_time": False, "whole": False}
+        noise = rng.choice((0.0, 0.02, 0.05, 0.15))
+        habits = [self._habit(rng), self._habit(rng)]
+        ahead: Counter[tuple[int, int]] = Counter()
+        sequences: Counter[tuple[int, int, int]] = Counter()
+        ops: list[Op] = [["deliver", 0, 1], ["deliver", 1, 1]]
+        while len(ops) < 2 * _OPS:
+            if rng.random() < noise:
+                ops.append(self._noise(rng))
+                continue
+            connection = rng.choice((0, 0, 0, 0, 0, 0, 1))
+            if rng.random() < 0.05:
+                habits[connection] = self._habit(rng)
+            ops += self._steady_round(rng, connection, habits[connection], ahead, sequences)
+        return Program(setup, ops)
+
+    @staticmethod
+    def _habit(rng: random.Random) -> dict[str, Any]:
+        topic = rng.choice((0, 0, 1, 1, 1, 2))
+        return {
+            "version": rng.choice((9, 12)),
+            "acks": rng.choice((-1, -1, -1, 1)),
+            "topic": topic,
+            "partitions": rng.choice(([0], [0], [1], [0, 1], [1, 0])),
+            "producer": rng.choice((0, 0, 1, 2, 3)),
+            "how": rng.choice((["end"], ["end", "none"], ["none"])) if topic != 1 else ["end"],
+            "age": rng.choice((0, 0, 0, 0, 90_000, -1)),
+            "write id": rng.choice((0, 0, 0, 1)),
+        }
+
+    def _steady_round(
+        self,
+        rng: random.Random,
+        connection: int,
+        habit: dict[str, Any],
+        ahead: Counter[tuple[int, int]],
+        sequences: Counter[tuple[int, int, int]],
+    ) -> list[Op]:
+        frames: list[dict[str, Any]] = []
+        topic, producer = habit["topic"], habit["producer"]
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            if rng.random() < 0.2:
+                key, version = rng.choice(_RELAYED)
+                frames.append({"kind": "api", "key": key, "version": version, "variant": 1, "changes": []})
+            parts = []
+            for partition in habit["partitions"]:
+                count, where = rng.choice((1, 1, 2)), (topic, partition)
+                number, sequence = ahead[where], sequences[producer, *where]
+                if rng.random() < 0.03:
+                    number += rng.choice((-1, 1))  # a wrong offset
+                if rng.random() < 0.03:
+                    sequence += rng.choice((-1, 1))  # a retry, or a gap
+                flags = habit["write id"] | rng.randrange(4) << 5
+                how = rng.choice(habit["how"])
+                parts.append([topic, partition, [how, max(0, number), count, producer, sequence, flags, habit["age"]]])
+                ahead[where] += count
+                sequences[producer, *where] += count
+            frames.append(
+                {
+                    "kind": "produce",
+                    "version": habit["version"],
+                    "acks": habit["acks"],
+                    "timeout": 30_000,
+                    "transaction": False,
+                    "parts": parts,
+                    "changes": [],
+                }
+            )
+        cuts = rng.choice(([], [], [], [], [37], [rng.randint(1, 400)]))
+        ops: list[Op] = [["send", connection, frames, cuts]]
+        if rng.random() < 0.3:
+            # One by one: the beginning of a frame takes the permits back.
+            ops = [["send", connection, [frame], rng.choice(([], [], [7, 1000]))] for frame in frames]
+        ops += [["control", 0, "true", 0]] * rng.choice((0, 0, 0, 1, 2))
+        if rng.random() < 0.05:
+            ops.append(["answer", connection, rng.choice(("error", "append-error", "partitions")), 6, 0, 1])
+        if rng.random() < 0.8:
+            # All, in pieces or at once.
+            ops.append(["answer", connection, "ok", 0, rng.choice((0, 0, 0, 0, 0, 9, 40)), 8])
+            ops += [["control", 0, "true", 0]] * 2
+            ahead.clear()
+        if rng.random() < 0.1:
+            ops.append(["tick", rng.choice((20, 20, 400, 3100))])
+        return ops
+
+
+@pytest.mark.parametrize(
+    "programs", [_Programs(), _TwoPartitions(), _Steady()], ids=["one partition", "two partitions", "steady"]
+)
 @pytest.mark.parametrize("block", range(4))
-def test_fast_path_and_general_path_agree(block: int, programs: _Programs) -> None:
+@each_executor
+def test_fast_path_and_general_path_agree(executor: str, block: int, programs: _Programs) -> None:
     taken: Counter[str] = Counter()
-    for seed in range(block * _PROGRAMS, (block + 1) * _PROGRAMS):
-        taken += _run_both(programs.program(seed))
+    count = 2 * _PROGRAMS if isinstance(programs, _Steady) else _PROGRAMS
+    for seed in range(block * count, (block + 1) * count):
+        remembers = isinstance(programs, _Steady) and seed % 2
+        kinds = (_GeneralRemembers, _Remembers) if remembers else (_GeneralRun, _Run)
+        taken += _run_both(programs.program(seed), executor, kinds)
     print(taken)
     # Not by never taking it, nor by never leaving it.
-    several = ("several taken", "several ended") if isinstance(programs, _TwoPartitions) else ()
-    assert min(taken[each] for each in ("taken", "not taken", "ended", "not ended", "taken back", *several)) > 5, taken
+    expected = ["taken", "not taken", "ended", "not ended", "taken back"]
+    if type(programs) is not _Programs:
+        expected += ["several taken", "several ended"]
+    if executor == NATIVE and isinstance(programs, _Steady):
+        expected = [*native_counts.EXPECTED]
+    if executor == PYTHON or isinstance(programs, _Steady):
+        assert min(taken[each] for each in expected) > _LEAST[executor], taken
 
 
 @pytest.mark.parametrize(
@@ -261,8 +410,9 @@ def test_fast_path_and_general_path_agree(block: int, programs: _Programs) -> No
         pytest.param(1494, id="a relayed response leaves the next one to its waiting sequencer"),
     ],
 )
-def test_past_path_differences_stay_fixed(seed: int) -> None:
-    _run_both(_Programs().program(seed))
+@each_executor
+def test_past_path_differences_stay_fixed(executor: str, seed: int) -> None:
+    _run_both(_Programs().program(seed), executor)
 
 
 # --- a sequencer alone ------------------------------------------------------------------------------------------------
@@ -656,7 +806,7 @@ _SESSION_DEFECTS = {
     "leaves an answer unsent": edit(FastPath, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
     "overtakes a waiting request": edit(
         FastPath,
-        "take_up",
+        "_may_take_up",
         ("holds.waiting_produce is not None", "False"),
         ("holds.client_paused", "False"),
     ),

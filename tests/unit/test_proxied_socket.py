@@ -191,7 +191,7 @@ async def test_slow_bytes_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyP
         far.sendall(bytes(60_000))
         side = _Counting(near, asyncio.get_running_loop(), clock)
         side.seconds = 0.06
-        side._read_bytes_max = 30_000
+        side.read_bytes_max = 30_000
         side._readable()
         side._readable()
         side.seconds = 0.0

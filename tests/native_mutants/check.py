@@ -1,0 +1,69 @@
+"""`python -m tests.native_mutants.check FOLDER`: compare the native module of that folder with Python.
+
+Exits with 1 at the first difference, and prints it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import fencepost_native
+
+from tests.support.executors import NATIVE
+from tests.unit import test_native as side_by_side
+from tests.unit.test_fast_path import _GeneralRemembers, _GeneralRun, _Remembers, _Run, _run_both, _Steady
+from tests.unit.test_native import _CIRCUMSTANCES, _HEADERS
+
+_SEEDS = 60
+
+
+def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "fields of answers", side_by_side.test_each_field_of_an_answer_counts
+    yield "usual batches", side_by_side.test_usual_batches_are_for_native_code
+    yield "remembered producer", side_by_side.test_producer_is_remembered_while_others_append
+    for name in _CIRCUMSTANCES:
+        for in_flight in (0, 1):
+            yield (
+                name,
+                lambda name=name, in_flight=in_flight: side_by_side.test_circumstances_count_for_both(  # type: ignore[misc]
+                    name, in_flight
+                ),
+            )
+    for appended, headers in _HEADERS:
+        yield (
+            f"{headers}",
+            lambda appended=appended, headers=headers: side_by_side.test_headers_mean_the_same(appended, headers),  # type: ignore[misc]
+        )
+    for size in (1, 40_000):
+        yield "CRC", lambda size=size: side_by_side.test_wrong_crc_is_noticed(17, size)  # type: ignore[misc]
+    for expects in (False, True):
+        yield "connections", lambda expects=expects: side_by_side.test_other_connections_count_for_both(expects)  # type: ignore[misc]
+    yield "batches", side_by_side.test_any_batch_is_read_as_python_reads_it
+    for seed in range(_SEEDS):
+        kinds: tuple[type, type] = (_GeneralRun, _Run)
+        if seed % 2:
+            kinds = (_GeneralRemembers, _Remembers)
+        program = _Steady().program(seed)
+        yield f"seed {seed}", lambda program=program, kinds=kinds: _run_both(program, NATIVE, kinds)  # type: ignore[misc]
+
+
+def main(folder: str) -> int:
+    if Path(fencepost_native.__file__).parent != Path(folder).resolve():
+        print(f"{fencepost_native.__file__} is not in {folder}", file=sys.stderr)
+        return 2
+    for name, check in _checks():
+        try:
+            with redirect_stdout(io.StringIO()):
+                check()
+        except Exception as difference:
+            print(f"{name}: {type(difference).__name__} {str(difference)[:200]}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

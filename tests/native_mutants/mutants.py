@@ -1,0 +1,149 @@
+"""Defects of native code that the tests must detect: edits of `native/src`, each built and run by `check.py`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "native"
+#: Quicker to build than the module that is installed, and as correct.
+_PROFILE = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1"}
+_LIBRARY = "release/libfencepost_native.dylib" if sys.platform == "darwin" else "release/libfencepost_native.so"
+
+
+class EditDoesNotApply(Exception):
+    """The source has changed."""
+
+
+@dataclass(frozen=True)
+class NativeMutant:
+    """`edits`: file in `native/src`, what it has exactly once, and what replaces it."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+
+    def sources(self) -> dict[str, str]:
+        """The changed files. Raises EditDoesNotApply."""
+        changed: dict[str, str] = {}
+        for file, old, new in self.edits:
+            source = changed.get(file) or (NATIVE / "src" / file).read_text("utf-8")
+            if source.count(old) != 1:
+                raise EditDoesNotApply(
+                    f"{self.name}: native/src/{file} has {source.count(old)} times `{old}`, not once"
+                )
+            changed[file] = source.replace(old, new)
+        return changed
+
+
+def build(directory: Path, mutant: NativeMutant | None) -> Path:
+    """The folder of the module, built in `directory`, whose `target` is used again. None: without a defect."""
+    package = directory / "native"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(NATIVE, package, ignore=shutil.ignore_patterns("target", "*.so"))
+    for file, source in ({} if mutant is None else mutant.sources()).items():
+        (package / "src" / file).write_text(source, "utf-8")
+    (package / "src" / "lib.rs").touch()  # else Cargo may keep what it built of other sources before
+    environment = {**os.environ, **_PROFILE, "CARGO_TARGET_DIR": str(directory / "target")}
+    command = ["cargo", "build", "--release", "--locked", "--quiet"]
+    built = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, check=False)
+    if built.returncode:
+        raise RuntimeError(f"{mutant} does not compile:\n{built.stderr}")
+    shutil.copy(directory / "target" / _LIBRARY, package / "fencepost_native.abi3.so")
+    return package
+
+
+def found(package: Path) -> str | None:
+    """What `check.py` finds with this module; None if nothing."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(package), *sys.path))}
+    environment.pop("FENCEPOST_NATIVE", None)
+    command = [sys.executable, "-m", "tests.native_mutants.check", str(package)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"the check itself failed:\n{done.stdout}{done.stderr}")
+    return done.stdout.strip() if done.returncode else None
+
+
+_ADMITS_LIVE = ("permit.rs", "if !self.live || self.in_flight.len()", "if self.in_flight.len()")
+_LIVE = ("connection.rs", "is_some_and(|permit| permit.borrow(py).is_live())", "is_some()")
+
+MUTANTS = [
+    NativeMutant(name, edits)
+    for name, *edits_of in [
+        (
+            "appends have no fence",
+            ("batch.rs", "if let Some(fence) = fence {", "if let Some(fence) = fence.filter(|_| false) {"),
+        ),
+        (
+            "the sequence offset is ignored",
+            ("permit.rs", "(at - self.sequence_offset).rem_euclid", "at.rem_euclid"),
+        ),
+        (
+            "any expectation fits",
+            ("permit.rs", "scan.expected.is_none_or(|expected| expected == end)", "true"),
+        ),
+        (
+            "an answer with another offset is a success",
+            ("permit.rs", "base_offset == sent.at && append_time_ms == -1", "append_time_ms == -1"),
+        ),
+        (
+            "an append time of the broker is no surprise",
+            ("permit.rs", "base_offset == sent.at && append_time_ms == -1", "base_offset == sent.at"),
+        ),
+        (
+            "appends of two connections are in flight together",
+            ("permit.rs", "each.mode.fenced() && each.connection == it.connection", "each.mode.fenced()"),
+        ),
+        (
+            "a confirmation lasts for ever",
+            ("permit.rs", "it.now < self.confirmed_until\n", "true\n"),
+        ),
+        (
+            "any leader is the one that acknowledged",
+            ("permit.rs", "            && it.leader_epoch == self.confirmed_epoch;", ";"),
+        ),
+        (
+            "appends may be too old",
+            ("permit.rs", "            && scan.max_timestamp_ms > oldest as i64\n", ""),
+        ),
+        ("a wrong CRC is replaced", ("batch.rs", " != crc {", " != crc && false {")),
+        (
+            "a header may occur twice",
+            ("batch.rs", "if std::mem::replace(&mut observed[name as usize], true) {", "if false {"),
+        ),
+        (
+            "a retry is appended again",
+            ("permit.rs", "if fenced_next.is_some_and(|next| next != scan.base_sequence) {", "if false {"),
+        ),
+        (
+            "memory is not released",
+            ("connection.rs", "        self.release(py, checked.frame.len() - LENGTH_BYTES)?;\n", ""),
+        ),
+        ("a permit is used after it was taken back", _ADMITS_LIVE, _LIVE),
+        (
+            "an answer is taken for that of another append",
+            ("permit.rs", "first.id == id && self.is_expected", "self.is_expected"),
+        ),
+        (
+            "older batches are forgotten",
+            (
+                "permit.rs",
+                "if self.remembered.len() + self.in_flight.len() >= self.remembered_max",
+                "if false && self.remembered.len() + self.in_flight.len() >= self.remembered_max",
+            ),
+        ),
+        (
+            "what was in flight is not counted",
+            (
+                "permit.rs",
+                "self.in_flight.back().map_or(self.log_end, |last| last.at + i64::from(last.count))",
+                "self.log_end",
+            ),
+        ),
+    ]
+    for edits in [tuple(edits_of)]
+]

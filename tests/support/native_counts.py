@@ -1,0 +1,125 @@
+"""Counts what native code does in a run, so that a test can require that it does anything."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.sequencer import permits
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.wire.apis import PRODUCE
+
+_HEAD = struct.Struct(">ihhi")
+#: What many runs of the usual kind do.
+EXPECTED = (
+    "native: appended",
+    "native: completed",
+    "native: several in flight",
+    "native: adopted",
+    "native: adopted completed",
+    "native: collected",
+    "native: relayed",
+    "native: relayed completed",
+    "native: handed over",
+    "native: several partitions",
+    "native: several partitions completed",
+)
+
+
+def count(services: Any, counts: Counter[str]) -> None:
+    """Of the connections that these services will make."""
+    if services.native is None:
+        return
+    module, settings = services.native
+
+    def connection(*arguments: Any) -> Any:
+        return _Counted(module.Connection(*arguments), counts)
+
+    counted = SimpleNamespace(Connection=connection, Known=module.Known, Grounds=module.Grounds, Permit=module.Permit)
+    services.native = counted, settings
+
+
+def count_adopted(patch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
+    issue, complete = permits.permit_for, PartitionSequencer.complete
+
+    def issue_and_count(make: Any, issuer: Any, partition: Any, state: Any) -> Any:
+        counts["native: permits"] += 1
+        counts["native: adopted"] += len(state.appends.in_flight)
+        return issue(make, issuer, partition, state)
+
+    def complete_and_count(self: PartitionSequencer, *arguments: Any) -> None:
+        counts["native: adopted completed"] += self.issued.permit is not None
+        complete(self, *arguments)
+
+    patch.setattr(permits, "permit_for", issue_and_count)
+    patch.setattr(PartitionSequencer, "complete", complete_and_count)
+
+
+class _Counted:
+    """A native connection. `_sent`: 0 for each request that it relayed, else the number of appends."""
+
+    def __init__(self, connection: Any, counts: Counter[str]) -> None:
+        self.__dict__.update(_connection=connection, _counts=counts, _sent=deque())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def __setattr__(self, name: str, given: object) -> None:
+        setattr(self._connection, name, given)
+
+    def __len__(self) -> int:
+        return len(self._connection)
+
+    def take_up(self, data: bytes, *arguments: Any) -> Any:
+        collecting = self._connection.collecting_since is not None
+        before = len(self)
+        taken = self._connection.take_up(data, *arguments)
+        frames = _frames(taken[2] or b"")
+        assert len(frames) == len(self) - before
+        counts = self._counts
+        for frame in frames:
+            appends = 0 if frame in data else _appends(frame)
+            counts["native: appended" if appends else "native: relayed"] += 1
+            counts["native: several partitions"] += appends > 1
+            counts["native: several in flight"] += appends > 0 and any(self._sent)
+            counts["native: collected"] += appends > 0 and collecting
+            collecting = False
+            self._sent.append(appends)
+        return taken
+
+    def take_down(self, data: bytes, now: float) -> Any:
+        taken = self._connection.take_down(data, now)
+        for _ in range(len(self._sent) - len(self)):
+            appends = self._sent.popleft()
+            self._counts["native: completed" if appends else "native: relayed completed"] += 1
+            self._counts["native: several partitions completed"] += appends > 1
+        return taken
+
+    def give_back(self) -> Any:
+        self._sent.clear()
+        handed_over = self._connection.give_back()
+        self._counts["native: handed over"] += sum(each[3] is not None for each in handed_over)
+        return handed_over
+
+
+def _frames(data: bytes) -> list[bytes]:
+    frames, at = [], 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        assert end <= len(data), "native code writes whole frames"
+        frames.append(data[at:end])
+        at = end
+    return frames
+
+
+def _appends(frame: bytes) -> int:
+    """In a Produce v13 request about one topic, as native code makes it."""
+    _, api_key, version, _ = _HEAD.unpack_from(frame)
+    assert (api_key, version) == (PRODUCE, 13)
+    at = _HEAD.size + 2 + max(0, int.from_bytes(frame[_HEAD.size : _HEAD.size + 2], "big", signed=True))
+    # no tags, no transactional id, acks, timeout, one topic and its id
+    return frame[at + 1 + 1 + 2 + 4 + 1 + 16] - 1

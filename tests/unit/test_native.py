@@ -1,0 +1,586 @@
+"""Native code does with any bytes what Python does: two proxies get the same ones, and everything they write is equal.
+
+Whole dialogues are compared in `test_fast_path.py`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from crc32c import crc32c
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from fencepost_policies.append import Check
+from fencepost_policies.idempotence_level import Level
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
+from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, FuzzServices
+from tests.support import native_counts
+from tests.support.batches import Row, batch, built_by, expecting
+from tests.support.executors import NATIVE, PYTHON, executing, needs_native
+from tests.support.properties import some
+from tests.unit.test_fast_path import _decisive, _Talk
+
+pytestmark = needs_native
+
+NAMES = ("expected-offset", "partition-count", "write-id")
+#: Positions in the answer to one append: its topic's id; and what is only passed on, log start and throttle time.
+_TOPIC_ID_AT = 10
+_PASSED_ON = {*range(49, 57), *range(61, 65)}
+_FRAME_BYTES_MAX = 1 << 20
+
+
+class _Services(FuzzServices):
+    frame_bytes_max = _FRAME_BYTES_MAX
+    decompressed_bytes_max = _FRAME_BYTES_MAX
+    read_here_bytes_max = _FRAME_BYTES_MAX
+
+
+class _Proxy(_Talk):
+    def _make_services(self, setup: dict[str, Any]) -> FuzzServices:
+        return _Services(setup)
+
+
+class _Both:
+    """Two proxies, one of each executor. Their fences are confirmed, and their logs have a record."""
+
+    def __init__(self, topic: str = "required", partitions: Sequence[int] = (0,), version: int = 12) -> None:
+        self.topic, self.version = topic, version
+        self.counts: Counter[str] = Counter()
+        self.proxies = []
+        for executor in (PYTHON, NATIVE):
+            with executing(executor):
+                self.proxies.append(_Proxy())
+        self.python, self.native = self.proxies
+        for partition in partitions:
+            self.append({partition: expecting(0, b"v", timestamp_ms=NOW_MS)})
+            self.answer()
+        # The clients are opened once more, to count what native code does from here on.
+        native_counts.count(self.native.services, self.counts)
+        for proxy in self.proxies:
+            proxy.client = proxy._wires(1)
+        self.same("at the start")
+
+    def each(self, do: Callable[[_Proxy], object]) -> None:
+        for proxy in self.proxies:
+            do(proxy)
+        self.same()
+
+    def send(self, data: bytes, cuts: Sequence[int] = ()) -> None:
+        def send(proxy: _Proxy) -> None:
+            proxy.client.client_wrote += data
+            proxy._deliver_client(proxy.client, list(cuts))
+
+        self.each(send)
+
+    def request(self, batches: dict[int, Any], correlation_id: int = 1) -> bytes:
+        data = tuple(PartitionData(partition, memoryview(bytes(made))) for partition, made in batches.items())
+        topics = (TopicData(self.topic, None, data),)
+        request = ProduceRequest(self.version, correlation_id, "client", b"", None, -1, 30_000, topics)
+        return b"".join(encode_produce_request(request))
+
+    def append(self, batches: dict[int, Any], cuts: Sequence[int] = (), correlation_id: int = 1) -> None:
+        self.send(self.request(batches, correlation_id), cuts)
+
+    def answer(self, cut: int = 0, count: int = 3) -> None:
+        """Kafka answers everything, the log is read."""
+
+        def answer(proxy: _Proxy) -> None:
+            for _ in range(count):
+                while proxy.control:
+                    proxy._control(0, "true", 0)
+                proxy._answer(proxy.client, "ok", 0, cut)
+
+        self.each(answer)
+
+    def same(self, when: str = "") -> None:
+        for name in ("client_got", "upstream_got", "proxy_closed_client", "client_paused", "upstream_paused"):
+            ours, theirs = (getattr(proxy.client, name) for proxy in (self.native, self.python))
+            assert ours == theirs, f"{name} {when}"
+        assert self.native.services.free_bytes == self.python.services.free_bytes, when
+        logs = [[(log.end, log.batches) for log in proxy.logs.values()] for proxy in self.proxies]
+        assert logs[0] == logs[1], when
+
+    def end(self) -> None:
+        """Nothing is left, and what decides about the future is the same."""
+        assert _decisive(self.native) == _decisive(self.python)
+        for proxy in self.proxies:
+            proxy._end_everything()
+        assert _decisive(self.native) == _decisive(self.python)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+_numbers = st.sampled_from(
+    [b"-1", b"0", b"2", b"3", b"03", b"+3", b" 1", b"1.0", b"", b"x", b"9" * 19, b"9223372036854775807", b"1" * 20]
+)
+
+
+@st.composite
+def _header(draw: st.DrawFn) -> tuple[str, bytes | None]:
+    name = draw(st.sampled_from((*NAMES, *(f"fencepost-{name}" for name in NAMES), "other", "x-write-id-y")))
+    return name, draw(st.none() | _numbers | st.binary(max_size=20))
+
+
+@st.composite
+def _usual_headers(draw: st.DrawFn, index: int) -> list[tuple[str, bytes | None]]:
+    headers: list[tuple[str, bytes | None]] = []
+    if draw(st.booleans()):
+        expected = 3 + index + draw(st.sampled_from((*(0,) * 20, -1, 1)))
+        prefix = draw(st.sampled_from(("", "fencepost-")))
+        headers.append((f"{prefix}expected-offset", b"%d" % expected))
+    if draw(st.integers(0, 3)) == 3:
+        headers.append((draw(st.sampled_from(("write-id", "fencepost-write-id"))), draw(st.binary(max_size=30))))
+    return headers
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> bytes:
+    """Usual ones, odd ones, and such as no client makes."""
+    count = draw(st.sampled_from((1, 1, 1, 2, 3, 7)))
+    odd = draw(st.integers(0, 3)) == 3
+    size = draw(st.sampled_from((1, 1, 10, 16 * 1024 - 200, 16 * 1024 - 61, 16 * 1024, 20_000)))
+    rows: list[Row] = []
+    for index in range(count):
+        timestamp = NOW_MS + draw(st.sampled_from((*(0,) * 12, 1, 1000, 1001, -50, -90_000_000, 10**9)))
+        headers = draw(st.lists(_header(), max_size=3)) if odd else draw(_usual_headers(index))
+        if index == 0 and not odd:
+            headers = headers or [("expected-offset", b"3")]
+        value = draw(st.sampled_from((None, b"", b"v" * (size // count), b"write-id")))
+        rows.append((timestamp, draw(st.sampled_from((None, b"key"))), value, headers))
+    producer = draw(st.sampled_from((*((-1, -1, -1),) * 6, (5, 0, 0), (5, 0, -1), (1 << 62, 0, 3), (7000, 0, 1))))
+    codec = draw(st.sampled_from((*(0,) * 12, 1)))
+    made = bytearray(built_by(DefaultRecordBatchBuilder, rows, codec=codec, producer=producer))
+    struct.pack_into(">q", made, 0, draw(st.sampled_from((*(0,) * 12, 1, 2, -1, -2, 1 << 62))))
+    wrong = False
+    for _ in range(draw(st.sampled_from((*(0,) * 9, 1, 2)))):
+        at = draw(st.integers(0, min(len(made) - 1, 120)))
+        made[at] = draw(st.integers(0, 255))
+        wrong = draw(st.booleans())
+    if draw(st.integers(0, 15)) == 15:
+        made += draw(st.binary(max_size=5))
+    if draw(st.integers(0, 15)) == 15:
+        del made[draw(st.integers(1, len(made))) :]
+    if not wrong and len(made) >= 61:
+        struct.pack_into(">I", made, 17, crc32c(bytes(made[21:])))
+    return bytes(made)
+
+
+#: Batches that Python and native code read.
+_READ: Counter[bool] = Counter()
+
+
+@some
+@given(batches(), st.sampled_from(("required", "checked")), st.sampled_from(([], [], [60], [9, 4000])))
+def test_any_batch_is_read_as_python_reads_it(made: bytes, topic: str, cuts: list[int]) -> None:
+    assume(made)
+    both = _Both(topic)
+    for offset in (1, 2):  # by Python, by native code
+        both.append({0: expecting(offset, b"first", timestamp_ms=NOW_MS)})
+        both.answer()
+    assert both.counts["native: appended"] == 1
+    both.append({0: made}, cuts, 2)
+    _READ[both.counts["native: appended"] == 2] += 1
+    both.answer()
+    both.append({0: expecting(both.python.logs[TopicPartition(topic, 0)].end, b"last", timestamp_ms=NOW_MS)}, [], 3)
+    both.answer()
+    both.end()
+
+
+def test_both_read_some_of_these_batches() -> None:
+    _READ.clear()
+    test_any_batch_is_read_as_python_reads_it()
+    print(_READ)
+    assert min(_READ[by_native] for by_native in (False, True)) > 5
+
+
+_OFFSET, _COUNT, _ID = (f"fencepost-{name}" for name in NAMES)
+#: Headers of each record, at log end 3; and whether native code appends the batch.
+_HEADERS: list[tuple[bool, list[list[tuple[str, bytes | None]]]]] = [
+    (True, [[(_OFFSET, b"3")], [(_OFFSET, b"4")]]),
+    (True, [[("expected-offset", b"03"), ("write-id", b"w")]]),
+    (True, [[(_ID, b"w"), (_OFFSET, b"3")], [(_ID, b"x")], []]),
+    (True, [[("x-write-id", b""), ("other", None), (_OFFSET, b"3")]]),
+    (True, [[(_OFFSET, b"-1")], [(_OFFSET, b"4")]]),
+    (False, [[(_OFFSET, b"3"), (_OFFSET, b"3")]]),
+    (False, [[(_OFFSET, b"3"), ("expected-offset", b"3")]]),
+    (False, [[(_OFFSET, b"-1"), (_OFFSET, b"3")]]),
+    (False, [[(_OFFSET, b"3")], [(_OFFSET, b"5")]]),
+    (False, [[(_OFFSET, b"3")], [], [(_OFFSET, b"3")]]),
+    (False, [[(_OFFSET, b"3"), (_ID, b"w"), ("write-id", b"w")]]),
+    *((False, [[(_OFFSET, b"3"), (_ID, value)]]) for value in (b"", None)),
+    *((False, [[(_OFFSET, b"3"), (_COUNT, value)]]) for value in (b"1", b"2", b"0", b"-1", b"x", None)),
+    *(
+        (False, [[(_OFFSET, value)]])
+        for value in (None, b"", b"+3", b" 3", b"3 ", b"3.0", b"-3", b"2", b"4", b"9" * 19, b"0" * 19 + b"3", b"\xb3")
+    ),
+]
+
+
+@pytest.mark.parametrize(("appended", "headers"), _HEADERS)
+def test_headers_mean_the_same(appended: bool, headers: list[list[tuple[str, bytes | None]]]) -> None:
+    rows: list[Row] = [(NOW_MS, None, b"v", each) for each in headers]
+    _means_the_same(bytearray(built_by(DefaultRecordBatchBuilder, rows)), appended)
+
+
+#: Position, format and value of a field that is changed in a usual batch, and whether native code appends it.
+_FIELDS: list[tuple[bool, int, str, int]] = [
+    *((True, 0, ">q", base) for base in (-1, 0, 3, 99)),
+    (True, 0, ">q", -2),
+    *((False, 8, ">i", length) for length in (-1, 0, 48, 49, 1 << 30, 2**31 - 1)),
+    (True, 12, ">i", 5),
+    *((False, 16, ">b", magic) for magic in (0, 1, 3, -1)),
+    *((False, 21, ">h", attributes) for attributes in (1, 4, 7, 0x10, 0x20)),
+    (True, 21, ">h", 0x7F << 7),
+    *((False, 23, ">i", delta) for delta in (-1, 1, 2**31 - 1)),
+    (False, 27, ">q", -(2**63)),
+    (True, 27, ">q", 2**63 - 1),
+    *((False, 43, ">q", producer_id) for producer_id in (1 << 62, 2**63 - 1, 7000)),
+    *((False, 57, ">i", count) for count in (-1, 0, 2, 2**31 - 1)),
+    *((False, 61, ">B", length) for length in (0, 1, 0x7F, 0xFF)),
+    *((False, 63, ">B", delta) for delta in (0x80, 0xFF)),
+]
+
+
+@pytest.mark.parametrize(("appended", "at", "kind", "given"), _FIELDS)
+def test_fields_of_batches_mean_the_same(appended: bool, at: int, kind: str, given: int) -> None:
+    made = bytearray(expecting(3, b"v", timestamp_ms=NOW_MS))
+    struct.pack_into(kind, made, at, given)
+    _means_the_same(made, appended)
+
+
+@pytest.mark.parametrize("size", [1, 16 * 1024 - 120, 16 * 1024, 40_000])
+@pytest.mark.parametrize("at", [17, 30, -1])
+def test_wrong_crc_is_noticed(at: int, size: int) -> None:
+    made = bytearray(expecting(3, b"v" * size, timestamp_ms=NOW_MS))
+    made[at] ^= 1
+    _means_the_same(made, False, crc_fits=False)
+
+
+@pytest.mark.parametrize("more", [b"\0", b"xx", bytes(61)])
+def test_bytes_after_a_batch_are_noticed(more: bytes) -> None:
+    made = expecting(3, b"v", timestamp_ms=NOW_MS)
+    _means_the_same(bytearray(made) + more, False)
+    longer = bytearray(made) + more
+    struct.pack_into(">i", longer, 8, len(longer) - 12)
+    _means_the_same(longer, False)
+
+
+def _means_the_same(made: bytearray, appended: bool, *, crc_fits: bool = True) -> None:
+    if crc_fits:
+        struct.pack_into(">I", made, 17, crc32c(bytes(made[21:])))
+    both = _Both()
+    for offset in (1, 2):
+        both.append({0: expecting(offset, b"first", timestamp_ms=NOW_MS)})
+        both.answer()
+    both.append({0: made}, [], 2)
+    assert (both.counts["native: appended"] == 2) is appended
+    both.answer()
+    both.end()
+
+
+def test_usual_batches_are_for_native_code() -> None:
+    both = _Both()
+    for number, size in enumerate((1, 100, 16 * 1024 - 100, 16 * 1024 - 61, 16 * 1024, 40_000)):
+        both.append({0: expecting(1 + number, b"v" * size, write_id=b"w", timestamp_ms=NOW_MS)}, [], number)
+        both.answer()
+    print(both.counts)
+    assert both.counts["native: completed"] >= 4
+    both.end()
+
+
+# --- several partitions, several requests -----------------------------------------------------------------------------
+
+
+@some
+@given(
+    st.lists(st.tuples(st.sampled_from(((0,), (1,), (0, 1), (1, 0))), st.integers(1, 3)), min_size=1, max_size=4),
+    st.integers(0, 90),
+)
+def test_requests_and_answers_are_encoded_equally(requests: list[tuple[tuple[int, ...], int]], cut: int) -> None:
+    both, ends = _Both(partitions=(0, 1)), [1, 1]
+    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
+    both.answer()
+    ends[0] += 1
+    for number, (partitions, count) in enumerate(requests):
+        made = {}
+        for partition in partitions:
+            made[partition] = expecting(ends[partition], *[b"v"] * count, timestamp_ms=NOW_MS)
+            ends[partition] += count
+        both.append(made, [], number)
+    both.answer(cut, 6)
+    both.end()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@some
+@given(st.lists(st.tuples(st.integers(0, 70), st.integers(0, 255)), max_size=2), st.integers(0, 3), st.integers(0, 40))
+def test_any_answer_means_the_same(changes: list[tuple[int, int]], extra: int, cut: int) -> None:
+    both = _Both()
+    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
+    both.answer()
+    both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
+    _answer_with(both, changes, extra, cut)
+    both.answer()
+    both.end()
+
+
+def _answer_with(both: _Both, changes: list[tuple[int, int]], extra: int = 0, cut: int = 0) -> None:
+    def answer(proxy: _Proxy) -> None:
+        if not proxy.client.queried:
+            return
+        answer = bytearray(proxy._produced(proxy.client.queried.popleft(), "ok", 0))
+        for at, value in changes:
+            if at < len(answer):
+                answer[at] = value
+        answer += b"\0" * extra
+        proxy.client.lied = True
+        proxy.client.upstream_wrote += answer
+        proxy._deliver_upstream(proxy.client, cut)
+
+    both.each(answer)
+
+
+def test_each_field_of_an_answer_counts() -> None:
+    """A wrong one is never taken for the expected success."""
+    taken = set()
+    for at in range(8, 4 + 23 + 33 + 6):
+        completed = 0
+        for value in (1, 255):
+            both = _Both()
+            both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
+            both.answer()
+            both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
+            _answer_with(both, [(at, value)])
+            completed += both.counts["native: completed"]
+            assert _decisive(both.native) == _decisive(both.python), (at, value)
+        if completed == 2:
+            taken.add(at)
+    assert taken == _PASSED_ON
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@some
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 200), max_size=6), st.integers(0, 200))
+def test_relayed_streams_are_cut_in_the_same_way(seed: int, cuts: list[int], cut: int) -> None:
+    rng, both = random.Random(seed), _Both("relay")
+    stream = bytearray()
+    for number in range(rng.randrange(1, 8)):
+        if rng.random() < 0.5:
+            stream += both.request({0: expecting(5, b"r" * rng.randrange(300), timestamp_ms=NOW_MS)}, number)
+        else:
+            body = struct.pack(">hhih", rng.choice((1, 11, 12, 14)), rng.choice((3, 4, 13)), number, 1) + b"c"
+            body += rng.randbytes(rng.randrange(80)) + (b"__state" if rng.random() < 0.1 else b"")
+            stream += struct.pack(">i", len(body)) + body
+    both.send(bytes(stream), cuts)
+    both.answer(cut, 10)
+    both.end()
+
+
+# --- hostile input ----------------------------------------------------------------------------------------------------
+
+
+@some
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
+    st.sampled_from((None, -1, 0, 7, 8, 9, 2**31 - 1, -(2**31))),
+    st.integers(0, 400),
+    st.lists(st.integers(1, 90), max_size=3),
+)
+def test_hostile_requests_do_the_same(
+    changes: list[tuple[int, int]], length: int | None, cut_off: int, cuts: list[int]
+) -> None:
+    both = _Both(partitions=(0, 1))
+    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
+    both.answer()
+    usual = both.request({0: expecting(2, b"a", timestamp_ms=NOW_MS), 1: expecting(1, b"a", timestamp_ms=NOW_MS)})
+    data = bytearray(usual)
+    for at, value in changes:
+        data[at % len(data)] = value
+    if length is not None:
+        struct.pack_into(">i", data, 0, length)
+    if cut_off < len(data):
+        del data[len(data) - cut_off :]
+    both.send(bytes(data) + usual, cuts)
+    both.answer()
+    both.end()
+
+
+@some
+@given(st.binary(max_size=100), st.integers(-1, 2**31 - 1))
+def test_noise_after_a_known_start_does_the_same(noise: bytes, length: int) -> None:
+    both = _Both()
+    usual = both.request({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
+    both.send(usual)
+    both.answer()
+    start = usual[4 : usual.index(b"required") + len(b"required")]
+    both.send(struct.pack(">i", len(start) + len(noise)) + start + noise)
+    both.answer()
+    both.send(struct.pack(">i", length) + start + noise)
+    both.answer()
+    both.end()
+
+
+def test_varints_of_ten_bytes_and_many_partitions_do_the_same() -> None:
+    one = expecting(1, b"x", timestamp_ms=NOW_MS)
+    both = _Both()
+    usual = both.request({0: one})
+    at = usual.index(b"required") + len(b"required")
+    long = b"\xff" * 9 + b"\x01"
+    for ending in (
+        b"\x80" + bytes(20),
+        long + usual[at + 1 :],
+        usual[at : at + 5] + long + usual[at + 6 :],
+        b"\x80" + b"".join(struct.pack(">i", number) + b"\x02\0\0" for number in range(127)) + b"\0\0",
+        b"\x7f" + b"".join(struct.pack(">i", number) + b"\x02\0\0" for number in range(126)) + b"\0\0",
+    ):
+        frame = usual[4:at] + ending
+        other = _Both()
+        other.append({0: one})
+        other.answer()
+        other.send(struct.pack(">i", len(frame)) + frame)
+        other.answer()
+        other.end()
+    data = usual[at + 1 : -2]
+    frame = usual[4:at] + b"\x03" + data + data + b"\0\0"
+    both.send(usual)
+    both.answer()
+    both.send(struct.pack(">i", len(frame)) + frame)
+    both.answer()
+    both.end()
+
+
+def test_topic_ids_of_answers_are_compared() -> None:
+    both = _Both()
+    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
+    both.answer()
+    both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
+    _answer_with(both, list(enumerate(TOPIC_IDS["checked"].bytes, _TOPIC_ID_AT)))
+    assert both.native.client.proxy_closed_client
+
+
+# --- circumstances ----------------------------------------------------------------------------------------------------
+
+
+def _set(name: str, given: object) -> Callable[[_Proxy], None]:
+    return lambda proxy: setattr(proxy.services, name, given)
+
+
+def _passes(seconds: float) -> Callable[[_Proxy], None]:
+    def later(proxy: _Proxy) -> None:
+        proxy.now += seconds
+
+    return later
+
+
+_CIRCUMSTANCES: dict[str, Callable[[_Proxy], object]] = {
+    "another leader": _set("leader_epoch", lambda partition: 1),
+    "another proxy": _set("is_alone", False),
+    "not taken over": _set("is_taken_over", False),
+    "another instance id": _set("instance_id", 77),
+    "virtual configs are old": _set("is_fresh", False),
+    "a policy that checks nothing": _set("policy", lambda topic: None),
+    "a policy that is equal": _set("policy", lambda topic: TopicPolicy(Check.ON)),
+    "a policy that requires": _set("policy", lambda topic: TopicPolicy(Check.REQUIRED)),
+    "a policy with levels": _set("policy", lambda topic: TopicPolicy(Check.ON, idempotence=Level.REQUIRED)),
+    "a recreated topic": _set("topic_id", lambda topic: UUID(int=4)),
+    "an older broker": _set("newest_produce", 12),
+    "no memory": _set("free_bytes", 10),
+    "a day later": _passes(86_400.0),
+    "an hour later": _passes(3600.0),
+    "seven hours later": _passes(7 * 3600.0),
+}
+
+
+@pytest.mark.parametrize("circumstance", _CIRCUMSTANCES)
+@pytest.mark.parametrize("in_flight", [0, 1])
+def test_circumstances_count_for_both(circumstance: str, in_flight: int) -> None:
+    both = _Both("checked")
+    for offset in range(1, 3):
+        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+        both.answer()
+    if in_flight:
+        both.append({0: expecting(3, b"y", timestamp_ms=NOW_MS)})
+    assert both.counts["native: appended"] == 1 + in_flight
+    both.each(_CIRCUMSTANCES[circumstance])
+    end = 3 + in_flight
+    both.append({0: expecting(end, b"z", timestamp_ms=NOW_MS)}, [], 2)
+    both.append({0: expecting(end + 1, b"z", timestamp_ms=NOW_MS)}, [40], 3)
+    both.answer()
+    assert _decisive(both.native) == _decisive(both.python)
+
+
+def test_check_of_an_append_in_flight_counts_for_both() -> None:
+    both, requires = _Both("checked"), TopicPolicy(Check.REQUIRED)
+    for offset in (1, 2):
+        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+        both.answer()
+    both.each(_set("policy", lambda topic: requires))
+    both.append({0: expecting(3, b"x", timestamp_ms=NOW_MS)})
+    assert both.counts["native: appended"] == 2
+    assert _decisive(both.native) == _decisive(both.python)
+
+
+@pytest.mark.parametrize("expects", [False, True])
+def test_other_connections_count_for_both(expects: bool) -> None:
+    """Two clients have appends in flight, and Kafka appends and answers the second one's first."""
+    both = _Both("checked")
+
+    def of_client(index: int) -> None:
+        for proxy in both.proxies:
+            proxy.client = proxy._wires(index)
+
+    for index, offset in ((1, 1), (2, 2), (1, 3), (2, 4)):
+        of_client(index)
+        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+        both.answer()
+    for index, offset in ((1, 5), (2, 6)):
+        values = [b"x"] * index
+        made = batch(*values, timestamp_ms=NOW_MS, producer=(10 + index, 0, 0))
+        if expects:
+            made = expecting(offset, *values, timestamp_ms=NOW_MS)
+        of_client(index)
+        both.append({0: made}, [], 9)
+    for index in (2, 1):
+        of_client(index)
+        both.answer()
+    print(both.counts)
+    assert both.counts["native: appended"] == (3 if expects else 4)
+    assert _decisive(both.native) == _decisive(both.python)
+
+
+def test_producer_is_remembered_while_others_append() -> None:
+    """A batch of it that comes again is never appended twice, however many native code appended in between."""
+    both, count = _Both("checked"), 30
+
+    def append(producer: int, sequence: int, correlation_id: int) -> None:
+        made = batch(b"x%d" % sequence, timestamp_ms=NOW_MS, producer=(producer, 0, sequence))
+        both.append({0: made}, [], correlation_id)
+        both.answer()
+
+    for producer in (5, 6):  # from now on its batches are fenced
+        end = both.python.logs[TopicPartition("checked", 0)].end
+        first = expecting(end, b"f", timestamp_ms=NOW_MS, producer=(producer, 0, 0))
+        both.append({0: first}, [], producer)
+        both.answer()
+    append(5, 1, 1)
+    for sequence in range(1, count):
+        append(6, sequence, 100 + sequence)
+    before = both.python.logs[TopicPartition("checked", 0)].end
+    append(5, 1, 2)
+    assert both.counts["native: completed"] > count / 2
+    assert both.native.logs[TopicPartition("checked", 0)].end == before
+    both.end()
