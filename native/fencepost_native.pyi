@@ -116,13 +116,18 @@ class Known:
 
 @final
 class Permit:
-    """What may be appended to one partition without its sequencer. Times are monotonic seconds."""
+    """What may be appended to one partition without its sequencer. Times are monotonic seconds.
+
+    `is_open`: the log end is known. `fences`: appends may be fenced; else only those that keep their producer id.
+    """
 
     def __new__(
         cls,
         issuer: IssuedPermit,
         partition: TopicPartition,
         *,
+        is_open: bool,
+        fences: bool,
         producer_id: int,
         producer_epoch: int,
         sequence_offset: int,

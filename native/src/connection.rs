@@ -438,7 +438,7 @@ impl Connection {
                 } else {
                     relayed.end(at, end, out);
                     let starts_at = received + (taken.frames + LENGTH_BYTES) as i64;
-                    if !self.append(py, &it, &known, &Arc::new(frame.to_vec()), starts_at, false, out)? {
+                    if !self.append(py, &it, &known, frame, None, starts_at, out)? {
                         relayed.from = at;
                         break;
                     }
@@ -513,7 +513,9 @@ impl Connection {
         let frame = Arc::new(complete.frame);
         let known = if is_free { self.matching(py, &frame, version) } else { None };
         if let Some(known) = known {
-            if it.is_fresh()? && self.append(py, it, &known, &frame, received + LENGTH_BYTES as i64, true, out)? {
+            if it.is_fresh()?
+                && self.append(py, it, &known, &frame, Some(&frame), received + LENGTH_BYTES as i64, out)?
+            {
                 return Ok(None);
             }
         }
@@ -534,16 +536,16 @@ impl Connection {
         matches.then(|| known.clone_ref(py))
     }
 
-    /// Sends all appends of a request, or none. `frame`: with its length. `reserved`: memory for it is.
+    /// Sends all appends of a request, or none. `frame`: with its length. `collected`: the same, if memory is reserved.
     #[allow(clippy::too_many_arguments)]
     fn append(
         &mut self,
         py: Python<'_>,
         it: &Arriving<'_, '_>,
         known_start: &Py<Known>,
-        frame: &Arc<Vec<u8>>,
+        frame: &[u8],
+        collected: Option<&Arc<Vec<u8>>>,
         starts_at: i64,
-        reserved: bool,
         out: &mut Vec<Piece>,
     ) -> PyResult<bool> {
         let known = known_start.borrow(py);
@@ -565,9 +567,10 @@ impl Connection {
         let Some(fitting) = self.fitting(py, frame, &batches, it, &known, grounds.get())? else {
             return Ok(false);
         };
-        if !reserved && !it.reserve(frame.len() - LENGTH_BYTES)? {
+        if collected.is_none() && !it.reserve(frame.len() - LENGTH_BYTES)? {
             return Ok(false);
         }
+        let frame = collected.map_or_else(|| Arc::new(frame.to_vec()), Arc::clone);
 
         let mut heads = Vec::with_capacity(batches.len());
         let mut appends = Vec::with_capacity(batches.len());
@@ -577,7 +580,7 @@ impl Connection {
             let source = Source {
                 known: known_start.clone_ref(py),
                 grounds: grounds.clone_ref(py),
-                frame: Arc::clone(frame),
+                frame: Arc::clone(&frame),
                 partition: batch.partition,
                 start: batch.start,
                 end: batch.end,
@@ -600,7 +603,7 @@ impl Connection {
         for (batch, head) in batches.iter().zip(heads) {
             made.extend_from_slice(&head);
             out.push(Piece::Made(std::mem::take(&mut made)));
-            out.push(Piece::Kept(Arc::clone(frame), batch.start + HEADER_BYTES..batch.end));
+            out.push(Piece::Kept(Arc::clone(&frame), batch.start + HEADER_BYTES..batch.end));
             made.push(0);
         }
         made.extend_from_slice(&[0, 0]);
@@ -608,7 +611,7 @@ impl Connection {
         let timeout_seconds = f64::from(known.timeout_ms.max(100)) / 1000.0;
         let checked = Checked {
             known: known_start.clone_ref(py),
-            frame: Arc::clone(frame),
+            frame,
             grounds: grounds.clone_ref(py),
             starts_at,
             answer_by: it.now + ANSWER_BY * timeout_seconds,

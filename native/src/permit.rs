@@ -93,6 +93,10 @@ struct Remembered {
 #[pyclass(module = "fencepost_native")]
 pub struct Permit {
     live: bool,
+    /// The log end is known.
+    is_open: bool,
+    /// Appends may be fenced.
+    fences: bool,
     #[pyo3(get)]
     issuer: Py<PyAny>,
     #[pyo3(get)]
@@ -124,11 +128,13 @@ pub struct Permit {
 #[pymethods]
 impl Permit {
     #[new]
-    #[pyo3(signature = (issuer, partition, *, producer_id, producer_epoch, sequence_offset, log_end, end_as_of, confirmed_until, confirmed_since, confirmed_epoch, expiration_seconds, expiration_known_until, clock_offset_seconds, in_flight_max, remembered_max))]
+    #[pyo3(signature = (issuer, partition, *, is_open, fences, producer_id, producer_epoch, sequence_offset, log_end, end_as_of, confirmed_until, confirmed_since, confirmed_epoch, expiration_seconds, expiration_known_until, clock_offset_seconds, in_flight_max, remembered_max))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         issuer: Py<PyAny>,
         partition: Py<PyAny>,
+        is_open: bool,
+        fences: bool,
         producer_id: i64,
         producer_epoch: i16,
         sequence_offset: i64,
@@ -145,6 +151,8 @@ impl Permit {
     ) -> Self {
         Permit {
             live: true,
+            is_open,
+            fences,
             issuer,
             partition,
             producer_id,
@@ -322,7 +330,8 @@ impl Permit {
             let alongside = self.in_flight.iter().all(|each| each.mode == Mode::PassThrough);
             return Ok(alongside.then_some((mode, -1)));
         }
-        let confirmed = it.now < self.confirmed_until
+        let confirmed = self.fences
+            && it.now < self.confirmed_until
             && it.opened_at <= self.confirmed_since
             && it.leader_epoch == self.confirmed_epoch;
         let pipelined = self.in_flight.is_empty()
@@ -395,7 +404,7 @@ impl Permit {
         if sent.mode.fenced() {
             base_offset == sent.at && append_time_ms == -1 && sent.max_timestamp_ms >= 0
         } else {
-            base_offset == self.log_end
+            !self.is_open || base_offset == self.log_end
         }
     }
 
@@ -424,6 +433,9 @@ impl Permit {
     }
 
     fn advance(&mut self, sent: &InFlight, base_offset: i64, now: f64) {
+        if !self.is_open {
+            return;
+        }
         let end = base_offset + i64::from(sent.count);
         self.end_as_of = sent.sent_at;
         if sent.mode.fenced() {

@@ -1,7 +1,8 @@
 """Permits: appends that need no decision are executed without their sequencer (`fencepost_native`).
 
 A permit states what `PartitionSequencer.may_take` and `may_complete` would look at. While one is issued, it has the log
-end, the sequence offset and the appends in flight. Every other call of the sequencer takes it back first.
+end, the sequence offset and the appends in flight. Every other call of the sequencer takes it back first. While the log
+end is not known, a permit is for PASS_THROUGH appends only.
 """
 
 from __future__ import annotations
@@ -61,14 +62,12 @@ class IssuedPermit:
 
 def _may_issue(state: PartitionState, now: float) -> bool:
     fence, appends = state.fence, state.appends
-    snapshot, limits = fence.snapshot, state.log.limits
-    if fence.phase is not Phase.OPEN or snapshot is None or now >= fence.confirmed_until or not limits.fencing:
-        return False
-    if snapshot.log_append_time or snapshot.open_transactions or state.log.retry_at is not None:
+    if fence.phase not in (Phase.OPEN, Phase.UNCONFIRMED) or state.log.retry_at is not None:
         return False
     if appends.queue or appends.admitted or appends.in_doubt or appends.being_read:
         return False
-    if not all(_may_adopt(pending) for pending in appends.in_flight):
+    is_open = fence.phase is Phase.OPEN
+    if not all(_may_adopt(pending) and (is_open or not pending.kind.fenced) for pending in appends.in_flight):
         return False
     if state.transactions.occupied(now) or state.queued.any(now) or state.retries.has_unknown:
         return False
@@ -78,11 +77,18 @@ def _may_issue(state: PartitionState, now: float) -> bool:
 def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartition, state: PartitionState) -> Permit:
     fence, appends, limits = state.fence, state.appends, state.log.limits
     snapshot = fence.snapshot
-    assert snapshot is not None
+    producer_id, expiration_seconds, known_until, clock_offset_seconds = -1, 0.0, 0.0, 0.0
+    fences = False
+    if fence.phase is Phase.OPEN and snapshot is not None:
+        fences = limits.fencing and not (snapshot.log_append_time or snapshot.open_transactions)
+        producer_id, clock_offset_seconds = snapshot.producer_id, snapshot.clock_offset_seconds
+        expiration_seconds, known_until = snapshot.expiration_seconds, snapshot.expiration_known_until
     permit = make(
         issuer,
         partition,
-        producer_id=snapshot.producer_id,
+        is_open=fence.phase is Phase.OPEN,
+        fences=fences,
+        producer_id=producer_id,
         producer_epoch=fence.epoch % limits.producer_epochs,
         sequence_offset=fence.sequence_offset,
         log_end=fence.log_end,
@@ -90,9 +96,9 @@ def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartiti
         confirmed_until=fence.confirmed_until,
         confirmed_since=fence.confirmed_since,
         confirmed_epoch=fence.confirmed_epoch,
-        expiration_seconds=snapshot.expiration_seconds,
-        expiration_known_until=snapshot.expiration_known_until,
-        clock_offset_seconds=snapshot.clock_offset_seconds,
+        expiration_seconds=expiration_seconds,
+        expiration_known_until=known_until,
+        clock_offset_seconds=clock_offset_seconds,
         in_flight_max=limits.in_flight_max,
         remembered_max=limits.remembered_batches_max,
     )

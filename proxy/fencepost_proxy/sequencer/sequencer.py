@@ -139,9 +139,9 @@ class PartitionSequencer:
 
     @property
     def log_end_offset(self) -> int | None:
-        if self.issued.permit is not None:
-            return self.issued.permit.log_end
-        return self.state.fence.log_end if self.state.fence.phase is Phase.OPEN else None
+        if self.state.fence.phase is not Phase.OPEN:
+            return None
+        return self.state.fence.log_end if self.issued.permit is None else self.issued.permit.log_end
 
     @property
     def sequence_offset(self) -> int:
