@@ -55,6 +55,7 @@ listen = "${host}:${port}"
 
 [limits]
 connections_max = 10000
+address_connections_max = 10000
 # Two checkouts of the product may serve this Kafka. Neither leaves state that the other must wait for.
 takeover_seconds = 0.5
 
