@@ -18,7 +18,7 @@ use crate::known::{Grounds, Known};
 use crate::permit::{Circumstances, Mode, Permit, Source};
 use crate::produce::{self, Batch};
 use crate::pump::Pumped;
-use crate::settings::{Counts, Settings};
+use crate::settings::Settings;
 
 const LENGTH_BYTES: usize = 4;
 const REQUEST_BYTES_MIN: usize = 8;
@@ -88,7 +88,7 @@ pub struct Taken {
 /// stopped at an append without a permit: its partitions, empty if `Known.grounds` do not hold.
 #[pyclass(module = "fencepost_native")]
 pub struct Connection {
-    settings: Py<Settings>,
+    pub settings: Py<Settings>,
     connection: i64,
     opened_at: f64,
     #[pyo3(get, set)]
@@ -344,10 +344,6 @@ impl Relayed {
 impl Connection {
     pub fn len(&self) -> usize {
         self.queue.len()
-    }
-
-    pub fn count(&self, py: Python<'_>, add: impl FnOnce(&mut Counts, u64), frames: usize) {
-        add(&mut self.settings.borrow_mut(py).counts, frames as u64);
     }
 
     pub fn lend_buffer(&self, py: Python<'_>) -> Vec<u8> {

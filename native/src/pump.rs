@@ -43,10 +43,6 @@ impl<'py> Pumped<'py> {
         }
     }
 
-    fn frame_bytes(&self) -> usize {
-        if let Pumped::Read(read) = self { read.frame_bytes } else { 0 }
-    }
-
     /// See `fencepost_native.pyi`.
     pub fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let errno = |errno: Errno| errno as i32;
@@ -101,14 +97,9 @@ impl Connection {
             if let Some(armed) = &mut self.armed {
                 armed.received += read.frame_bytes as i64;
             }
-            self.count(
-                py,
-                |counts, requests| {
-                    counts.bytes_up += pumped.frame_bytes() as u64;
-                    counts.request_seconds.observe(monotonic() - now, requests);
-                },
-                self.len().saturating_sub(waiting),
-            );
+            let counts = &mut self.settings.borrow_mut(py).counts;
+            counts.bytes_up += read.frame_bytes as u64;
+            counts.request_seconds.observe(monotonic() - now, self.len().saturating_sub(waiting) as u64);
         }
         Ok(Some(pumped))
     }
@@ -121,16 +112,11 @@ impl Connection {
         };
         let (from, to, waiting) = (armed.upstream_fd, armed.client_fd, self.len());
         let pumped = self.pump(py, from, to, 0, |it, data, out| it.take_down(py, data, now, out))?;
-        if let Pumped::Read(_) = &pumped {
+        if let Pumped::Read(read) = &pumped {
             self.upstream_received_at = now;
-            self.count(
-                py,
-                |counts, responses| {
-                    counts.bytes_down += pumped.frame_bytes() as u64;
-                    counts.response_seconds.observe(monotonic() - now, responses);
-                },
-                waiting.saturating_sub(self.len()),
-            );
+            let counts = &mut self.settings.borrow_mut(py).counts;
+            counts.bytes_down += read.frame_bytes as u64;
+            counts.response_seconds.observe(monotonic() - now, waiting.saturating_sub(self.len()) as u64);
         }
         Ok(Some(pumped))
     }

@@ -65,7 +65,8 @@ impl Distribution {
 
 #[pymethods]
 impl Settings {
-    /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request. `producer_ids_end`: greater producer ids are for Python.
+    /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request.
+    /// `producer_ids_end`: greater producer ids are for Python.
     #[new]
     fn new(
         services: Py<PyAny>,
