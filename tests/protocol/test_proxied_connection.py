@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -178,6 +179,32 @@ async def test_an_error_of_the_proxy_ends_its_connection(asked_before: int) -> N
         assert sockets.proxied in sockets.driver.closed
     assert len(errors) == 1
     assert sockets.proxied.close_reason == "the proxy failed to handle its bytes"
+
+
+@pytest.mark.skipif(MODULE is None, reason="fencepost_native is not built: make native")
+@in_event_loop
+async def test_slow_bytes_that_native_code_leaves_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only while they are slow: then native code reads again."""
+    async with pair() as sockets:
+        event, client = sockets.driver.session_event, sockets.proxied.client
+
+        def slow(connection: int, event_: messages.Event) -> None:
+            time.sleep(0.004)
+            event(connection, event_)
+
+        monkeypatch.setattr(sockets.driver, "session_event", slow)
+        await send(sockets.client, request(0)[:9])  # the rest of it is not there: for Python
+        while not client.received_at:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert client.read_bytes_max == 1024
+        monkeypatch.undo()
+        await send(sockets.client, request(0)[9:])
+        await receive(sockets.broker, len(request(0)))
+        await send(sockets.broker, response(0, b""))
+        await receive(sockets.client, len(response(0, b"")))
+        await send(sockets.client, request(1))
+        await receive(sockets.broker, len(request(1)))
+        assert client.read_bytes_max == 0
 
 
 @pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket
+from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
 from fencepost_proxy.types import Address, NodeId
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ class _ConnectionSocket(ProxiedSocket):
             other.keep(unsent)
         if rest is not None:
             self._received(memoryview(rest))
+            seconds = monotonic() - self.received_at
+            self.read_bytes_max = next_limit(self.read_bytes_max, len(rest), seconds, secured=self.secured)
+        elif received:
+            self.read_bytes_max = 0  # native code is never slow
 
 
 class UpstreamSocket(_ConnectionSocket):

@@ -205,7 +205,7 @@ class ProxiedSocket:
         self._received(received[:count])
         seconds = monotonic() - self.received_at
         if limit or seconds > _READ_SECONDS_MAX:
-            self.read_bytes_max = _next_limit(limit, count, seconds, secured=self.secured)
+            self.read_bytes_max = next_limit(limit, count, seconds, secured=self.secured)
 
     def _relay_next(self, byte_count: int) -> None:
         """The next `byte_count` bytes are relayed to the other socket."""
@@ -420,7 +420,7 @@ class ProxiedSocket:
         self.other = None
 
 
-def _next_limit(limit: int, count: int, seconds: float, *, secured: bool) -> int:
+def next_limit(limit: int, count: int, seconds: float, *, secured: bool) -> int:
     """Reads less per event, to let other connections run. TLS is exempt: it has already read the data."""
     if seconds > _READ_SECONDS_MAX:
         return 0 if secured else max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
