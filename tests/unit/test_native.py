@@ -64,7 +64,7 @@ class _Both:
         for partition in partitions:
             self.append({partition: expecting(0, b"v", timestamp_ms=NOW_MS)})
             self.answer()
-        # The clients are opened once more, to count what native code does from here on.
+        # The clients are opened again, to count what native code does from here on.
         native_counts.count(self.native.services, self.counts)
         for proxy in self.proxies:
             proxy.client = proxy._wires(1)

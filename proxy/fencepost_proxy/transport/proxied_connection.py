@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
+from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
 from fencepost_proxy.types import Address, NodeId
@@ -61,6 +62,37 @@ class _ConnectionSocket(ProxiedSocket):
             return False
         return other.unsent is None and not (self.closing or other.closing)
 
+    def _unread(self, data: memoryview) -> None:
+        """Received bytes that native code is not done with."""
+        self._received(data)
+
+    def _pump(self, fast_path: FastPath, fd: int, now: float) -> Pumped | None:
+        """Read in native code, and write to the other socket's `fd`. None: not possible now."""
+        raise NotImplementedError
+
+    def _count(self, byte_count: int, seconds: float, count: int) -> None:
+        """What native code has relayed, for the metrics."""
+        raise NotImplementedError
+
+    def _readable(self) -> None:
+        proxied, other = self._proxied, self.other
+        session = proxied.session
+        if self.reader is None or session is None or other is None:
+            super()._readable()
+            return
+        pumped = None
+        if self._may_pump(other):
+            now = monotonic()
+            waiting = session.unanswered_count
+            pumped = self._pump(session.fast_path, other._fd, now)
+        if pumped is None:
+            super()._readable()
+        else:
+            if pumped[1]:
+                self._count(pumped[1], monotonic() - now, abs(session.unanswered_count - waiting))
+            self._left(pumped)
+        proxied.arm()
+
     def _left(self, pumped: Pumped) -> None:
         """What native code has read and is not done with."""
         received, _, rest, unsent, failed, ended = pumped
@@ -77,7 +109,7 @@ class _ConnectionSocket(ProxiedSocket):
         elif unsent is not None:
             other.keep(unsent)
         if rest is not None:
-            self._received(memoryview(rest))
+            self._unread(memoryview(rest))
             seconds = monotonic() - self.received_at
             self.read_bytes_max = next_limit(self.read_bytes_max, len(rest), seconds, secured=self.secured)
         elif received:
@@ -87,27 +119,13 @@ class _ConnectionSocket(ProxiedSocket):
 class UpstreamSocket(_ConnectionSocket):
     __slots__ = ()
 
-    def _readable(self) -> None:
-        if self.reader is None:
-            super()._readable()
-            return
-        proxied = self._proxied
-        session, client = proxied.session, proxied.client
-        assert session is not None
-        pumped = None
-        if self._may_pump(client):
-            now = monotonic()
-            waiting = session.unanswered_count
-            pumped = session.fast_path.pump_down(self._fd, client._fd, self.read_bytes_max, now)
-        if pumped is None:
-            super()._readable()
-        else:
-            if pumped[1]:
-                traffic = proxied.driver.traffic
-                traffic.bytes_to_clients += pumped[1]
-                traffic.response_seconds.observe(monotonic() - now, waiting - session.unanswered_count)
-            self._left(pumped)
-        proxied.arm()
+    def _pump(self, fast_path: FastPath, fd: int, now: float) -> Pumped | None:
+        return fast_path.pump_down(self._fd, fd, self.read_bytes_max, now)
+
+    def _count(self, byte_count: int, seconds: float, responses: int) -> None:
+        traffic = self._proxied.driver.traffic
+        traffic.bytes_to_clients += byte_count
+        traffic.response_seconds.observe(seconds, responses)
 
     def _received(self, data: memoryview) -> None:
         proxied = self._proxied
@@ -127,8 +145,13 @@ class UpstreamSocket(_ConnectionSocket):
             if taken == len(data):
                 return
             data = data[taken:]
+        self._unread(data)
+
+    def _unread(self, data: memoryview) -> None:
+        proxied = self._proxied
+        assert proxied.session is not None
         proxied.driver.session_event(proxied.connection, messages.UpstreamBytes(data))
-        self._relay_next(session.state.upstream.passing_bytes)
+        self._relay_next(proxied.session.state.upstream.passing_bytes)
 
     def _passed(self, byte_count: int) -> None:
         proxied = self._proxied
@@ -148,30 +171,16 @@ class ClientSocket(_ConnectionSocket):
 
     __slots__ = ()
 
-    def _readable(self) -> None:
-        if self.reader is None:
-            super()._readable()
-            return
+    def _pump(self, fast_path: FastPath, fd: int, now: float) -> Pumped | None:
+        return fast_path.pump_up(self._fd, fd, self.read_bytes_max, now)
+
+    def _count(self, byte_count: int, seconds: float, requests: int) -> None:
         proxied = self._proxied
-        session, upstream = proxied.session, proxied.upstream
-        assert session is not None
-        assert upstream is not None
-        pumped = None
-        if self._may_pump(upstream):
-            now = monotonic()
-            waiting = session.unanswered_count
-            pumped = session.fast_path.pump_up(self._fd, upstream._fd, self.read_bytes_max, now)
-        if pumped is None:
-            super()._readable()
-        else:
-            if pumped[1]:
-                traffic = proxied.driver.traffic
-                traffic.bytes_to_kafka += pumped[1]
-                traffic.request_seconds.observe(monotonic() - now, session.unanswered_count - waiting)
-                if session.answer_by or session.fast_path.native.awaits_appends:
-                    proxied.driver.keep_time(session)
-            self._left(pumped)
-        proxied.arm()
+        traffic, session = proxied.driver.traffic, proxied.session
+        traffic.bytes_to_kafka += byte_count
+        traffic.request_seconds.observe(seconds, requests)
+        if session is not None and (session.answer_by or session.fast_path.native.awaits_appends):
+            proxied.driver.keep_time(session)
 
     def _received(self, data: memoryview) -> None:
         proxied = self._proxied
