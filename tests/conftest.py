@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
-import fencepost_proxy
 from fencepost_dev import cluster as clusters
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
@@ -131,7 +130,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 @contextmanager
 def _logs_as_they_were() -> Iterator[None]:
     """Restore the loggers: a command that runs in this process configures them."""
-    root, package = logging.getLogger(), logging.getLogger(fencepost_proxy.__name__)
+    root, package = logging.getLogger(), logging.getLogger("fencepost")
     handlers, levels = root.handlers[:], (root.level, package.level)
     try:
         yield

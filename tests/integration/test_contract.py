@@ -134,7 +134,7 @@ def test_topic_checked_by_pattern_logs_replication_warning(
 ) -> None:
     """One broker means one replica. The warning is logged at first use, since the file may name missing topics."""
     topic = new_topic("checked")
-    assert client.append(topic, batch(b"a", expected=0)).error_code == OK
+    until(lambda: client.append(topic, batch(b"a")).error_code == OK, "a leader of the new topic")
     until(
         lambda: [line for line in proxy.log.splitlines() if topic in line and "has 1 replica(s)" in line],
         "a warning",

@@ -457,7 +457,9 @@ def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture, monkeypa
     monkeypatch.setattr(client_module, "_limited_log", logs.RateLimitedLog(logs.get("cluster.client")))
 
     async def run() -> None:
-        client = KafkaClient([Address("127.0.0.1", 1)], replace(LIMITS, reconnect_backoff_max_seconds=0.1))
+        # One attempt takes the connect timeout. The line is written only if there is time for another attempt.
+        limits = replace(LIMITS, connect_timeout_seconds=0.2, reconnect_backoff_max_seconds=0.1)
+        client = KafkaClient([Address("127.0.0.1", 1)], limits)
         with pytest.raises(UpstreamUnavailable, match="cannot connect"):
             await client.start(timeout_seconds=2.0)
         await client.close()
