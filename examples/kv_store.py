@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import threading
@@ -37,6 +38,7 @@ from kafka.errors import TopicAlreadyExistsError
 from fencepost import InDoubt, LogRecord, OffsetMismatch, Record, RetryPolicy
 from fencepost.kafka_python import LogWriter
 
+BOOTSTRAP_SERVER = os.environ.get("FENCEPOST_BOOTSTRAP_SERVER", "127.0.0.1:19092")
 PARTITION = 0
 
 
@@ -171,7 +173,9 @@ def replay(bootstrap: str, topic: str, retry: RetryPolicy) -> tuple[State, int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 if all states are equal and no request is lost, duplicated or decided on stale state; else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", default="127.0.0.1:19092", help="the proxy (default: %(default)s)")
+    parser.add_argument(
+        "--bootstrap-server", dest="bootstrap", default=BOOTSTRAP_SERVER, help="the proxy (default: %(default)s)"
+    )
     parser.add_argument("--topic", default=f"kv-store-{int(time.time())}", help="a new topic (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=300, help="requests per leader (default: %(default)s)")
     parser.add_argument(

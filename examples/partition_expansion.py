@@ -1,7 +1,7 @@
 """Expand a topic while a producer writes counters per key and a consumer with assigned partitions reads them.
 
     .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
-    .venv/bin/python examples/partition_expansion.py --bootstrap 127.0.0.1:19092     # in another
+    .venv/bin/python examples/partition_expansion.py     # in another
 
 Prints the expansions and the number of records read out of key order, which is 0. `--unchecked` uses kafka-python's own
 producer and consumer on a topic without ordered expansion. The consumer lags: it pauses once until the topic expands.
@@ -10,6 +10,7 @@ producer and consumer on a topic without ordered expansion. The consumer lags: i
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 import time
 import uuid
@@ -22,6 +23,7 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewPa
 from fencepost import partition_expansions
 from fencepost.kafka_python import OrderedConsumer, OrderedProducer
 
+BOOTSTRAP_SERVER = os.environ.get("FENCEPOST_BOOTSTRAP_SERVER", "127.0.0.1:19092")
 KEYS = [f"customer {n}".encode() for n in range(20)]
 EXPANSIONS = (4, 8)
 ROUNDS = 150
@@ -116,7 +118,9 @@ def read(bootstrap: str, topic: str, *, unchecked: bool) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
+    parser.add_argument(
+        "--bootstrap-server", dest="bootstrap", default=BOOTSTRAP_SERVER, help="the proxy (default: %(default)s)"
+    )
     parser.add_argument("--unchecked", action="store_true", help="use no ordered expansion")
     args = parser.parse_args()
     topic = f"expanding-{uuid.uuid4().hex[:8]}"

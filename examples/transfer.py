@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -43,16 +44,22 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-import fencepost.aiokafka
-import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import LogRecord, OutcomeUnknown, Record, RetryPolicy, WriterFenced, retrying
+
+with contextlib.suppress(ImportError):  # aiokafka is not installed
+    import fencepost.aiokafka
+with contextlib.suppress(ImportError):  # confluent-kafka is not installed
+    import fencepost.confluent
 
 PAID_IN = 1000
 #: The partition of each account.
 ACCOUNTS = (0, 1)
 RETRY = RetryPolicy(attempt_seconds=10, total_seconds=180, pause_seconds=0.02, pause_seconds_max=1.0)
-CLIENTS = ("kafka-python", "confluent", "aiokafka")
+BOOTSTRAP_SERVER = os.environ.get("FENCEPOST_BOOTSTRAP_SERVER", "127.0.0.1:19092")
+#: Client library → its adapter.
+CLIENTS = {"kafka-python": "kafka_python", "confluent": "confluent", "aiokafka": "aiokafka"}
+INSTALLED = [client for client, adapter in CLIENTS.items() if hasattr(fencepost, adapter)]
 COUNTERS = ("decided", "fenced", "unknown")
 
 TopicPartition = tuple[str, int]
@@ -279,12 +286,17 @@ def make_topic(bootstrap: str, topic: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 if no money is lost and every transfer is made once; else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", default="127.0.0.1:19092", help="the proxy (default: %(default)s)")
+    parser.add_argument(
+        "--bootstrap-server", dest="bootstrap", default=BOOTSTRAP_SERVER, help="the proxy (default: %(default)s)"
+    )
     parser.add_argument("--topic", default=f"transfer-{int(time.time())}", help="a new topic (default: %(default)s)")
     parser.add_argument("--writers", type=int, default=4, help="number of writer processes (default: %(default)s)")
     parser.add_argument("--transfers", type=int, default=25, help="transfers per writer (default: %(default)s)")
     parser.add_argument(
-        "--client", choices=[*CLIENTS, "all"], default="all", help="client library of the writers (default: all, mixed)"
+        "--client",
+        choices=[*INSTALLED, "all"],
+        default="all",
+        help="client library of the writers (default: all installed)",
     )
     parser.add_argument("--unchecked", action="store_true", help="use transactions without expected offsets")
     parser.add_argument("--kills", type=int, default=0, help="number of times to kill a writer or a proxy")
@@ -388,9 +400,9 @@ class Writers:
     def _start(self, number: int) -> tuple[subprocess.Popen[str], threading.Thread]:
         options = self._options
         bootstrap = options.bootstrap if self._proxies is None else self._proxies.bootstrap(number)
-        client = CLIENTS[number % len(CLIENTS)] if options.client == "all" else options.client
+        client = INSTALLED[number % len(INSTALLED)] if options.client == "all" else options.client
         command = [sys.executable, __file__, "--writer", f"writer-{number}", "--topic", options.topic]
-        command += ["--bootstrap", bootstrap, "--client", client, "--seed", str(options.seed)]
+        command += ["--bootstrap-server", bootstrap, "--client", client, "--seed", str(options.seed)]
         command += ["--transfers", str(options.transfers), *(["--unchecked"] if options.unchecked else [])]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         ear = threading.Thread(target=self._read_output, args=(process,), daemon=True)

@@ -38,6 +38,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}client_",
         f"{_I}transactional_writer",
         f"{_I}atomic_clients",
+        f"{_I}examples",
         f"{_I}kv_store",
         f"{_I}transfer",
         "tests/expansion/test_library",

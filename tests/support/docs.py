@@ -17,6 +17,9 @@ PAGES: Final = (
 )
 SHELL: Final = "sh"
 _FENCE: Final = re.compile(r"^ *(`{3,})(.*)$")
+_INDENTED: Final = re.compile(
+    r"^ {2,}((?:[A-Z_]+=\S+ )?(?:\.venv/bin/|fencepost |kafka-[a-z]+(?:\.sh)? |source |curl ).*)$"
+)
 _COMMENT: Final = re.compile(r"(^|\s+)#\s.*$")
 
 
@@ -62,3 +65,10 @@ def commands(*pages: Path) -> Iterator[Command]:
             for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
                 if text := " ".join(_COMMENT.sub("", line).split()):
                     yield Command(block.where, text)
+
+
+def printed_commands(text: str) -> Iterator[str]:
+    """The commands of a help text or docstring: indented lines that begin with a program. Comments are cut."""
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if found := _INDENTED.match(line):
+            yield " ".join(_COMMENT.sub("", found[1]).split())
