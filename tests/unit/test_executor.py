@@ -23,7 +23,8 @@ USABLE = f'INTERFACE = {INTERFACE}\n__version__ = "9.8.7"\n'
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a module that the test writes replaces the native module."""
     monkeypatch.delenv("FENCEPOST_NATIVE", raising=False)
-    monkeypatch.delitem(sys.modules, "fencepost_native", raising=False)
+    monkeypatch.setitem(sys.modules, "fencepost_native", sys)  # so that the written module is removed at the end
+    monkeypatch.delitem(sys.modules, "fencepost_native")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "fencepost_native.py"
 
