@@ -90,7 +90,7 @@ class CheckIsOff(FencepostError):
         self.config = config
         super().__init__(
             f"topic {topic!r}: {found}; nothing was sent (connect to the Fencepost proxy and set the config: "
-            f"kafka-configs.sh --bootstrap-server <proxy> --alter --entity-type topics --entity-name {topic} "
+            f"kafka-configs.sh --bootstrap-server PROXY:19092 --alter --entity-type topics --entity-name {topic} "
             f"--add-config {config}=true)"
         )
 

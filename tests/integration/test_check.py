@@ -338,6 +338,25 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
     assert "may be read (READ)" in observed[-1].of("ok")["transaction watch"]
 
 
+def test_command_that_adds_replicas_to_the_state_topic(kafka3: KafkaCluster, tmp_path: Path) -> None:
+    config = f'upstream = "{kafka3.bootstrap}"\n{listening()}'
+    with Connection(str(kafka3.address(1))) as admin, without_state_topic(admin):
+        assert admin.create_topic(STATE_TOPIC, on=[1], configs={"cleanup.policy": "compact"}) == (0, None)
+        what = f"state topic {STATE_TOPIC}"
+        warned = until(lambda: Checked(config, tmp_path), "a warning", accept=lambda it: what in it.of("warning"))
+        assert "it has 1 replica(s)" in warned.of("warning")[what]
+
+        echo, tool = warned.todo(what).split("; ")
+        (tmp_path / "admin.properties").touch()
+        subprocess.run(["sh", "-c", echo], cwd=tmp_path, check=True)
+        words = [
+            str(tmp_path / word) if word.endswith((".json", ".properties")) else word for word in shlex.split(tool)
+        ]
+        run_tools([words], tmp_path)
+
+        until(lambda: Checked(config, tmp_path).of("warning"), "three replicas", accept=lambda left: what not in left)
+
+
 def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: Path) -> None:
     absent = f"127.0.0.1:{free_port()}"
     upstream = secured.kafka.bootstrap_of("SECURED")

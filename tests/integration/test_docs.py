@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
-from kafka.admin import NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidPartitionsError, PolicyViolationError
 
-from fencepost import OffsetMismatch
+from fencepost import CheckIsOff, OffsetMismatch
 from fencepost_dev.errors import ToolError
 from fencepost_dev.tools import compile_java, run_java
+from fencepost_proxy.config import reference
+from fencepost_proxy.topics import hints
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from tests.support.clients import set_check
 from tests.support.docs import ROOT, Command, blocks, commands
 from tests.support.kafka import running_kafka, unique_topic
@@ -221,6 +224,32 @@ def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path)
     }
     assert expanded.items() <= counts.items()
     assert len(expanded) >= 3
+
+
+def test_printed_kafka_configs_commands_change_the_topic(
+    proxy: ProxyProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of error messages, of hints and of `fencepost config explain`. The shell must take each as one command."""
+    topic = unique_topic("printed")
+    texts = [str(CheckIsOff(topic, "off")), hints.CLEANUP_POLICY]
+    texts += [reference.explain(name) for name in VIRTUAL_CONFIGS]
+    printed = [found for text in texts for found in re.findall(r"kafka-configs\.sh --[^)(\n]*[^)(\s]", text)]
+    assert len(printed) == len(texts)
+    given = []
+    for text in printed:
+        assert not re.search("[<>|&;$]", text), "the shell would not run this as one command"
+        words = shlex.split(text)
+        words[words.index("--bootstrap-server") + 1] = proxy.bootstrap
+        words[_named(words)] = topic
+        given.append(words)
+    with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+        admin.create_topics([NewTopic(topic, 1, 1)])
+        run_tools(given, tmp_path)
+        shown = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
+    configs = shown["topic"][topic]
+    for words in given:
+        name, _, value = words[words.index("--add-config") + 1].partition("=")
+        assert configs[name]["value"] == value or name == "fencepost.check.expected.offsets"
 
 
 def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,21 @@ def test_hanging_transaction_is_reported_with_abort_command(
     advice = shlex.split(next(line for line in text.splitlines() if "to abort it" in line).partition("to abort it:")[2])
     assert advice[1:4] == ["--bootstrap-server", "proxy:19092", "abort"]
     assert advice[-1] == "41"
+
+
+def test_abort_command_takes_the_given_login(
+    page: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def nothing(*_: object, **__: object) -> None: ...
+
+    async def probed(*_: object) -> dict[str, Any]:
+        return page | {"hanging": [HANGING]}
+
+    monkeypatch.setattr("fencepost_proxy.cluster.client.KafkaClient.start", nothing)
+    monkeypatch.setattr(transactions, "_probe", probed)
+    (login := tmp_path / "client.properties").write_text("security.protocol=PLAINTEXT\n")
+    assert main(["transactions", "hanging", "--bootstrap-server", "kafka:9092", "--command-config", str(login)]) == 1
+    assert f"--bootstrap-server kafka:9092 --command-config {login} abort --topic" in capsys.readouterr().out
 
 
 def test_what_is_beyond_its_timeout_counts_too(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

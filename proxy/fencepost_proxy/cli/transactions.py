@@ -142,7 +142,8 @@ async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
         report = await _probe(args, control)
     finally:
         await control.close()
-    return _report(args, report, args.bootstrap)
+    login = f" --command-config {args.command_config}" if args.command_config else ""
+    return _report(args, report, args.bootstrap + login)
 
 
 async def _probe(args: argparse.Namespace, control: KafkaClient) -> dict[str, Any]:
@@ -282,12 +283,12 @@ _PARTITION_COLUMNS: Final[Columns] = {
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
-def _report(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str) -> int:
+def _report(args: argparse.Namespace, report: Mapping[str, Any], connect: str) -> int:
     from fencepost_proxy.services.watching import abort_command  # noqa: PLC0415
 
     hanging = list(report["hanging"])
     for each in hanging:
-        each["to_end_it"] = abort_command(bootstrap, each["topic"], each["partition"], each["start_offset"])
+        each["to_end_it"] = abort_command(connect, each["topic"], each["partition"], each["start_offset"])
     stuck = [each for each in report["open"] if each["stuck"] is not None]
     incomplete = report["problem"] is not None or report["partitions_unreadable"] or report["partitions_left_out"]
     code = 0

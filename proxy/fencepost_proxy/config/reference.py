@@ -125,7 +125,11 @@ def _explain_topic_config(config: TopicConfig[Any]) -> str:
         ("valid", config.valid),
         ("default", toml(config.default)),
         ("in the file", f'[topics."orders-*"]\n"{config.name}" = {toml(config.example)}'),
-        ("on a topic", f"kafka-configs --alter --entity-type topics … --add-config {config.name}={config.example}"),
+        (
+            "on a topic",
+            "kafka-configs.sh --bootstrap-server PROXY:19092 --alter --entity-type topics --entity-name TOPIC "
+            f"--add-config {config.name}={config.example}",
+        ),
     ]
     return _facts(config.name, f"Topic config. {config.documentation}", rows)
 

@@ -8,6 +8,7 @@ remains: a producer id is allocated, as at each start of a proxy.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -98,13 +99,28 @@ class _Probe:
         deadline = deadline_in(self._config.limits.request_timeout_seconds)
         return await self._connection.query(api_key, message, at_least=at_least, at_most=at_most, deadline=deadline)
 
+    @property
+    def _connect(self) -> str:
+        """Options of Kafka's tools. `admin.properties`: an administrator's login."""
+        return f"--bootstrap-server {','.join(map(str, self._config.upstream))} --command-config admin.properties"
+
+    def _replicate(self, topic: Message) -> str:
+        """Shell command that adds replicas on more brokers."""
+        partitions = []
+        for each in topic.partitions:
+            others = sorted(self._cluster.brokers.keys() - set(each.replica_nodes))
+            replicas = [*each.replica_nodes, *others][: max(3, len(each.replica_nodes))]
+            partitions.append({"topic": topic.name, "partition": each.partition_index, "replicas": replicas})
+        plan = shlex.quote(json.dumps({"version": 1, "partitions": partitions}))
+        tool = f"kafka-reassign-partitions {self._connect} --execute --reassignment-json-file replicas.json"
+        return f"echo {plan} > replicas.json; {tool}"
+
     def _allow(self, operations: Iterable[str], resource: str) -> str:
-        """Shell command. `admin.properties`: an administrator's login."""
-        servers = ",".join(map(str, self._config.upstream))
+        """Shell command."""
         requested = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
         return (
-            f"kafka-acls --bootstrap-server {servers} --command-config admin.properties "
-            f"--add --allow-principal {shlex.quote(f'User:{self._principal}')} {requested} {resource}"
+            f"kafka-acls {self._connect} --add --allow-principal {shlex.quote(f'User:{self._principal}')} "
+            f"{requested} {resource}"
         )
 
     # ---- authorizer
@@ -145,7 +161,7 @@ class _Probe:
             found.append(ACLS.warning(what, stated, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
         if _replicas(topic) < min(3, brokers):
             stated = f"it has {_replicas(topic)} replica(s): if they are lost, so are all virtual configs"
-            found.append(ACLS.warning(what, stated, "add replicas with kafka-reassign-partitions"))
+            found.append(ACLS.warning(what, stated, self._replicate(topic)))
         return found
 
     async def _creating(self, name: str, what: str, todo: str, brokers: int) -> Finding:

@@ -126,10 +126,10 @@ def _where(hanging: HangingTransaction) -> tuple[TopicPartition, int]:
     return TopicPartition(hanging.topic, hanging.partition), hanging.start_offset
 
 
-def abort_command(bootstrap: str, topic: str, partition: int, start_offset: int) -> str:
-    """Command that ends a hanging transaction, through the proxy or directly in Kafka."""
+def abort_command(connect: str, topic: str, partition: int, start_offset: int) -> str:
+    """Command that ends a hanging transaction. `connect`: HOST:PORT of the proxy or Kafka, and perhaps more options."""
     return (
-        f"kafka-transactions.sh --bootstrap-server {bootstrap} abort --topic {topic} "
+        f"kafka-transactions.sh --bootstrap-server {connect} abort --topic {topic} "
         f"--partition {partition} --start-offset {start_offset}"
     )
 

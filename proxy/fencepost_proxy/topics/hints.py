@@ -28,8 +28,8 @@ NOT_OURS: Final = (
     "automatically."
 )
 CLEANUP_POLICY: Final = (
-    "kafka-configs --alter --entity-type topics --entity-name TOPIC --add-config cleanup.policy=compact, directly in "
-    "Kafka. The proxy recovers automatically."
+    "Run kafka-configs.sh --bootstrap-server KAFKA:9092 --alter --entity-type topics --entity-name TOPIC "
+    "--add-config cleanup.policy=compact (state_topic names the topic). The proxy recovers automatically."
 )
 PROXY: Final = "Upstream seems to be a proxy: set it to Kafka's own brokers."
 RELEASE: Final = "Use a Kafka release that this version is tested with. Nothing was lost."
