@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fencepost_proxy.transactions import watching
+from fencepost_proxy.transactions import rounds, watching
+from fencepost_proxy.transactions.observed import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE
 from fencepost_proxy.transactions.watched import (
     MARKERS_MISSING,
+    NOT_LISTED,
+    OPEN_STATES,
     OVERDUE,
     UNKNOWN_TO_COORDINATOR,
     Answer,
@@ -28,7 +31,7 @@ from fencepost_proxy.transactions.watched import (
     Query,
     TransactionsReport,
 )
-from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, TransactionMonitor
+from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 
 ONE, TWO = NodeId(1), NodeId(2)
@@ -182,7 +185,7 @@ def test_one_whose_markers_are_not_written_is_stuck() -> None:
 
 
 def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "DESCRIBED_MAX", 20)
+    monkeypatch.setattr(rounds, "DESCRIBED_MAX", 20)
     # Given more open transactions than are described in one round, among them one that goes on for a while
     kafka = Cluster({P0: EMPTY})
     kafka.transactions[ONE] = [described(f"id-{each}", started_at=kafka.now) for each in range(240)]
@@ -211,7 +214,7 @@ def hanging(**settings: object) -> Cluster:
 
 @pytest.mark.parametrize(
     ("listed", "name", "why"),
-    [(True, "payments", UNKNOWN_TO_COORDINATOR), (False, None, watching.NOT_LISTED)],
+    [(True, "payments", UNKNOWN_TO_COORDINATOR), (False, None, NOT_LISTED)],
     ids=["ended", "expired or hidden"],
 )
 def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why: str) -> None:
@@ -405,7 +408,7 @@ def test_a_broker_that_leaves_stops_nothing() -> None:
     kafka.run(20)
     queries = kafka.watching.next([ONE, TWO], kafka.now)
     # When one broker leaves, with some of its queries sent and some not
-    assert ListTransactions(TWO, watching.OPEN_STATES) in queries
+    assert ListTransactions(TWO, OPEN_STATES) in queries
     kafka.leaders[P1] = ONE
     payments = kafka.transactions.pop(TWO)
     kafka.transactions[ONE] = payments
