@@ -122,17 +122,7 @@ def scan_batch(
     if header.record_count > RECORDS_MAX:
         raise too_many(f"{header.record_count} records", RECORDS_MAX)
     effort = effort or Effort(max(decompressed_bytes_max, len(records)), 2 * RECORDS_MAX)
-    unpacked = decompress(
-        header.compression, records[HEADER_BYTES:], bytes_max=min(decompressed_bytes_max, effort.bytes_left)
-    )
-    effort.take(len(unpacked), BATCH_STEPS)
-    says_something = len(unpacked) <= SMALL_BYTES or any(find(unpacked, name) >= 0 for name in names.needles)
-    if says_something and len(unpacked) > _COPIED_BYTES_MAX:
-        raise LimitError(
-            f"record batch with headers for the proxy has {len(unpacked)} bytes once decompressed, above the limit of "
-            f"{_COPIED_BYTES_MAX} (send smaller batches)"
-        )
-    payload = bytes(unpacked) if says_something else unpacked
+    payload = _payload(records, header, names, decompressed_bytes_max, effort)
     try:
         end, first, rest_at = record_start(payload, 0)
         if end > len(payload):
@@ -161,6 +151,23 @@ def scan_batch(
         digest,
         oldest_ms,
     )
+
+
+def _payload(
+    records: memoryview, header: BatchHeader, names: HeaderNames, decompressed_bytes_max: int, effort: Effort
+) -> bytes | memoryview:
+    """The decompressed records; `bytes` if they may contain a header of the proxy."""
+    unpacked = decompress(
+        header.compression, records[HEADER_BYTES:], bytes_max=min(decompressed_bytes_max, effort.bytes_left)
+    )
+    effort.take(len(unpacked), BATCH_STEPS)
+    says_something = len(unpacked) <= SMALL_BYTES or any(find(unpacked, name) >= 0 for name in names.needles)
+    if says_something and len(unpacked) > _COPIED_BYTES_MAX:
+        raise LimitError(
+            f"record batch with headers for the proxy has {len(unpacked)} bytes once decompressed, above the limit of "
+            f"{_COPIED_BYTES_MAX} (send smaller batches)"
+        )
+    return bytes(unpacked) if says_something else unpacked
 
 
 def _expected(header: BatchHeader, stated: _Stated, *, source_is_base: bool) -> tuple[int | None, Unreadable | None]:
