@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
-from fencepost_dev.cluster import FREE_PORTS, HOST
+from fencepost_dev.ports import FREE_PORTS, HOST, is_free
 from fencepost_dev.process import SupervisedProcess
 
 HAPROXY = "HAProxy (TCP)"
@@ -287,18 +287,8 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> Sequence[int]:
     rows = range(_FREE_PORTS.start + os.getpid() % 100 * PORTS, _FREE_PORTS.stop - PORTS, PORTS)
     for first in rows:
         row = range(first, first + PORTS)
-        if not set(row) & set(but) and all(_is_free(port) for port in row):
+        if not set(row) & set(but) and all(is_free(port) for port in row):
             found.append(first)
         if len(found) == count:
             return found
     raise StartError(f"no free ports between {rows.start} and {rows.stop}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True

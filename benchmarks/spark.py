@@ -36,9 +36,9 @@ from benchmarks import machine, routes
 from benchmarks.results import DIRECT, Report, Row, at_least, ratios
 from benchmarks.routes import Route
 from benchmarks.stage import FULL, Run, Stage, say
-from fencepost_dev.cluster import HOST
 from fencepost_dev.errors import DevError
 from fencepost_dev.jars import DEFAULT_VERSION, fetch
+from fencepost_dev.ports import HOST
 
 _HERE = Path(__file__).parent
 RESULTS: Final = _HERE / "results"

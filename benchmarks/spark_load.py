@@ -23,9 +23,9 @@ from kafka import KafkaConsumer, TopicPartition
 from benchmarks import machine, routes
 from benchmarks.spark import unpacked_flights
 from benchmarks.stage import FULL, Run, Stage
-from fencepost_dev.cluster import HOST
 from fencepost_dev.demo import end_session, last_lines
 from fencepost_dev.errors import DevError
+from fencepost_dev.ports import HOST
 from fencepost_dev.process import SupervisedProcess
 
 JOBS: Final = Path(__file__).parents[1] / "spark_jobs"

@@ -18,8 +18,9 @@ from benchmarks.java import Jvm
 from benchmarks.raw import Connection, RefusedError
 from benchmarks.results import DIRECT, PRODUCT, is_product
 from benchmarks.routes import Peer, Route, StartError, free_ports
-from fencepost_dev.cluster import HOST, KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import DEFAULT_VERSION
+from fencepost_dev.ports import HOST
 from fencepost_proxy.types import Address
 
 #: Directory of Kafka's log if it has enough space: no disk is measured.

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
-from fencepost_dev import cluster as clusters
+from fencepost_dev import ports
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.stage import piped_kafka
@@ -29,7 +29,7 @@ from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 #: coverage's `patch = subprocess` reads this variable in child processes.
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
-clusters.FREE_PORTS = own_ports()
+ports.FREE_PORTS = own_ports()
 
 
 class _SocketOfKafkaPython(socket.socket):

@@ -32,9 +32,10 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, PolicyViolationError
 
-from fencepost_dev.cluster import HOST, KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.errors import DevError
 from fencepost_dev.java import find_jdk
+from fencepost_dev.ports import HOST
 from fencepost_dev.process import SupervisedProcess
 from fencepost_dev.proof import Proof, read_back, row_hash
 from fencepost_dev.screen import Screen, bar

@@ -162,7 +162,7 @@ def move(cluster: KafkaCluster, node_id: int) -> Address:
     new_port = free_port()
     file = cluster.data / f"node-{node_id}" / "server.properties"
     file.write_text(file.read_text().replace(f"PLAINTEXT://{old}", f"PLAINTEXT://{old.host}:{new_port}"))
-    cluster._ports[node_id]["PLAINTEXT"] = new_port
+    cluster._listeners.ports[node_id]["PLAINTEXT"] = new_port
     return cluster.address(node_id)
 
 

@@ -242,7 +242,7 @@ def test_taken_port_is_named_before_kafka_starts() -> None:
 def test_port_taken_during_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("fencepost_dev.cluster._require_free", lambda ports: None)
+        monkeypatch.setattr("fencepost_dev.ports.require_free", lambda ports: None)
         with pytest.raises(PortTakenError, match=rf"one of the ports .*{port}.* of broker 1 is in use"):
             KafkaCluster(ports=[port], version=kafka_version()).start()
 

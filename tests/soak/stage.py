@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fencepost_dev.cluster import KafkaCluster, _free_ports
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.ports import free_ports
 from tests.kit import stage as kit
 from tests.kit.fault_proxy import FaultProxies
 from tests.kit.stage import NODES, THREE_REPLICAS, AdvertisedCluster
@@ -87,7 +88,7 @@ class Stage(kit.Stage):
 @contextmanager
 def stage(directory: Path, *, fencing: bool = True) -> Iterator[Stage]:
     """`fencing` False: the proxies compare offsets without Kafka, so that the checker finds violations."""
-    wires = {proxy: dict(zip(NODES, _free_ports(len(NODES), set()), strict=True)) for proxy in PROXIES}
+    wires = {proxy: dict(zip(NODES, free_ports(len(NODES)), strict=True)) for proxy in PROXIES}
     advertised = {
         _listener(proxy): {node_id: f"127.0.0.1:{port}" for node_id, port in ports.items()}
         for proxy, ports in wires.items()

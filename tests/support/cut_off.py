@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from fencepost_dev.cluster import HOST, KafkaCluster
+from fencepost_dev.cluster import KafkaCluster
+from fencepost_dev.ports import HOST
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.stage import NODES, THREE_REPLICAS
 from tests.support.kafka import kafka_version

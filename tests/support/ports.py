@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import random
 
-from fencepost_dev import cluster
+from fencepost_dev import ports
 from fencepost_dev.errors import PortTakenError
 
 _ATTEMPTS = 1000
 
 
 def own_ports() -> range:
-    """This pytest-xdist worker's part of `cluster.FREE_PORTS`; all of them without workers."""
-    everything = cluster.FREE_PORTS
+    """This pytest-xdist worker's part of `ports.FREE_PORTS`; all of them without workers."""
+    everything = ports.FREE_PORTS
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not worker.startswith("gw"):
         return everything
@@ -33,10 +33,10 @@ def free_port() -> int:
 def free_ports_in_a_row(count: int) -> int:
     """The first of these ports. Each port is returned only once."""
     for _ in range(_ATTEMPTS):
-        first = random.choice(cluster.FREE_PORTS[:-count])
+        first = random.choice(ports.FREE_PORTS[:-count])
         row = range(first, first + count)
-        with cluster.port_lock:
-            if cluster.ports_given_out.isdisjoint(row) and all(map(cluster.is_free, row)):
-                cluster.ports_given_out.update(row)
+        with ports.port_lock:
+            if ports.ports_given_out.isdisjoint(row) and all(map(ports.is_free, row)):
+                ports.ports_given_out.update(row)
                 return first
-    raise PortTakenError(f"no {count} free ports in a row within {cluster.FREE_PORTS}")
+    raise PortTakenError(f"no {count} free ports in a row within {ports.FREE_PORTS}")
