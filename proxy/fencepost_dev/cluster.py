@@ -247,9 +247,9 @@ class KafkaCluster:
     def _add_node(self, node_id: int, extra: Mapping[str, str]) -> Node:
         flags = [] if self._archive_to is None else [f"-XX:ArchiveClassesAtExit={self._archive_to}"]
         node = self._nodes[node_id] = Node(node_id, self.data / f"node-{node_id}", self._java, flags)
-        own = {"node.id": str(node_id), "log.dirs": str(node.directory / "data")}
+        for_node = {"node.id": str(node_id), "log.dirs": str(node.directory / "data")}
         node.write_properties(
-            own
+            for_node
             | self._listeners.properties(node_id)
             | _cluster_properties(self.version, self._brokers)
             | self._extra_properties
