@@ -170,7 +170,7 @@ def test_commands_run_where_nothing_else_is_installed(installed: Path, wheel: Pa
         [installed / "fencepost", "demo"], cwd=tmp_path, env=bare(), capture_output=True, text=True, check=False
     )
     assert demo.returncode == 2
-    assert "install fencepost[proxy,dev,spark]" in demo.stderr
+    assert "pip install 'fencepost[proxy,dev,spark]'" in demo.stderr
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ Certificates, keys and passwords are also reloaded without SIGHUP.
 ## What `fencepost check` tests
 
 The check changes nothing, except that Kafka allocates one producer id. It can run while a proxy runs
-(`fencepost check --running`). It ends within a minute (`fencepost check --seconds 10`). `fencepost check --json`
+(`fencepost check --running`). It ends within a minute (`fencepost check --timeout 10`). `fencepost check --json`
 prints JSON. Exit status 0: the proxy would work, perhaps with warnings. 1: something failed. 2: the configuration is
 wrong.
 

@@ -68,7 +68,7 @@ def commands(*pages: Path) -> Iterator[Command]:
 
 
 def printed_commands(text: str) -> Iterator[str]:
-    """The commands of a help text or docstring: indented lines that begin with a program. Comments are cut."""
+    """The commands of a help text or docstring: indented lines that begin with a program, without explanations."""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         if found := _INDENTED.match(line):
-            yield " ".join(_COMMENT.sub("", found[1]).split())
+            yield re.split(r"\s{2,}", _COMMENT.sub("", found[1]))[0]

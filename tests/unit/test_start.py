@@ -65,7 +65,7 @@ def test_unknown_option_refers_to_the_commands_help(capsys: pytest.CaptureFixtur
         main(["proxy", "--zookeeper", "kafka:2181"])
 
     assert exit_.value.code == 2
-    assert "--zookeeper kafka:2181; see fencepost proxy --help" in capsys.readouterr().err
+    assert "--zookeeper kafka:2181 (see fencepost proxy --help)" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

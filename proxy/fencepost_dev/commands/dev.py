@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -14,13 +15,17 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.errors import ClusterError
 from fencepost_dev.jars import DEFAULT_VERSION, RELEASES
 from fencepost_proxy import logs
+from fencepost_proxy.cli.options import DEV_BOOTSTRAP
 from fencepost_proxy.cli.proxy import loop_factory
+from fencepost_proxy.cli.status_client import STATUS_DEFAULT
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.transport.listeners import bind
 from fencepost_proxy.types import Address
 
-DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
+DEFAULT_LISTEN: Final = Address.parse(DEV_BOOTSTRAP)
+#: Loggers that warn of new clusters and of topics with few replicas.
+_DURABILITY: Final = ("fencepost.services.topic_warnings", "fencepost.cluster.state_topic_settings")
 _WATCH_SECONDS: Final = 1.0
 
 _DESCRIPTION: Final = """\
@@ -28,8 +33,8 @@ Run a real Kafka (KRaft) and the proxy on this machine, in the foreground. The K
 by hash and cached. Needs JDK 17 or newer (JAVA_HOME, else PATH).
 
 When clients can connect, the command prints one line on stdout:
-  ready bootstrap=HOST:PORT kafka=HOST:PORT[,HOST:PORT...]
-bootstrap= is the proxy, kafka= the brokers. Progress and logs go to stderr.
+  ready bootstrap=HOST:PORT kafka=HOST:PORT[,HOST:PORT...] status=HOST:PORT
+bootstrap= is the proxy, kafka= the brokers, status= the status page. Progress and logs go to stderr.
 Ctrl-C or SIGTERM stops everything; the exit code is 0."""
 
 _EXAMPLES: Final = """\
@@ -42,6 +47,13 @@ examples:
 
   fencepost dev --listen 127.0.0.1:0 --kafka-version 3.9.2
       run an older Kafka; the proxy listens on any free port (read it from the ready line)
+
+try it in another terminal:
+  fencepost kafka-topics --create --topic orders
+  fencepost kafka-configs --alter --topic orders --add-config fencepost.check.expected.offsets=required
+  fencepost append orders first --expect 0
+  fencepost read orders
+  fencepost status
 
 environment:
   FENCEPOST_CACHE       directory of the jars (default ~/.cache/fencepost)
@@ -61,6 +73,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     add("--brokers", type=_count, default=1, metavar="N", help="number of Kafka brokers (default 1)")
     add("--listen", type=_address, default=DEFAULT_LISTEN, metavar="HOST:PORT",
         help=f"bootstrap address of the proxy (default {DEFAULT_LISTEN}; port 0: any free port)")  # fmt: skip
+    add("--status", type=_address, metavar="HOST:PORT",
+        help=f"status page (default {STATUS_DEFAULT}, or any free port if that one is in use)")  # fmt: skip
     add("--data", type=Path, metavar="DIR", help="keep Kafka's data in DIR (default: a temporary directory)")
     add("--kafka-version", choices=sorted(RELEASES), default=DEFAULT_VERSION, metavar="V",
         help=f"one of {', '.join(RELEASES)} (default {DEFAULT_VERSION})")  # fmt: skip
@@ -86,11 +100,14 @@ def run(args: argparse.Namespace) -> int:
     # Before the event loop handles signals, SIGTERM must clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
     bind(args.listen, "clients").close()  # report a used port before Kafka starts
+    status = status_address(args.status)
     cluster = KafkaCluster(args.brokers, version=args.kafka_version, data=args.data)
     try:
         cluster.start()
-        config = ProxyConfig(upstream=cluster.addresses, listen=args.listen)
+        config = ProxyConfig(upstream=cluster.addresses, listen=args.listen, status=status)
         logs.setup(config.log.level, config.log.format)
+        for each in _DURABILITY:
+            logging.getLogger(each).setLevel(logging.ERROR)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(config, cluster))
     except KeyboardInterrupt:
@@ -98,6 +115,18 @@ def run(args: argparse.Namespace) -> int:
     finally:
         cluster.stop()
     return 0
+
+
+def status_address(given: Address | None) -> Address:
+    """Where the status page listens. Raises `ConfigError` if a given port is in use."""
+    try:
+        listener = bind(given or STATUS_DEFAULT, "the status page")
+    except ConfigError:
+        if given is not None:
+            raise
+        listener = bind(STATUS_DEFAULT._replace(port=0), "the status page")
+    with listener:
+        return Address(*listener.getsockname()[:2])
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -108,7 +137,7 @@ async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
     from fencepost_proxy.server import serve  # noqa: PLC0415 - keeps `--help` fast
 
     def print_ready(bootstrap: Address) -> None:
-        print(f"ready bootstrap={bootstrap} kafka={cluster.bootstrap}", flush=True)
+        print(f"ready bootstrap={bootstrap} kafka={cluster.bootstrap} status={config.status}", flush=True)
 
     serving = asyncio.create_task(serve(config, on_ready=print_ready), name="serve")
     watching = asyncio.create_task(_watch(cluster), name="watch brokers")

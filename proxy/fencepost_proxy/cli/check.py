@@ -13,7 +13,7 @@ from typing import Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.cli import proxy
-from fencepost_proxy.cli.options import Subparsers, add_command
+from fencepost_proxy.cli.options import Subparsers, add_command, seconds
 from fencepost_proxy.cli.tables import printable
 from fencepost_proxy.config import Refused
 from fencepost_proxy.config.reading import Loaded
@@ -59,18 +59,9 @@ def add_parser(subparsers: Subparsers) -> None:
     proxy.add_settings(parser)
     add = parser.add_argument
     add("--running", action="store_true", default=False, help="expect this proxy's ports to be in use by it")
-    add("--seconds", type=_seconds, default=_SECONDS, metavar="N", help=f"limit the whole check (default {_SECONDS:g})")
+    add("--timeout", "--seconds", type=seconds, default=_SECONDS, metavar="SECONDS", help="limit the whole check "
+        f"(default {_SECONDS:g}; --seconds: the same)")  # fmt: skip
     add("--json", action="store_true", default=False, help="print JSON")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     logs.setup("error", stream=io.StringIO())
     from fencepost_proxy.preflight.checking import check  # noqa: PLC0415 - keeps `--help` fast
 
-    found = proxy.run_in_loop(check(loaded.config, seconds=args.seconds, running=args.running))
+    found = proxy.run_in_loop(check(loaded.config, seconds=args.timeout, running=args.running))
     _report(args, [_configured(loaded), *found])
     return 1 if any(each.state is State.FAILED for each in found) else 0
 

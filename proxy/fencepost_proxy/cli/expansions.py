@@ -12,16 +12,13 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
-from fencepost_proxy.cli.options import Subparsers, add_command, add_source, require_source
+from fencepost_proxy.cli.options import Subparsers, add_command, add_source, kafka_python_settings, require_source
 from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
 from fencepost_proxy.cli.tables import Columns, table_of, utc
-from fencepost_proxy.config.reading import read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
-from fencepost_proxy.transport.certificates import upstream_context
 from fencepost_proxy.types import Address
 
-_QUERY_MS: Final = 5_000
 _AT_ONCE: Final = 500
 _THRESHOLDS_SHOWN: Final = 8
 
@@ -111,25 +108,6 @@ def _of_status(status: Address, topic: str | None = None) -> _Rows:
     }
 
 
-def _security(args: argparse.Namespace) -> dict[str, Any]:
-    """kafka-python's settings. Raises `ConfigError`."""
-    if args.command_config is None:
-        return {}
-    config = read(None, {"upstream": args.bootstrap}, command_config=args.command_config).config
-    tls, sasl = config.upstream_tls, config.control_sasl
-    found: dict[str, Any] = {"security_protocol": ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")}
-    if tls is not None:
-        found["ssl_context"] = upstream_context(tls)
-    if sasl is not None and sasl.password_file is not None:
-        password = secret("--command-config", sasl.password_file)
-        found |= {
-            "sasl_mechanism": sasl.mechanism,
-            "sasl_plain_username": sasl.username,
-            "sasl_plain_password": password,
-        }
-    return found
-
-
 def _of_bootstrap(args: argparse.Namespace) -> _Rows:
     from kafka import KafkaAdminClient  # noqa: PLC0415 - slow to import
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
@@ -137,10 +115,7 @@ def _of_bootstrap(args: argparse.Namespace) -> _Rows:
 
     try:
         admin = KafkaAdminClient(
-            bootstrap_servers=args.bootstrap.split(","),
-            client_id="fencepost-expansions",
-            bootstrap_timeout_ms=_QUERY_MS,
-            **_security(args),
+            client_id="fencepost-expansions", request_timeout_ms=int(args.timeout * 1000), **kafka_python_settings(args)
         )
         try:
             topics = sorted(admin.list_topics()) if args.topic is None else [args.topic]

@@ -7,12 +7,10 @@ import sys
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
-from fencepost_proxy.cli.status_client import address
+from fencepost_proxy.cli.status_client import add_address
 from fencepost_proxy.cli.tables import printable
-from fencepost_proxy.types import Address
 
 _SECONDS: Final = 4.0
-_DEFAULT: Final = Address("127.0.0.1", 8080)
 
 _DESCRIPTION: Final = """\
 Query the readiness endpoint (/readyz) of a running proxy and print its response.
@@ -37,9 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--status", metavar="HOST:PORT", type=address, default=_DEFAULT, help=f"its status page (default {_DEFAULT})")
-    add("--live", action="store_true", help="query /livez instead of /readyz")
+    add_address(parser)
+    parser.add_argument("--live", action="store_true", help="query /livez instead of /readyz")
     parser.set_defaults(run=run)
     return parser
 

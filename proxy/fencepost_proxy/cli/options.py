@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from fencepost_proxy.cli.status_client import STATUS_HELP, address
+from fencepost_proxy.cli.status_client import STATUS_HELP, STATUS_VARIABLE, CannotQuery, address
+from fencepost_proxy.config.reading import read
+from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.types import Address
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+BOOTSTRAP_VARIABLE: Final = "FENCEPOST_BOOTSTRAP_SERVER"
+#: Where the proxy of `fencepost dev` listens.
+DEV_BOOTSTRAP: Final = "127.0.0.1:19092"
+_TIMEOUT_SECONDS: Final = 30.0
 #: Of every command that connects to Kafka.
 COMMAND_CONFIG: Final[Mapping[str, Any]] = {
     "type": Path,
@@ -45,16 +54,98 @@ def add_source(parser: argparse.ArgumentParser, brokers: str) -> None:
     """Adds `--bootstrap-server` (`brokers` says what it may be), `--status` and `--command-config`."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--bootstrap-server", "--bootstrap", dest="bootstrap", metavar="HOST:PORT[,…]",
-        help=f"{brokers} to query (--bootstrap: the same)")  # fmt: skip
+        help=f"{brokers} to query (--bootstrap: the same; default: {BOOTSTRAP_VARIABLE})")  # fmt: skip
     where.add_argument("--status", type=address, metavar="HOST:PORT", help=f"{STATUS_HELP}, instead of "
-        "--bootstrap-server")  # fmt: skip
+        f"--bootstrap-server (default: {STATUS_VARIABLE})")  # fmt: skip
     parser.add_argument("--command-config", **COMMAND_CONFIG)
+    add_timeout(parser)
     parser.set_defaults(brokers=brokers)
 
 
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=seconds, default=_TIMEOUT_SECONDS, metavar="SECONDS", help="longest wait for "
+        f"a response (default {_TIMEOUT_SECONDS:g}); a refused connection fails immediately")  # fmt: skip
+
+
+def seconds(text: str) -> float:
+    """Argument type: a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return number
+
+
 def require_source(args: argparse.Namespace) -> None:
-    """Raises ConfigError if neither `--bootstrap-server` nor `--status` is given."""
+    """Takes the source from the environment if there is no option. Raises ConfigError if there is none either."""
+    if args.status is None and not args.bootstrap:
+        args.bootstrap = os.environ.get(BOOTSTRAP_VARIABLE)
+        args.status = None if args.bootstrap else _from_environment(STATUS_VARIABLE)
     if args.status is None and not args.bootstrap:
         raise ConfigError(
             f"no source given: use --bootstrap-server HOST:PORT ({args.brokers}) or --status HOST:PORT (a status page)"
         )
+
+
+def add_topic(parser: argparse.ArgumentParser) -> None:
+    """Adds TOPIC and what is needed to reach it through a proxy."""
+    add = parser.add_argument
+    add("topic", metavar="TOPIC")
+    add("--bootstrap-server", "--bootstrap", dest="bootstrap", metavar="HOST:PORT[,…]",
+        default=os.environ.get(BOOTSTRAP_VARIABLE) or DEV_BOOTSTRAP,
+        help=f"the proxy (--bootstrap: the same; default: {BOOTSTRAP_VARIABLE}, or {DEV_BOOTSTRAP})")  # fmt: skip
+    add("--command-config", **COMMAND_CONFIG)
+    add_timeout(parser)
+
+
+def partition(text: str) -> int:
+    """Argument type: a partition or an offset."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be 0 or a positive number, not {text!r}")
+    return int(text)
+
+
+def _from_environment(variable: str) -> Address | None:
+    text = os.environ.get(variable)
+    try:
+        return address(text) if text else None
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"environment {variable}: {error}") from None
+
+
+def kafka_python_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of kafka-python's clients for `--bootstrap-server`, `--command-config` and `--timeout`.
+
+    Raises `ConfigError`, and `CannotQuery` if no server accepts a connection: kafka-python would retry.
+    """
+    from fencepost_proxy.transport.certificates import upstream_context  # noqa: PLC0415 - slow to import
+
+    config = read(None, {"upstream": args.bootstrap}, command_config=args.command_config).config
+    _require_connection(config.upstream, args.timeout)
+    timeout_ms = int(args.timeout * 1000)
+    found: dict[str, Any] = {"bootstrap_servers": args.bootstrap.split(","), "bootstrap_timeout_ms": timeout_ms}
+    tls, sasl = config.upstream_tls, config.control_sasl
+    found["security_protocol"] = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
+    if tls is not None:
+        found["ssl_context"] = upstream_context(tls)
+    if sasl is not None and sasl.password_file is not None:
+        password = secret("--command-config", sasl.password_file)
+        found |= {
+            "sasl_mechanism": sasl.mechanism,
+            "sasl_plain_username": sasl.username,
+            "sasl_plain_password": password,
+        }
+    return found
+
+
+def _require_connection(servers: Sequence[Address], timeout_seconds: float) -> None:
+    failures = []
+    for server in servers:
+        try:
+            with socket.create_connection((server.host, server.port), timeout_seconds):
+                return
+        except OSError as error:
+            failures.append(f"{server}: {error.strerror or error}")
+    raise CannotQuery(f"cannot connect to {'; '.join(failures)} (check --bootstrap-server, or start the server)")

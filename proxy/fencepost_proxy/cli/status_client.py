@@ -17,7 +17,8 @@ from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.types import Address
 
 STATUS_HELP: Final = "status page of a running proxy (the proxy's own --status)"
-#: Default for commands that need a status page.
+STATUS_VARIABLE: Final = "FENCEPOST_STATUS"
+#: Default for commands that need a status page, without the variable.
 STATUS_DEFAULT: Final = Address("127.0.0.1", 8080)
 _SECONDS: Final = 30.0
 _AT_ONCE: Final = 500
@@ -31,9 +32,9 @@ class CannotQuery(FencepostError):
 
 
 def address(text: str) -> Address:
-    """Argument type `HOST:PORT`."""
+    """Argument type `HOST:PORT`, or the URL of a status page."""
     try:
-        return Address.parse(text)
+        return Address.parse(text.removeprefix("http://").rstrip("/"))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -41,11 +42,17 @@ def address(text: str) -> Address:
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Adds `--status`, `--json` and `--watch`."""
     add = parser.add_argument
-    add("--status", type=address, metavar="HOST:PORT", default=STATUS_DEFAULT, help=f"{STATUS_HELP}; default "
-        f"{STATUS_DEFAULT}")  # fmt: skip
+    add_address(parser)
     add("--json", action="store_true", help="print one JSON object; with --watch, one per line")
     add("--watch", nargs="?", type=_seconds, const=_WATCH_SECONDS, metavar="SECONDS",
         help=f"repeat every SECONDS seconds (default {_WATCH_SECONDS:g}) until Ctrl-C")  # fmt: skip
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Adds `--status`."""
+    default = os.environ.get(STATUS_VARIABLE) or str(STATUS_DEFAULT)
+    parser.add_argument("--status", type=address, metavar="HOST:PORT", default=default,
+        help=f"{STATUS_HELP} (default: {STATUS_VARIABLE}, or {STATUS_DEFAULT})")  # fmt: skip
 
 
 def _seconds(text: str) -> float:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _FOUND, _UNKNOWN = 1, 2
 _NOT_COORDINATOR: Final = 16
-_CONNECT_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.1
 _LIST_SECONDS: Final = 30.0
 #: Time to confirm the remaining candidates after all partitions were read.
@@ -134,9 +133,10 @@ async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
 
     certificates = Certificates(None, config.upstream_tls)
     access = Access(lambda: certificates.upstream, config.control_sasl)
-    control = KafkaClient(config.upstream, Limits(), access=access)
+    limits = Limits(connect_timeout_seconds=args.timeout, request_timeout_seconds=args.timeout)
+    control = KafkaClient(config.upstream, limits, access=access)
     try:
-        await control.start(timeout_seconds=_CONNECT_SECONDS)
+        await control.start(timeout_seconds=0.0)  # each server once
         if args.what == "describe":
             return await _describe(args, control)
         report = await _probe(args, control)

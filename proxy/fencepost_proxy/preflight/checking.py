@@ -68,7 +68,7 @@ async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -
             brokers = probing.brokers
     except TimeoutError:
         stated = f"check not finished within {seconds:g} s"
-        found.append(KAFKA.failed("time", stated, "raise --seconds, or find out what hangs"))
+        found.append(KAFKA.failed("time", stated, "raise --timeout, or find out what hangs"))
     return found + await _listeners(config, brokers, running)
 
 
