@@ -72,7 +72,7 @@ NOT_RUN: Final = {
     r"kubectl .*": "needs a cluster; the manifests: tests/unit/test_deploy_kubernetes.py",
     r".*spark-submit --master (yarn|k8s).*": "needs a cluster; the jobs: tests/integration/test_spark.py",
     r"python -m venv env && .*venv-pack.*": "packs what the user has; the jobs: tests/integration/test_spark.py",
-    r"pip install 'fencepost\[spark\]'": "half a gigabyte; its extra: tests/integration/test_distribution.py",
+    r"pip install '\.\[spark,proxy\]'": "half a gigabyte; its extra: tests/integration/test_distribution.py",
     r"unshare -n sh -c .*": "needs root; the rows: tests/unit/test_benchmarks.py",
     r"apt-get .*|debootstrap .*|tar -C base .*": "makes an image to begin with, as root",
     r"make \.venv/\.installed-run": "what make demo does first",

@@ -1,8 +1,5 @@
 """Exactly-once writes from Spark to Kafka: the format `fencepost`.
 
-    import fencepost.spark
-
-    fencepost.spark.register(spark)
     df.writeStream.format("fencepost").option("kafka.bootstrap.servers", PROXY).option("topic", "flights").option(
         "sink.id", "flights-1"
     ).option("checkpointLocation", …).start()
@@ -27,7 +24,9 @@ __all__ = ["FencepostDataSource", "LogRefused", "SinkError", "arrange", "client_
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `fencepost`. Call it once, and in each additional thread that writes.
+    """Register the format `fencepost`, if Spark does not find it: only an installed package has `pyspark_fencepost`.
+
+    Call it once, and in each additional thread that writes.
 
     Spark looks up formats in the thread's active session, and a new thread has none until it creates a frame.
     """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
 
+import pyspark_fencepost
 from fencepost.spark import datasource
 from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
 from fencepost.spark.driver_probe import DriverProbe
@@ -88,6 +91,28 @@ def test_a_report_s_directory_is_made(tmp_path: Path) -> None:
     source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / "a" / "b" / "report.json")})
     source.writer(StructType().add("value", "string"), overwrite=False)
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_complete_mode_is_refused_with_the_way_that_works() -> None:
+    """Spark itself refuses the mode `update` for Python sinks."""
+    schema = StructType().add("value", "string")
+    with pytest.raises(SinkError, match=r"outputMode\('complete'\).*foreachBatch: docs/spark.md"):
+        FencepostDataSource(REQUIRED).streamWriter(schema, overwrite=True)
+    assert "foreachBatch(write)" in (Path(__file__).parents[3] / "docs" / "spark.md").read_text("utf-8")
+
+
+def test_spark_finds_the_format_in_an_installed_package() -> None:
+    assert pyspark_fencepost.DefaultSource is FencepostDataSource
+    assert pyspark_fencepost.DefaultSource.name() == "fencepost"
+
+
+def test_spark_programs_start_without_the_packages_of_the_sink() -> None:
+    """Spark imports the module in each program, and an error would end it."""
+    code = (
+        "import sys; sys.modules['aiokafka'] = None; import pyspark_fencepost as p; print(hasattr(p, 'DefaultSource'))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 class Context:
