@@ -23,7 +23,8 @@ def mixed(seed: int) -> Story:
         unreadable=dice.choice((0, 0.03)),
         kill=dice.choice((0, 0, 0.3)),
     )
-    arranged, restored, restarts = chance(0.2), chance(0.3), dice.choice((0, 1, 2, 4))
+    load = chance(0.25)
+    arranged, restored, restarts = chance(0.2), chance(0.3) and not load, dice.choice((0, 1, 2, 4))
     expands, count_checked = chance(0.25), chance(0.7)
     # Without partition-count checks, no task with the old count may run; arranged rows must be arranged again.
     alone = expands and not count_checked
@@ -37,7 +38,7 @@ def mixed(seed: int) -> Story:
         faults,
         partitions=dice.choice((1, 2, 3)),
         tasks=dice.choice((1, 2, 3, 5)),
-        batches=dice.choice((1, 2, 3, 4)),
+        batches=1 if load else dice.choice((1, 2, 3, 4)),
         rows=dice.choice((10, 30, 60)),
         arranged=arranged,
         shuffled=chance(0.5),
@@ -56,4 +57,5 @@ def mixed(seed: int) -> Story:
         equal_rows=equal_rows,
         keyless=keyless,
         explicit=chance(0.2) and not keyless,
+        load=load,
     )

@@ -145,6 +145,8 @@ class World:
         self.current: Actor | None = None
         self.refusals = 0
         self.appends = 0
+        #: Reads of batches by tasks.
+        self.reads = 0
         #: Called between two steps: faults and changes of the story.
         self.meddle: Callable[[], None] = lambda: None
 
@@ -280,6 +282,8 @@ class ModelLog:
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Stored]:
         self._breathe()
         at = self._world.topics[topic][partition]
+        if self._world.current is not None and self._world.current.name.startswith("t"):
+            self._world.reads += 1
         if start < at.start:
             raise AssertionError(f"read below the log's start: {start}")
         at.high_watermark = max(at.high_watermark, min(end, at.end))

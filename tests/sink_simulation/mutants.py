@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from fencepost.spark import comparing, driver_probe, task
+from fencepost.spark import closing, comparing, driver_probe, task
 from fencepost.spark.appender import Appender
 from fencepost.spark.errors import Unknown
 from fencepost.spark.refusals import Refusals
@@ -346,6 +346,57 @@ MUTANTS = (
         "deleted unread records are not noticed",
         ("deleted rows",),
         edit(driver_probe, "probe", ("Known(start, None, 0, unread=True)", "replace(before, below=start)")),
+    ),
+    Mutant(
+        "no mark",
+        "a finished load is not marked",
+        ("load",),
+        edit(closing, "close", ("total if each is deferred[-1] else None", "None")),
+    ),
+    Mutant(
+        "marked too early",
+        "rows follow the mark",
+        ("load, lossy", "load, zombies", "load, arranged"),
+        edit(closing, "close", ("each is deferred[-1]", "each is deferred[0]")),
+    ),
+    Mutant(
+        "mark ignored",
+        "a finished load is compared and completed",
+        ("load",),
+        edit(task, "_may_have_rows", ("write.probed.done is not None", "False")),
+    ),
+    Mutant(
+        "totals not compared",
+        "any rows are those of a finished load",
+        ("load",),
+        edit(closing, "close", ("outcome.done != total", "False")),
+    ),
+    Mutant(
+        "totals counted",
+        "as many other rows are those of a finished load",
+        ("load",),
+        edit(closing, "close", ("outcome.done != total", "outcome.done[0] != total.rows")),
+    ),
+    Mutant(
+        "last rows unchecked",
+        "the driver appends the deferred rows at the log end, unread",
+        ("load, two drivers", "load, other order", "load, zombies"),
+        edit(
+            closing,
+            "_append",
+            (
+                "partition.put(deferred.rows)",
+                "partition.put(deferred.rows)\n"
+                "topic, number = deferred.topic_partition\n"
+                "[(_, partition.end)] = log.offsets(topic, [number]).values()",
+            ),
+        ),
+    ),
+    Mutant(
+        "deferred row is unknown",
+        "a deferred row that another run has appended is taken for other data",
+        ("load, other splits",),
+        edit(comparing, "_Comparison._difference", ("expected_digests[scope].append(digest)", "pass")),
     ),
     Mutant(
         "not buffered",

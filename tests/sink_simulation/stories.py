@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from fencepost._partitioning import murmur2
-from fencepost.spark import comparing, driver_probe
+from fencepost.spark import closing, comparing, driver_probe
+from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.task import Task
 from fencepost.spark.write import Outcome, Plan, Write
@@ -72,6 +73,8 @@ class Story:
     random_data: bool = False
     #: A driver restarts only when no request is in the network.
     quiet: bool = False
+    #: `df.write`: one batch, which is done at its end. Killed drivers may go on.
+    load: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +92,8 @@ class Run:
     #: Rows that drivers appended.
     filled: int = 0
     compared: int = 0
+    #: The log has the mark of a finished load.
+    marked: bool = False
 
 
 @dataclass(slots=True)
@@ -106,7 +111,7 @@ def play(story: Story, seed: int) -> Run:
     if story.count_checked:
         world.count_checked.add(TOPIC)
     run = Run(story, world)
-    for number in range(story.batches + 1):
+    for number in range(story.batches if story.load else story.batches + 1):
         run.rows[number] = _rows(world, story, number)
     if story.expands:
         requested = world.random.randrange(1, 60)
@@ -118,7 +123,7 @@ def play(story: Story, seed: int) -> Run:
 
         world.meddle = expand
     try:
-        _Query(run).play()
+        _Query(run, query="" if story.load else "q").play()
         # Requests in the network arrive, and running tasks end.
         world.run(lambda: not world.network and not world.late and not any(not a.ended for a in world.actors))
         check(run)
@@ -139,7 +144,7 @@ def _rows(world: World, story: Story, batch: int) -> list[Row]:
 @dataclass(slots=True)
 class _Query:
     run: Run
-    query: str = "q"
+    query: str
     committed: int = -1
     log: Any = None
     #: Batches that a driver has begun.
@@ -169,7 +174,8 @@ class _Query:
                 for each in (driver, *others):
                     each.die()
                 for actor in actors:
-                    world.kill(actor)
+                    if not story.load or world.random.random() >= story.zombies:
+                        world.kill(actor)
                 if story.quiet:
                     world.run(
                         lambda: not world.network and not world.late and not any(not a.ended for a in world.actors)
@@ -193,6 +199,8 @@ class _Query:
             self._start_over()
         if story.random_data:
             self._try_over_and_over()
+        if story.load:
+            self._load_again()
         if story.deleted_rows:
             self._delete_rows()
         if story.restored:
@@ -241,6 +249,34 @@ class _Query:
         for partition, stored in kept:
             assert not partition.stored, "appended before it was refused"
             partition.start, partition.stored = 0, stored
+
+    def _load_again(self) -> None:
+        """A finished load appends nothing: the same rows, in any split and order, are done; others are refused."""
+        run, world = self.run, self.run.world
+        world.run(lambda: all(actor.ended for actor in world.actors) and not world.network and not world.late)
+        tags = [each.commit_tag for partition in world.topics[TOPIC] for each in partition.stored if each.commit_tag]
+        run.marked = any(CommitTag.decode(tag).done for tag in tags)
+        before, truth = sum(p.end for p in world.topics[TOPIC]), run.rows[0]
+        check(run)
+        if not run.marked:
+            assert run.story.faults != _CALM
+            return  # another attempt appended the last row
+        self.committed = -1
+        reads = world.reads
+        driver = _Driver(self, world.random.randrange(3), arranged=run.story.arranged)
+        actor = world.start("done", driver.main)
+        world.run(lambda: actor.ended)
+        assert not actor.error, actor.error
+        assert not driver.refused, driver.refused
+        assert world.reads == reads, "tasks of a finished load have read the log"
+        run.story = replace(run.story, strict=False)
+        changed = [*truth[:-1], Row(truth[-1].key, b"something else", truth[-1].partition)]
+        for run.rows[0] in ([*truth, *truth[-2:]], truth[:-1], changed):
+            self.committed = -1
+            self._try_again()
+            assert "is finished: it has written" in run.errors[-1], run.errors[-1]
+        run.rows[0] = truth
+        assert before == sum(p.end for p in world.topics[TOPIC]), "a finished load has appended"
 
     def _try_over_and_over(self) -> None:
         run, world = self.run, self.run.world
@@ -355,9 +391,14 @@ class _Driver:
         for _ in range(run.world.random.choice((1, 1, 2))):
             while True:
                 try:
-                    compared = comparing.compare(
-                        plan, outcomes, log=ModelLog(run.world), framing=ModelFraming(), clock=ModelClock(run.world)
-                    )
+                    kafka = {
+                        "log": ModelLog(run.world),
+                        "framing": ModelFraming(),
+                        "clock": ModelClock(run.world),
+                    }
+                    compared = comparing.compare(plan, outcomes, **kafka)
+                    if run.story.load:
+                        closing.close(plan, outcomes, **kafka)
                 except CannotReach:
                     continue  # the restarted query is soon here again
                 except SinkError as error:
@@ -374,6 +415,8 @@ class _Driver:
 
     def _may_refuse(self, stated: str) -> bool:
         story = self.query.run.story
+        if story.load and "(run it again" in stated:
+            return True
         return (story.split_brain and "another driver is ahead" in stated) or (
             story.expands and story.arranged and "since the rows were arranged" in stated
         )
@@ -612,6 +655,28 @@ STORIES = {
             zombies=0.0,
             keyless=True,
             quiet=True,
+        ),
+        Story("load", _CALM, load=True, batches=1),
+        Story("load, lossy", replace(_SOME, kill=0.2), load=True, batches=1, restarts=3, tasks=3, zombies=0.0),
+        Story("load, zombies", replace(_SOME, kill=0.2, foreign=0.1), load=True, batches=1, restarts=4, zombies=1.0),
+        Story(
+            "load, other order", _SOME, load=True, batches=1, restarts=3, zombies=1.0, shuffled=True, speculation=0.4
+        ),
+        Story("load, equal rows", _SOME, load=True, batches=1, restarts=3, equal_rows=True, zombies=0.5, tasks=5),
+        Story("load, arranged", _SOME, load=True, batches=1, restarts=3, arranged=True, zombies=0.5, partitions=3),
+        Story("load, expansion", _SOME, load=True, batches=1, restarts=2, expands=True, zombies=0.5, tasks=3),
+        Story("load, two drivers", _SOME, load=True, batches=1, restarts=3, split_brain=True, shuffled=True),
+        Story(
+            "load, other splits",
+            _SOME,
+            load=True,
+            batches=1,
+            restarts=4,
+            changed_split=True,
+            dealt=True,
+            equal_rows=True,
+            unmatched="compare",
+            zombies=1.0,
         ),
         Story("deleted checkpoint", _SOME, deleted_checkpoint=True, strict=False),
         Story("deleted rows", _CALM, deleted_rows=True, strict=False),

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tests.spark_faults import gates
@@ -361,12 +362,33 @@ def load_killed(trial: Trial, *, changed: bool = False) -> None:
     trial.loaded(query)
 
 
-def load_again(trial: Trial) -> None:
+def load_again(trial: Trial, *, more: bool = False) -> None:
+    """`more`: the second time, the source has more rows."""
     query = _load(trial)
     query.more()
-    for _ in range(2):
+    trial.start(query)
+    trial.loaded(query)
+    if more:
+        query.more()
+    trial.start(query)
+    if trial.ours and more:
+        trial.refused(query, "another sink.id for the rows that are new")
+        Path(query.source, "0000.parquet").unlink()
+        query.sink_id += "-2"
         trial.start(query)
-        trial.loaded(query)
+    trial.loaded(query)
+
+
+def load_commit_killed(trial: Trial, where: str) -> None:
+    """Kill the driver before the last rows and the mark, or after the mark."""
+    query = _load(trial)
+    gates.arm(point(where, 0))
+    query.more()
+    trial.start(query)
+    trial.reached(point(where, 0))
+    trial.driver.kill()
+    trial.start(query)
+    trial.loaded(query)
 
 
 # --- proxy and broker -------------------------------------------------------------------------------------------------
@@ -471,6 +493,19 @@ FAULTS = (
     Fault("two-queries", "two queries write to one topic", two_queries),
     Fault("load-task-fails", "`df.write`: task fails, partly written", load_task_fails),
     Fault("load-again", "`df.write`: repeated when done", load_again),
+    Fault("load-more", "`df.write`: repeated when done, with more rows", partial(load_again, more=True)),
+    Fault(
+        "load-kill-before-mark",
+        "`df.write`: driver killed before it marks the load as done",
+        partial(load_commit_killed, where="commit"),
+        OURS,
+    ),
+    Fault(
+        "load-kill-after-mark",
+        "`df.write`: driver killed after it marks the load as done",
+        partial(load_commit_killed, where="committed"),
+        OURS,
+    ),
     Fault("load-killed", "`df.write`: driver killed, partly written", load_killed),
     Fault("load-changed", "`df.write`: driver killed, partly written; other data", partial(load_killed, changed=True)),
     Fault(

@@ -13,24 +13,34 @@ from fencepost.records import CHECK_CONFIG
 from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag, own_commit_tag
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
 from fencepost.spark.interfaces import Answer, TopicPartition
-from fencepost.spark.refusals import name_of, refuse_final
+from fencepost.spark.refusals import Refusals, name_of, refuse_final
 from fencepost.spark.resumer import Resumer
 from fencepost.spark.rows import Rows, by_partition, fitting, joined
 from fencepost.spark.write import Flight, PartitionWrite, Patience, Write
 
 
 class Appender:
-    """`appended`: rows; `appends`: batches; `refused`: appends that lost to another writer."""
+    """`appended`: rows; `appends`: batches; `refused`: appends that lost to another writer; `deferred`: the partition
+    whose last row stays in its queue."""
 
-    def __init__(self, write: Write, resumer: Resumer, patience: Patience) -> None:
+    def __init__(self, write: Write, resumer: Resumer, refusals: Refusals, patience: Patience) -> None:
         self._write = write
         self._resumer = resumer
+        self._refusals = refusals
         self._patience = patience
         self._expanding: set[str] = set()
+        self.deferred: TopicPartition | None = None
         self.appended = self.appends = self.refused = 0
 
     def waiting_bytes(self) -> int:
         return sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in self._write.partitions.values())
+
+    def pending(self) -> bool:
+        """Whether rows wait for an append or for its response."""
+        return any(p.flight or self._sendable(at, p) for at, p in self._write.partitions.items())
+
+    def _sendable(self, topic_partition: TopicPartition, partition: PartitionWrite) -> int:
+        return max(0, partition.queued_rows - (topic_partition == self.deferred))
 
     def pump(self, *, flush: bool) -> None:
         """Process responses and send appends."""
@@ -48,7 +58,9 @@ class Appender:
         first = self._write.task % len(partitions)  # tasks that end together start at different partitions
         for topic_partition in partitions[first:] + partitions[:first]:
             partition = self._write.partitions[topic_partition]
-            if partition.flight is not None or not partition.queue or partition.not_before > now:
+            if partition.flight is not None or partition.not_before > now:
+                continue
+            if not self._sendable(topic_partition, partition):
                 continue
             enough = (
                 partition.queued_bytes >= self._write.plan.append_bytes_max
@@ -60,9 +72,11 @@ class Appender:
     def _send(self, topic_partition: TopicPartition, partition: PartitionWrite) -> None:
         if partition.rivals:
             self._patience.patiently(lambda: self._probe(topic_partition, -1))
-            if not partition.queue:
+            if not self._sendable(topic_partition, partition):
                 return
-        rows = self._cut(partition)
+        if self._write.done is not None:
+            raise self._refusals.finished_meanwhile(topic_partition)
+        rows = self._cut(topic_partition, partition)
         topic = topic_partition[0]
         task_appends = partition.task_appends
         commit_tag = CommitTag(
@@ -81,6 +95,7 @@ class Appender:
             self._write.probed.at,
             dict(task_appends) if task_appends is not None and len(task_appends) <= TASK_APPENDS_MAX else None,
             self._write.has_unmatched,
+            self._write.completion,
         )
         partition.appends += 1
         batch = self._write.framing.build(
@@ -92,9 +107,10 @@ class Appender:
         )
         partition.flight = Flight(rows, partition.end, self._write.log.append(*topic_partition, batch))
 
-    def _cut(self, partition: PartitionWrite) -> Rows:
+    def _cut(self, topic_partition: TopicPartition, partition: PartitionWrite) -> Rows:
         pieces: list[Rows] = []
-        bytes_left, rows_left = self._write.plan.append_bytes_max, self._write.plan.append_rows_max
+        bytes_left = self._write.plan.append_bytes_max
+        rows_left = min(self._write.plan.append_rows_max, self._sendable(topic_partition, partition))
         while partition.queue and rows_left > 0:
             piece = partition.queue.popleft()
             count = min(rows_left, fitting(piece.bodies, bytes_left))
@@ -190,6 +206,7 @@ class Appender:
             or commit_tag.run != self._write.probed.run
             or commit_tag.batch != self._write.batch
             or commit_tag.task_appends is None
+            or commit_tag.done is not None
         ):
             return False
         if commit_tag.over != self._write.over[topic_partition[0]]:
@@ -214,12 +231,15 @@ class Appender:
         if count <= self._write.over[topic]:
             self._patience.wait()
             return
+        if self._write.at_commit:
+            raise self._refusals.expanded_at_commit(topic)
         if self._write.plan.arranged:
             raise SinkError(
                 f"topic {topic} was expanded from {self._write.over[topic]} to {count} partitions since "
                 "the rows were arranged (start the query again: rows already written are found, "
                 "and the others are placed by the new count)"
             )
+        self.deferred = None  # it may move to another partition
         self._write.count_checked.add(topic)
         self._write.over[topic] = count
         self._write.mixed.add(topic)

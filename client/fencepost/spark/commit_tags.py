@@ -34,7 +34,7 @@ class CommitTag:
     partition count used for the rows; `created_partitions`: partition count at the start of the batch; `arranged`: all
     rows of a partition were in one task; `at`: time of the snapshot, ms; `task_appends`: {task: appends}, None if too
     long or unknown; `has_unmatched`: at the append, the log had rows of another run under this task's number that the
-    task did not have."""
+    task did not have; `done`: on the last append of a load, the total of its rows (`totals.py`)."""
 
     sink: str
     query: str
@@ -51,6 +51,7 @@ class CommitTag:
     at: int
     task_appends: dict[int, int] | None
     has_unmatched: bool = False
+    done: tuple[int, int] | None = None
 
     def encode(self) -> bytes:
         stated: dict[str, Any] = {"v": VERSION}
@@ -58,6 +59,8 @@ class CommitTag:
             stated[each.name] = getattr(self, each.name)
         if not self.has_unmatched:
             del stated["has_unmatched"]
+        if self.done is None:
+            del stated["done"]
         return json.dumps(stated, separators=(",", ":")).encode()
 
     @classmethod
@@ -70,6 +73,7 @@ class CommitTag:
                 if stated["task_appends"] is not None:
                     stated["task_appends"] = {int(task): int(count) for task, count in stated["task_appends"].items()}
                 stated.setdefault("has_unmatched", False)
+                stated["done"] = tuple(stated["done"]) if "done" in stated else None
                 return cls(**{each.name: stated[each.name] for each in fields(cls)})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SinkError(f"cannot read a record header {HEADER!r} in the topic: {header[:80]!r}") from error

@@ -16,6 +16,7 @@ Nothing in this file does I/O: `Log` and `Clock` do.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ from fencepost.spark.errors import SinkError, Unknown
 from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
 from fencepost.spark.refusals import name_of, refuse_final
 from fencepost.spark.rows import DIGEST_BYTES, chunked, digest_of
-from fencepost.spark.write import KEEP, Met, Outcome, Plan
+from fencepost.spark.write import KEEP, Deferred, Met, Outcome, Plan
 
 #: The number under which the driver appends.
 DRIVER = -1
@@ -67,7 +68,8 @@ def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Fra
     partitions |= {
         topic_partition for each in met.values() for topic_partition in each.partitions if topic_partition[0] in loose
     }
-    return _Comparison(plan, met, some, loose, sorted(partitions), log, framing, clock).run()
+    deferred = [outcome.deferred for outcome in outcomes if outcome.deferred is not None]
+    return _Comparison(plan, met, some, loose, sorted(partitions), deferred, log, framing, clock).run()
 
 
 def is_needed(outcomes: Collection[Outcome]) -> bool:
@@ -115,13 +117,15 @@ class _LoggedRows:
 
 @dataclass
 class _Comparison:
-    """`met`: by task; `some`: any of them."""
+    """`met`: by task; `some`: any of them; `deferred`: rows that the driver appends later (`closing.py`). An attempt of
+    another run may have appended one since."""
 
     plan: Plan
     met: dict[int, Met]
     some: Met
     loose: frozenset[str]
     partitions: list[TopicPartition]
+    deferred: list[Deferred]
     log: Log
     framing: Framing
     clock: Clock
@@ -198,12 +202,21 @@ class _Comparison:
                 if topic_partition in each.partitions:
                     expected.append(each.partitions[topic_partition].foreign)
                     actual.append(each.partitions[topic_partition].unmatched)
+        deferred = [
+            (self._scope_of(each.topic_partition), digest_of(body))
+            for each in self.deferred
+            if each.topic_partition in logged_rows
+            for body in each.rows.bodies.to_pylist()
+        ]
+        for scope, digest in deferred:
+            expected_digests[scope].append(digest)
         missing, unknown = {}, 0
         for scope, expected in expected_digests.items():
             more, fewer = _compare_rows(b"".join(expected), b"".join(actual_digests[scope]))
             unknown += fewer
-            if more:
-                missing[scope] = more
+            later = Counter(digest for at, digest in deferred if at == scope)
+            if now := {digest: count - later[digest] for digest, count in more.items() if count > later[digest]}:
+                missing[scope] = now
         return missing, unknown
 
     def _scope_of(self, topic_partition: TopicPartition) -> _Scope:

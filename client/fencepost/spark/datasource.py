@@ -33,7 +33,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from fencepost.records import CHECK_CONFIG, COUNT_CHECK_CONFIG
-from fencepost.spark import comparing, driver_probe, encoding
+from fencepost.spark import closing, comparing, driver_probe, encoding
 from fencepost.spark.arranging import COUNT_COLUMN
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
@@ -266,7 +266,11 @@ class _Writer:
                     )
                 partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
         self._compare(outcomes, name)
-        appended, found = sum(each.appended for each in outcomes), sum(each.found for each in outcomes)
+        self._close(outcomes, partitions)
+        appended, found = (
+            sum(each.appended for each in partitions.values()),
+            sum(each.found for each in partitions.values()),
+        )
         refused, appends = sum(each.refused for each in outcomes), sum(each.appends for each in outcomes)
         _logger.info("%s: %d rows appended, %d found in the log", name, appended, found)
         if refused > max(20, appends):
@@ -304,11 +308,24 @@ class _Writer:
             ", kept by unmatched.rows=keep" if compared.unknown else "",
         )
 
+    def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
+        """End a load."""
+
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write`: one write per sink.id. Another run continues the same write."""
 
     _may_never_have_run = True
+
+    def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
+        chosen = self._settings
+        if any(outcome.deferred for outcome in outcomes):
+            self._read_configs()
+        framing = _Framing(chosen.compression, chosen.level)
+        for topic_partition, written in closing.close(
+            self._plan, outcomes, log=_log(chosen), framing=framing, clock=_Clock()
+        ):
+            partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         return "", 0
@@ -354,7 +371,7 @@ class FencepostDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         if overwrite:
-            raise SinkError("a topic cannot be overwritten (use outputMode('append') or outputMode('update'))")
+            raise SinkError("outputMode('complete') overwrites, which a topic cannot (use foreachBatch: docs/spark.md)")
         return _StreamWriter(self._checked(schema))
 
     def _checked(self, schema: StructType) -> Settings:

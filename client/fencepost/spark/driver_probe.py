@@ -39,6 +39,11 @@ class DriverProbe:
     observations: dict[TopicPartition, Observation]
     retention_ms: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def done(self) -> tuple[int, int] | None:
+        """The total of the rows of a finished load; None if it is not finished."""
+        return next((o.last.done for o in self.observations.values() if o.last and o.last.done), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Known:

@@ -299,14 +299,14 @@ _TYPES = (
 # --- partitioning ----------------------------------------------------------------------------------------------------
 
 
-def _layout(column: Any) -> tuple[npt.NDArray[np.uint8], _Int64s, _Int64s]:
-    """Bytes of all values plus four zero bytes, start of each value, and its length (arbitrary for null)."""
+def layout(column: Any, spare_bytes: int = 4) -> tuple[npt.NDArray[np.uint8], _Int64s, _Int64s]:
+    """Bytes of all values plus zero bytes, start of each value, and its length (arbitrary for null)."""
     _, offsets_buffer, data_buffer = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + 4, np.uint8)
+    data = np.zeros(last - first + spare_bytes, np.uint8)
     if data_buffer is not None:
-        data[:-4] = np.frombuffer(data_buffer, np.uint8)[first:last]
+        data[:-spare_bytes] = np.frombuffer(data_buffer, np.uint8)[first:last]
     return data, offsets[:-1] - first, np.diff(offsets)
 
 
@@ -318,7 +318,7 @@ def murmur2(keys: Any) -> _Int64s:
     arbitrary for null."""
     if len(keys) == 0:
         return np.zeros(0, np.int64)
-    data, starts, lengths = _layout(keys)
+    data, starts, lengths = layout(keys)
     # Longest first: the keys with an i-th word are then a prefix.
     order = np.argsort(-lengths, kind="stable") if int(lengths.min()) != int(lengths.max()) else None
     if order is not None:

@@ -123,6 +123,18 @@ class Refusals:
             f"{'' if self._query else 'a finished load needs nothing; '}{self._last_way_out()})"
         )
 
+    def finished_meanwhile(self, topic_partition: TopicPartition) -> SinkError:
+        return SinkError(
+            f"{name_of(topic_partition)}: another driver has finished load {self._sink!r} meanwhile (run it again: a "
+            "finished load appends nothing)"
+        )
+
+    def expanded_at_commit(self, topic: str) -> SinkError:
+        return SinkError(
+            f"topic {topic} was expanded before the last rows of load {self._sink!r} were appended (run it again, "
+            "which appends them)"
+        )
+
     def _last_way_out(self) -> str:
         if not self._query:
             return "as a last resort, another sink.id appends all rows again"

@@ -137,6 +137,7 @@ class Resumer:
         """Account for an append of this sink that was just read."""
         commit_tag, partition = append.commit_tag, self._write.partitions[topic_partition]
         self._refusals.refuse_other_query(topic_partition, commit_tag)
+        self._write.done = commit_tag.done or self._write.done
         if commit_tag.batch != self._write.batch:
             raise self._refusals.other_batch(topic_partition, commit_tag)
         if commit_tag.over != self._write.over[topic_partition[0]]:

@@ -26,11 +26,15 @@ The snapshot and the log determine the case:
     fresh    the log had nothing of this batch at the driver's snapshot
     resume   the log had some of it: search each row first, and append only missing ones
     complete the log has a later batch: no row of this batch may be missing, and nothing is appended
+    done     a load that is finished (`closing.py`): nothing is read or appended
 
 Nothing in this file does I/O: `Log` and `Clock` do.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +47,9 @@ from fencepost.spark.errors import SinkError
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals
 from fencepost.spark.resumer import Resumer, ScanRange, UnmatchedRows
-from fencepost.spark.rows import SAME_NUMBER, Rows, by_partition
-from fencepost.spark.write import Met, ObservedPartition, Outcome, PartitionWrite, Patience, Write, Written
+from fencepost.spark.rows import SAME_NUMBER, Pool, Rows, by_partition, joined
+from fencepost.spark.totals import total_of
+from fencepost.spark.write import Deferred, Met, ObservedPartition, Outcome, PartitionWrite, Patience, Write, Written
 
 
 class Task:
@@ -56,7 +61,7 @@ class Task:
         self._refusals = Refusals(write)
         self._resumer = Resumer(write, self._refusals, self._patience, {} if scan_ranges is None else scan_ranges)
         self._unmatched = UnmatchedRows(write, self._resumer, self._refusals, self._patience)
-        self._appender = Appender(write, self._resumer, self._patience)
+        self._appender = Appender(write, self._resumer, self._refusals, self._patience)
 
     def begin(self) -> None:
         """Check the driver's snapshot, and read the rows of this batch in the log."""
@@ -70,17 +75,21 @@ class Task:
         self, topic: str, bodies: pa.Array, partitions: npt.ArrayLike, explicit: npt.ArrayLike | None = None
     ) -> None:
         """Take rows, in order, with the partition of each out of `Write.over[topic]`."""
-        self._write.rows += len(bodies)
+        write, placed = self._write, np.asarray(partitions)
+        write.rows += len(bodies)
+        if not write.query:
+            named = None if explicit is None or write.plan.arranged else np.asarray(explicit, dtype=bool)
+            write.total = write.total.plus(total_of(topic, bodies, placed, named))
         self._patience.appended()  # computing the rows may take long
-        for partition, rows in by_partition(bodies, np.asarray(partitions), explicit):
+        for partition, rows in by_partition(bodies, placed, explicit):
             self._take((topic, partition), rows)
         self._appender.pump(flush=False)
-        while self._appender.waiting_bytes() > self._write.plan.buffer_bytes:
+        while self._appender.waiting_bytes() > write.plan.buffer_bytes and self._appender.pending():
             self._patience.wait()
             self._appender.pump(flush=False)
 
     def finish(self) -> Outcome:
-        """Append the rest. On return, each row is in the log once."""
+        """Append the rest. On return, each row is in the log once, except a deferred one."""
         self._patience.appended()
         if self._write.buffered is not None:
             self._write.buffered = [
@@ -89,11 +98,12 @@ class Task:
             ]
             self._unmatched.check(early=True)
             self._release()
-        while any(p.flight or p.queue for p in self._write.partitions.values()):
+        while self._appender.pending():
             self._appender.pump(flush=True)
-            if any(p.flight or p.queue for p in self._write.partitions.values()):
+            if self._appender.pending():
                 self._patience.wait()
         self._unmatched.check(early=False)
+        deferred = self._deferred()
         return Outcome(
             self._write.task,
             self._write.rows,
@@ -104,10 +114,14 @@ class Task:
             {
                 topic_partition: Written(partition.found, partition.appended, partition.first, partition.end)
                 for topic_partition, partition in self._write.partitions.items()
-                if partition.found or partition.appended
+                if partition.found or partition.appended or partition.queue
             },
             self._met(),
             self._begun() if self._write.plan.arranged else frozenset(),
+            self._write.total,
+            self._write.done,
+            self._write.was_done,
+            deferred,
         )
 
     def _take(self, topic_partition: TopicPartition, rows: Rows) -> None:
@@ -116,11 +130,15 @@ class Task:
             raise SinkError(
                 f"topic {topic} has {self._write.over[topic]} partitions, so a row cannot go to partition {number}"
             )
+        if self._write.was_done:
+            self._write.partitions[topic_partition].found += len(rows)
+            self._resumer.found += len(rows)
+            return
         self._resumer.read_scan_range(topic_partition)
         self._write.partitions[topic_partition].fed = True
         rows = self._resumer.missing(topic_partition, rows)
         if self._write.buffered is None:
-            self._write.partitions[topic_partition].put(rows)
+            self._put(topic_partition, rows)
             return
         # Buffer until all rows in the log are matched, so that other data under the same sink.id is detected before an
         # append. If other tasks wrote rows, any row may be one of theirs.
@@ -137,7 +155,31 @@ class Task:
     def _release(self) -> None:
         buffered, self._write.buffered = self._write.buffered or [], None
         for topic_partition, rows in buffered:
-            self._write.partitions[topic_partition].put(self._resumer.missing(topic_partition, rows))
+            self._put(topic_partition, self._resumer.missing(topic_partition, rows))
+
+    def _put(self, topic_partition: TopicPartition, rows: Rows) -> None:
+        write = self._write
+        write.partitions[topic_partition].put(rows)
+        if len(rows) and not write.query and _defers(write.task) and not write.mixed:
+            self._appender.deferred = topic_partition
+
+    def _deferred(self) -> Deferred | None:
+        write, at = self._write, self._appender.deferred
+        if at is None or not write.partitions[at].queue:
+            return None
+        partition = write.partitions[at]
+        known = replace(partition, queue=deque(), queued_bytes=0, queued_rows=0, there=Pool(), foreign=bytearray())
+        return Deferred(
+            at,
+            joined(list(partition.queue)),
+            known,
+            replace(write.probed, observations={}),
+            write.task,
+            write.attempt,
+            write.over,
+            write.created_counts,
+            write.has_unmatched,
+        )
 
     def _begun(self) -> frozenset[TopicPartition]:
         observations = self._write.probed.observations.items()
@@ -175,6 +217,12 @@ class Task:
         )
 
 
+def _defers(task: int) -> bool:
+    """Whether this task of a load leaves its last row to the driver: few tasks, in all parts of their order, since
+    tasks without rows have nothing to leave."""
+    return task & (task - 1) == 0
+
+
 def _may_have_rows(write: Write, refusals: Refusals) -> bool:
     """Decide from the driver's snapshot: fresh, partly written or complete. Returns whether the log may have rows of
     this batch."""
@@ -182,6 +230,10 @@ def _may_have_rows(write: Write, refusals: Refusals) -> bool:
     last = {at: observation.last for at, observation in observations.items() if observation.last is not None}
     for topic_partition, known in last.items():
         refusals.refuse_other_query(topic_partition, known)
+    if write.probed.done is not None:
+        write.done, write.was_done = write.probed.done, True
+        write.partitions = {at: PartitionWrite(each.end, each.end, -1) for at, each in observations.items()}
+        return False
     latest = max((commit_tag.batch for commit_tag in last.values()), default=-1)
     if not write.plan.first_run:
         for topic_partition, observation in observations.items():

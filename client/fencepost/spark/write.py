@@ -12,6 +12,7 @@ from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
 from fencepost.spark.rows import Pool, Rows
+from fencepost.spark.totals import NO_ROWS, Total
 
 T = TypeVar("T")
 
@@ -125,6 +126,14 @@ class Write:
     buffered: list[tuple[TopicPartition, Rows]] | None = None
     buffered_bytes: int = 0
     rows: int = 0
+    #: The total of a load's rows; streams do not compute it.
+    total: Total = NO_ROWS
+    #: The total of the finished load, and whether the driver's snapshot had it: then nothing is compared or appended.
+    done: tuple[int, int] | None = None
+    was_done: bool = False
+    #: At the commit, on the driver (`closing.py`): the total to state.
+    at_commit: bool = False
+    completion: Total | None = None
 
     def __post_init__(self) -> None:
         self.over = dict(self.probed.counts)
@@ -240,9 +249,26 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """The last row of a task of a load, with all that its attempt knows about the partition: the driver continues the
+    attempt at the commit."""
+
+    topic_partition: TopicPartition
+    rows: Rows
+    partition: PartitionWrite
+    probed: DriverProbe
+    task: int
+    attempt: str
+    over: dict[str, int]
+    created_counts: dict[str, int]
+    has_unmatched: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a successful task. `rows` = `appended` + `found`; `refused`: appends that lost to another writer;
-    `begun`: with `arranged`, the partitions that already had rows of this batch."""
+    """Result of a successful task. `rows` = `appended` + `found` + the deferred one; `refused`: appends that lost to
+    another writer; `begun`: with `arranged`, the partitions that already had rows of this batch; `total`, `done`: as
+    in `Write`."""
 
     task: int
     rows: int
@@ -253,3 +279,7 @@ class Outcome:
     partitions: dict[TopicPartition, Written]
     met: Met | None = None
     begun: frozenset[TopicPartition] = frozenset()
+    total: Total = NO_ROWS
+    done: tuple[int, int] | None = None
+    was_done: bool = False
+    deferred: Deferred | None = None

@@ -12,7 +12,10 @@ from fencepost.spark.errors import SinkError
 MARK = CommitTag("s", "q", "r", 7, 3, "a", 0, 100, 40, 6, 3, False, 1_700_000_000_000, {0: 2, 11: 1})
 
 
-@pytest.mark.parametrize("commit_tag", [MARK, replace(MARK, task_appends=None, arranged=True, query="")])
+@pytest.mark.parametrize(
+    "commit_tag",
+    [MARK, replace(MARK, task_appends=None, arranged=True, query=""), replace(MARK, done=(3, (1 << 64) - 1))],
+)
 def test_commit_tag_decodes_to_what_was_encoded(commit_tag: CommitTag) -> None:
     assert CommitTag.decode(commit_tag.encode()) == commit_tag
     assert len(commit_tag.encode()) < 300

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fencepost.spark.closing import close
 from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Known, probe
@@ -97,13 +98,21 @@ def values(*numbers: int) -> list[bytes]:
 def write(
     log: Log, observed: DriverProbe, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any
 ) -> Outcome:
-    """`partition` None: the task has no rows."""
-    identity = {"query": "q", "batch": 0, "task": 0, "attempt": "a", **who}
+    """`partition` None: the task has no rows. Task 3 of a load defers no row."""
+    identity = {"query": "q", "batch": 0, "task": 3 if who.get("query") == "" else 0, "attempt": "a", **who}
     one = Task(Write(plan, observed, log=log, framing=ModelFraming(), clock=Clock(), **identity))
     one.begin()
     if partition is not None:
         one.feed(TOPIC, pa.array(rows, pa.large_binary()), [partition] * len(rows))
     return one.finish()
+
+
+def load(log: Log, observed: DriverProbe, *tasks: list[bytes]) -> dict[str, int]:
+    """All tasks of a `df.write`, and its commit."""
+    outcomes = [write(log, observed, rows, query="", task=number) for number, rows in enumerate(tasks)]
+    ended = close(PLAN, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+    written = [*(at for outcome in outcomes for at in outcome.partitions.values()), *(at for _, at in ended)]
+    return {"found": sum(at.found for at in written), "appended": sum(at.appended for at in written)}
 
 
 def test_rows_are_appended_in_batches_of_requested_size(log: Log) -> None:
@@ -620,11 +629,73 @@ def test_unchanged_split_is_not_compared(log: Log) -> None:
     assert log.reads == []
 
 
+# --- finished loads ---------------------------------------------------------------------------------------------------
+
+
+def test_finished_load_appends_no_other_rows(log: Log) -> None:
+    """Three equal rows, then five: without the mark, the topic would silently have five."""
+    assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 0, "appended": 3}
+    log.reads.clear()
+    assert load(log, probed(log), keyed(7), keyed(7, 7)) == {"found": 3, "appended": 0}
+    assert log.reads == []
+    for rows in (keyed(7, 7, 7, 7, 7), keyed(7, 7), keyed(7, 7, 8), []):
+        with pytest.raises(SinkError, match=rf"has written 3 rows, and the data now has {len(rows)}.*another sink.id"):
+            load(log, probed(log), rows)
+    assert lying(log) == Counter(keyed(7, 7, 7))
+
+
+def test_last_append_of_a_load_has_the_mark(log: Log) -> None:
+    load(log, probed(log), keyed(*range(10)), keyed(10), [], keyed(*range(20, 30)))
+    tags = [CommitTag.decode(stored.commit_tag or b"") for stored in log.world.topics[TOPIC][0].stored]
+    assert [tag.done is not None for tag in tags] == [False] * (len(tags) - 1) + [True]
+    assert tags[-1].done is not None
+    assert tags[-1].done[0] == 21
+    assert lying(log) == Counter(keyed(*range(11), *range(20, 30)))
+
+
+def test_load_whose_driver_died_before_the_mark_is_completed(log: Log) -> None:
+    write(log, probed(log), keyed(1, 2, 3), task=0, query="")
+    assert lying(log) == Counter(keyed(1, 2))
+    assert load(log, probed(log), keyed(1, 2, 3)) == {"found": 2, "appended": 1}
+    assert probed(log).done is not None
+
+
+def test_commit_called_twice_appends_once(log: Log) -> None:
+    outcomes = [write(log, probed(log), keyed(1, 2, 3), task=0, query="")]
+    for _ in range(2):
+        close(PLAN, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+    assert lying(log) == Counter(keyed(1, 2, 3))
+
+
+def test_driver_of_finished_load_appends_nothing_more(log: Log) -> None:
+    """1. A driver stops at its commit. 2. Another finishes the load. 3. The first resumes; it, or a task, has a row."""
+    late = probed(log)
+    outcomes = [write(log, late, keyed(1, 2), task=0, query="")]
+    load(log, probed(log), keyed(1, 2))
+    assert close(PLAN, outcomes, log=log, framing=ModelFraming(), clock=Clock()) != []
+    with pytest.raises(SinkError, match="another driver has finished load 's' meanwhile"):
+        write(log, late, keyed(9), query="")
+    assert lying(log) == Counter(keyed(1, 2))
+
+
+def test_load_without_rows_can_be_repeated(log: Log) -> None:
+    assert load(log, probed(log), [], []) == {"found": 0, "appended": 0}
+    assert load(log, probed(log), keyed(1)) == {"found": 0, "appended": 1}
+
+
+def test_stream_defers_no_row(log: Log) -> None:
+    done = write(log, probed(log), keyed(1, 2), task=0)
+    assert (done.deferred, done.total.rows, lying(log)) == (None, 0, Counter(keyed(1, 2)))
+
+
+# --- other rows -------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("unmatched", ["auto", "refuse"])
 def test_load_with_other_rows_is_refused_before_appending(log: Log, unmatched: str) -> None:
-    write(log, probed(log), keyed(1, 2), task=0, query="")
+    write(log, probed(log), keyed(1, 2), query="")
     with pytest.raises(SinkError, match="does not have now"):
-        write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), task=0, query="")
+        write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), query="")
     assert lying(log) == Counter(keyed(1, 2))
 
 
