@@ -14,6 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::batch::{self, HEADER_BYTES, Scan};
 use crate::bytes::Cursor;
+use crate::fetch;
 use crate::known::{Grounds, Known};
 use crate::permit::{Circumstances, Mode, Permit, Source};
 use crate::produce::{self, Batch};
@@ -24,9 +25,13 @@ const LENGTH_BYTES: usize = 4;
 const REQUEST_BYTES_MIN: usize = 8;
 const RESPONSE_BYTES_MIN: usize = 4;
 const PRODUCE: i16 = 0;
+const FETCH: i16 = 1;
+const SHARE_FETCH: i16 = 78;
+const SHARE_ACKNOWLEDGE: i16 = 79;
 const PRODUCE_BY_ID: i64 = 13;
-/// The first version whose response can name a broker's address.
+/// The first versions whose responses can name a broker's address.
 const PRODUCE_ENDPOINTS_FROM: i16 = 10;
+const FETCH_ENDPOINTS_FROM: i16 = 16;
 /// Clients give up at their timeout; an unknown outcome is reported a little earlier.
 const ANSWER_BY: f64 = 0.9;
 
@@ -689,10 +694,7 @@ impl Connection {
                 };
                 relayed.end(at, end, out);
                 out.push(Piece::Made(answer));
-            } else if sent.api_key == PRODUCE
-                && sent.version >= PRODUCE_ENDPOINTS_FROM
-                && !produce::names_no_broker(frame, sent.version)
-            {
+            } else if !names_no_broker(sent, frame) {
                 break;
             }
             self.queue.pop_front();
@@ -794,6 +796,16 @@ fn whole_frame(data: &[u8], at: usize, bytes_min: usize, bytes_max: usize) -> Op
     }
     let frame = rest.get(..LENGTH_BYTES + length)?;
     Some((frame, &frame[LENGTH_BYTES..LENGTH_BYTES + bytes_min]))
+}
+
+/// Whether a response certainly has no broker's address to be rewritten.
+fn names_no_broker(sent: &Sent, frame: &[u8]) -> bool {
+    match sent.api_key {
+        PRODUCE => sent.version < PRODUCE_ENDPOINTS_FROM || produce::names_no_broker(frame, sent.version),
+        FETCH => sent.version < FETCH_ENDPOINTS_FROM || fetch::names_no_broker(frame),
+        SHARE_FETCH | SHARE_ACKNOWLEDGE => false,
+        _ => true,
+    }
 }
 
 fn request_start(head: &[u8]) -> (i16, i16, i32) {

@@ -3,6 +3,7 @@
 mod batch;
 mod bytes;
 mod connection;
+mod fetch;
 mod known;
 mod permit;
 mod produce;
@@ -22,7 +23,7 @@ const _: () = assert!(align_of::<known::Known>() <= ALIGNMENT_MAX);
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 1;
+    const INTERFACE: u32 = 2;
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");

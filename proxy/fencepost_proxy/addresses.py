@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from fencepost_proxy.errors import ConfigError, Error
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, METADATA
+from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 from fencepost_proxy.wire.schema import Message
 
 _PORT_MAX = 65535
@@ -95,7 +96,7 @@ def learn_brokers(api_key: int, message: Message, book: AddressBook) -> tuple[No
 
 
 def rewrite_response(api_key: int, message: Message, book: AddressBook, local_host: str) -> None:
-    """Replaces every address in a response to Metadata, FindCoordinator, DescribeCluster or DescribeQuorum.
+    """Replaces every address in a decoded response.
 
     - Entries without an address (errors of FindCoordinator: host "", port -1, node -1) are unchanged.
     - A list of KRaft controllers becomes error 115: controllers have no listener in the proxy. Brokers never return
@@ -137,3 +138,5 @@ def _addresses(api_key: int, message: Message) -> Iterator[tuple[NodeId, Message
     elif api_key == FIND_COORDINATOR:
         # v0-3: one coordinator in the response itself. v4+: a list.
         yield from ((each.node_id, each) for each in (message, *message.coordinators) if each.host)
+    elif api_key in ENDPOINTS_FROM:
+        yield from ((each.node_id, each) for each in message.node_endpoints)

@@ -795,7 +795,7 @@ class _Run:
                 taken, out = self.call(session.fast_path.take_down, view, self.now)
                 if taken:
                     self._command(wires, m.ToClient(out))
-                passed = 0 if len(data) % 2 else min(session.state.upstream.passing_bytes, len(data) - taken)
+                passed = 0 if len(data) % 2 else min(session.state.upstream.unseen_bytes, len(data) - taken)
             if passed:
                 self._command(wires, m.ToClient([view[taken : taken + passed]]))
                 self._perform(self._event(wires.number, m.UpstreamPassed(passed)))
@@ -884,7 +884,7 @@ class _Run:
                     session.state.mid_header,
                     session.state.collecting_since is not None,
                     session.state.client.unseen_bytes > 0,
-                    session.state.upstream.passing_bytes > 0,
+                    session.state.upstream.unseen_bytes > 0,
                     session.drained,
                 )
             )

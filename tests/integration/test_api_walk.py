@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
 DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN = 32, 43, 45
 PRODUCE_VERSION_MIN = 3
+FENCED_LEADER_EPOCH = 74
 #: Time for a coordinator to finish earlier requests, or for replicas to catch up.
 PATIENCE_SECONDS = 60.0
 #: Coordinator loading, transaction still completing.
@@ -270,7 +271,7 @@ def test_what_is_not_advertised_costs_the_connection(
             continue
         with RawConnection(addresses.proxied[1]) as connection, pytest.raises(Closed):
             connection.query_raw(key, version, {"Acks": 1} if key == PRODUCE else {})
-    assert {(PRODUCE, 13), (FETCH, 16)} & {*gated, *beyond}
+    assert {(PRODUCE, 13), (FETCH, 19)} & {*gated, *beyond}
 
 
 def _is_defined(key: int, version: int) -> bool:
@@ -381,3 +382,35 @@ def test_moved_leader_is_named_with_proxy_listener(
             assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
             (partition,) = answer["Responses"][0]["PartitionResponses"]
             assert partition["CurrentLeader"]["LeaderId"] == new
+
+
+def test_moved_leader_is_named_after_the_records(
+    moved_topic: Callable[[], tuple[str, int, int]],
+    addresses: Addresses,
+    advertised: dict[int, tuple[int, int]],
+    query: Query,
+) -> None:
+    """KIP-951: Fetch v16+ with the epoch of the old leader."""
+    topic, old, new = moved_topic()
+    with RawConnection(addresses.direct[1]) as connection:
+        topic_id = connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
+    partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1 << 20, "CurrentLeaderEpoch": 0}
+    body = {
+        **{"ReplicaId": -1, "MaxWaitMs": 0, "MinBytes": 0, "MaxBytes": 1 << 20, "SessionEpoch": -1},
+        "Topics": [{"TopicId": topic_id, "Partitions": [partition]}],
+    }
+    for version in range(13, min(18, advertised[FETCH][1]) + 1):
+        direct = query("d", old, FETCH, version, body)
+        proxied = query("p", old, FETCH, version, body)
+        assert isinstance(direct, bytes)
+        assert isinstance(proxied, bytes)
+        assert not addresses.leaks(proxied)
+        answer = decode_response(FETCH, version, proxied)
+        (partition_answer,) = answer["Responses"][0]["Partitions"]
+        if version < 16:
+            continue
+        assert partition_answer["ErrorCode"] == FENCED_LEADER_EPOCH
+        assert addresses.leaks(direct), "Kafka's response contains no address: the test proves nothing"
+        (endpoint,) = answer["NodeEndpoints"]
+        assert endpoint["NodeId"] == new == partition_answer["CurrentLeader"]["LeaderId"]
+        assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]

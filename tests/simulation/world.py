@@ -662,7 +662,7 @@ class ProxiedConnection:
             if taken:
                 self._answer(b"".join(out))
                 data = data[taken:]
-            spliced = _spliced(data, session.state.upstream.passing_bytes)
+            spliced = _spliced(data, session.state.upstream.unseen_bytes)
             if spliced:
                 self._answer(data[:spliced])
                 self.proxy.report(self.number, sessions.UpstreamPassed(spliced))

@@ -29,8 +29,8 @@ NOT_A_BROKER = {
     ("DescribeAcls", "host"),
     ("DeleteAcls", "host"),
 }
-#: Treated here, and every address in it replaced by `addresses.py` or by the Produce path.
-ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "DescribeQuorum", "Produce"}
+#: Treated here, and every address in it replaced by `addresses.py`, `node_endpoints.py` or the Produce path.
+ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "DescribeQuorum", "Produce", "Fetch"}
 
 
 #: What Kafka 4.4 added, and kio does not have: compared with Kafka's own definitions in the integration tests.
@@ -102,7 +102,7 @@ def test_no_served_version_can_name_a_brokers_address(api_key: int) -> None:
         named -= {field for name, field in NOT_A_BROKER if name == api.name}
         if named:
             assert api.name in ADDRESSES_REPLACED, f"{api.name} v{version} answers with {named}"
-            assert api.handling & (Handling.REWRITE_RESPONSE | Handling.PRODUCE)
+            assert api.handling & (Handling.REWRITE_RESPONSE | Handling.PRODUCE | Handling.REWRITE_ENDPOINTS)
 
 
 def test_schema_walk_finds_known_address_fields() -> None:
@@ -137,7 +137,8 @@ def test_every_served_version_can_be_decoded(api: apis.Api) -> None:
 def test_unlisted_apis_and_versions_are_not_served() -> None:
     assert apis.serves(apis.METADATA, 13)
     assert not apis.serves(apis.METADATA, 14)
-    assert not apis.serves(apis.FETCH, 16)
+    assert apis.serves(apis.FETCH, 18)
+    assert not apis.serves(apis.FETCH, 19)
     assert not apis.serves(apis.PRODUCE, 13)
     assert not apis.serves(95, 0)
     assert not apis.serves(-1, 0)
@@ -174,7 +175,7 @@ def test_api_versions_reports_overlap_of_broker_and_table() -> None:
 
     assert [(each.api_key, each.min_version, each.max_version) for each in reported.api_keys] == [
         (0, 0, 12),
-        (1, 4, 15),
+        (1, 4, 18),
         (3, 2, 7),
         (55, 0, 2),
     ]

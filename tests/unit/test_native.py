@@ -22,7 +22,10 @@ from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import FETCH
+from fencepost_proxy.wire.control import encode_response
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
+from fencepost_proxy.wire.schema import Message
 from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, FuzzServices
 from tests.support import native_counts
 from tests.support.batches import Row, batch, built_by, expecting
@@ -388,6 +391,51 @@ def test_relayed_streams_are_cut_in_the_same_way(seed: int, cuts: list[int], cut
     both.send(bytes(stream), cuts)
     both.answer(cut, 10)
     both.end()
+
+
+@some
+@given(
+    st.lists(st.sampled_from(("plain", "endpoints", "tags", "empty", "noise")), min_size=1, max_size=5),
+    st.sampled_from((15, 16, 17, 18)),
+    st.integers(0, 200),
+    st.integers(0, 2**32),
+)
+def test_addresses_after_records_are_rewritten_in_the_same_way(
+    kinds: list[str], version: int, cut: int, seed: int
+) -> None:
+    rng, both = random.Random(seed), _Both("relay")
+    requests = [struct.pack(">hhih", FETCH, version, number, -1) + b"\0..." for number in range(len(kinds))]
+    both.send(b"".join(struct.pack(">i", len(each)) + each for each in requests))
+    answers = [_fetched(kind, number, version, rng) for number, kind in enumerate(kinds)]
+
+    def answer(proxy: _Proxy) -> None:
+        proxy.client.queried.clear()
+        proxy.client.lied = True
+        proxy.client.upstream_wrote += b"".join(struct.pack(">i", len(each)) + each for each in answers)
+        proxy._deliver_upstream(proxy.client, cut)
+
+    both.each(answer)
+    if version > 15:
+        assert b"broker.internal" not in both.native.client.client_got
+    both.end()
+
+
+def _fetched(kind: str, correlation_id: int, version: int, rng: random.Random) -> bytes:
+    partition = Message(partition_index=0, records=rng.randbytes(rng.randrange(300)))
+    partition.aborted_transactions = rng.choice((None, [], [Message(producer_id=1, first_offset=2)] * 3))
+    topics = [Message(topic_id=UUID(int=5), partitions=[partition] * rng.randrange(3))] * rng.randrange(3)
+    made = Message(responses=topics)
+    if kind == "endpoints":
+        made.node_endpoints = [Message(node_id=1, host="broker.internal", port=9092, rack=None)]
+    elif kind == "tags":
+        partition.current_leader = Message(leader_id=1, leader_epoch=2)
+        made.unknown_tags = ((9, b"later"),)
+    elif kind == "empty":
+        made.responses = []
+    data = bytearray(struct.pack(">i", correlation_id) + b"\0" + encode_response(FETCH, version, made))
+    if kind == "noise":
+        data[rng.randrange(4, len(data))] = rng.randrange(256)
+    return bytes(data)
 
 
 # --- hostile input ----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, retriable
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
-from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -315,7 +315,7 @@ class Arrival:
         if request.acks != 0:
             self._queue.to_client.pop()
             self._services.release(pending_response.reserved_bytes)
-            pending_response = relayed_produce(request.api_version, request.correlation_id)
+            pending_response = relayed(PRODUCE, request.api_version, request.correlation_id)
             self._queue.to_client.append(pending_response)
             self._queue.from_upstream.append(pending_response)
         else:

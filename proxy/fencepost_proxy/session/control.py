@@ -15,6 +15,7 @@ from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, Store
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
+from fencepost_proxy.session.response_queue import relayed_answer
 from fencepost_proxy.session.rewriters import AnswerExpanded, Finished, RequestRewriter, RequestRewriters
 from fencepost_proxy.topics.planning import ExpansionOutcome
 from fencepost_proxy.wire.api_versions import introduced
@@ -66,7 +67,7 @@ class ControlMessages:
             self._queue.end(pending_response, [rewriter.answer])
             return
         if rewriter.finish is None:
-            pending_response.answer = Answer.RELAYED
+            pending_response.answer = relayed_answer(pending_response.api_key, pending_response.version)
         else:
             self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
             finish = rewriter.finish

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 from struct import Struct
+from typing import Protocol
 
 from fencepost_proxy.errors import LimitError, ProtocolError
-from fencepost_proxy.session.producer_ids import ProducerIdWatch
-from fencepost_proxy.wire.peeks import PARTITION_HEAD_BYTES
 
 LENGTH_BYTES = 4
 INT32 = Struct(">i")
@@ -31,6 +30,27 @@ class CutterState(Enum):
     TOKEN = auto()
     PASSING = auto()
     COLLECTING = auto()
+
+
+class Watch(Protocol):
+    """Probes some bytes of a frame that is being streamed.
+
+    `first_at` – where its first `probe` is, from the frame's start. `head_bytes` – what a probe needs, unless the frame
+    ends before.
+    """
+
+    @property
+    def first_at(self) -> int: ...
+    @property
+    def head_bytes(self) -> int: ...
+    @property
+    def at_trailer(self) -> bool:
+        """Whether `in_place` replaces the rest of the frame, which is collected first."""
+
+    def probe(self, head: memoryview) -> int:
+        """How many bytes to stream before the next one. 0 is `at_trailer`."""
+
+    def in_place(self, trailer: memoryview) -> memoryview: ...
 
 
 class FrameCutter:
@@ -63,7 +83,7 @@ class FrameCutter:
         self._left = 0
         self._stash = b""
         self._collected: bytearray | None = None
-        self._watch: ProducerIdWatch | None = None
+        self._watch: Watch | None = None
         self._until_probe = 0
 
     @property
@@ -136,7 +156,7 @@ class FrameCutter:
             raise self._fault(f"a login token of {length} bytes: 0 to {bytes_max} are accepted")
         return length
 
-    def pass_frame(self, length: int, watch: ProducerIdWatch | None = None) -> None:
+    def pass_frame(self, length: int, watch: Watch | None = None) -> None:
         self.state = CutterState.PASSING
         self._left = length + LENGTH_BYTES
         self._watch = watch
@@ -162,14 +182,16 @@ class FrameCutter:
             self.state = CutterState.START
         return view
 
-    def _take_watched(self, watch: ProducerIdWatch) -> memoryview:
+    def _take_watched(self, watch: Watch) -> memoryview:
         begin, end = self._pos, len(self._data)
         while self._left:
             if not self._until_probe:
-                head = self._data[self._pos : self._pos + min(PARTITION_HEAD_BYTES, self._left)]
-                if len(head) < min(PARTITION_HEAD_BYTES, self._left):
+                head = self._data[self._pos : self._pos + min(watch.head_bytes, self._left)]
+                if len(head) < min(watch.head_bytes, self._left):
                     break
                 self._until_probe = watch.probe(head)
+                if watch.at_trailer:
+                    return self._data[begin : self._pos] if begin < self._pos else self._take_trailer(watch)
             step = min(self._until_probe, self._left, end - self._pos)
             if not step:
                 break
@@ -180,6 +202,16 @@ class FrameCutter:
             self.state = CutterState.START
             self._watch = None
         return self._data[begin : self._pos]
+
+    def _take_trailer(self, watch: Watch) -> memoryview:
+        trailer = self._data[self._pos : self._pos + self._left]
+        if len(trailer) < self._left:
+            return _EMPTY
+        self._pos += self._left
+        self._left = 0
+        self.state = CutterState.START
+        self._watch = None
+        return watch.in_place(trailer)
 
     def passed(self, byte_count: int) -> None:
         """So many of `unseen_bytes` were relayed without being fed."""

@@ -31,10 +31,11 @@ from fencepost_proxy.session.known import Known
 from fencepost_proxy.session.native_path import NativePath
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
 from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
-from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.node_endpoints import names_no_node
 from fencepost_proxy.wire.one_topic import (
     encode_one_topic,
     encode_one_topic_answer,
@@ -169,7 +170,7 @@ class FastPath:
                     break
                 if relayed_versions[2] and self._concerns_state_topic(data[at:end]):
                     break
-                pending_response = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
+                pending_response = relayed(api_key, version, correlation_id)
             elif api_key != PRODUCE or not _is_known(known, data[at:end], version) or not services.fresh(now):
                 break
             elif not known.is_checked:
@@ -178,7 +179,7 @@ class FastPath:
                     break
                 if services.policy(known.topic_name) is not None:
                     break
-                pending_response = relayed_produce(version, correlation_id)
+                pending_response = relayed(PRODUCE, version, correlation_id)
             else:
                 frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
                 chunks = self._take_direct(frame, correlation_id, received + at + LENGTH_BYTES, now)
@@ -227,12 +228,8 @@ class FastPath:
                     out.append(data[passing_from:at])
                 out.append(answer)
                 passing_from = end
-            elif pending_response.reserved_bytes or not (
-                pending_response.answer is Answer.RELAYED
-                or (
-                    pending_response.answer is Answer.RELAYED_UNLESS_BROKERS
-                    and names_no_broker(data[at:end], pending_response.version)
-                )
+            elif pending_response.reserved_bytes or (
+                pending_response.answer is not Answer.RELAYED and not _is_relayed(pending_response, data[at:end])
             ):
                 break
             del to_client[0], from_upstream[0]
@@ -395,6 +392,16 @@ class FastPath:
             return False
         self._queue.upstream_out += chunks
         return True
+
+
+def _is_relayed(pending_response: PendingResponse, frame: memoryview) -> bool:
+    """Whether a response, with its length, names no broker."""
+    answer = pending_response.answer
+    if answer is Answer.RELAYED_UNLESS_BROKERS:
+        return names_no_broker(frame, pending_response.version)
+    if answer is Answer.RELAYED_UNTIL_BROKERS:
+        return names_no_node(frame[LENGTH_BYTES:], pending_response.api_key, pending_response.version)
+    return False
 
 
 def _is_known(known: Known, frame: memoryview, version: int) -> bool:

@@ -39,7 +39,7 @@ class ClientPassed:
 
 @value
 class UpstreamPassed:
-    """So many of `ConnectionState.upstream.passing_bytes` went to the client unread by the session."""
+    """So many of `ConnectionState.upstream.unseen_bytes` went to the client unread by the session."""
 
     byte_count: int
 

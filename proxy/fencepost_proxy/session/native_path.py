@@ -18,7 +18,7 @@ from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.messages import Tick
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
-from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.produce import PartitionData
@@ -175,10 +175,8 @@ class NativePath:
                     pending_appends, memoryview(frame), starts_at, answer_by, known.topic, grounds.topic_id.bytes
                 )
                 queue.answer_by[pending_response] = answer_by
-            elif api_key == PRODUCE:
-                pending_response = relayed_produce(version, correlation_id)
             else:
-                pending_response = PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
+                pending_response = relayed(api_key, version, correlation_id)
             queue.to_client.append(pending_response)
             queue.from_upstream.append(pending_response)
 

@@ -44,6 +44,8 @@ class Answer(Enum):
     RELAYED = auto()
     #: The same, unless it contains broker addresses: a Produce response, of about 100 bytes.
     RELAYED_UNLESS_BROKERS = auto()
+    #: Streamed from upstream, but for broker addresses after the records (`wire/node_endpoints.py`).
+    RELAYED_UNTIL_BROKERS = auto()
     #: Collected from upstream; `PendingResponse.on_response` makes the answer from it, now or later.
     MADE_FROM_RESPONSE = auto()
     #: Made by the proxy alone.

@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.wire.peeks import UNREADABLE, producer_id_of
+from fencepost_proxy.wire.peeks import PARTITION_HEAD_BYTES, UNREADABLE, producer_id_of
 
 _NO_MORE: Final = sys.maxsize
 
@@ -22,6 +22,9 @@ class ProducerIdWatch:
     """
 
     __slots__ = ("_flexible", "_left", "_producer_ids", "_tags_before", "first_at")
+
+    head_bytes = PARTITION_HEAD_BYTES
+    at_trailer = False
 
     def __init__(self, first_at: int, count: int, producer_ids: frozenset[int], *, flexible: bool) -> None:
         self.first_at = first_at
@@ -51,3 +54,6 @@ class ProducerIdWatch:
         self._left -= 1
         self._tags_before = self._flexible
         return at if self._left else _NO_MORE
+
+    def in_place(self, trailer: memoryview) -> memoryview:
+        return trailer

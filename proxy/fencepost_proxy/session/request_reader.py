@@ -10,9 +10,9 @@ from fencepost_proxy.session.cutter import REQUEST_PREFIX, CutterState
 from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.known import known_start
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.producer_ids import ProducerIdWatch
-from fencepost_proxy.session.response_queue import relayed_produce
+from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
 from fencepost_proxy.wire.produce import FLEXIBLE, ProducePeek, peek_produce
@@ -115,7 +115,7 @@ class RequestReader:
             and not relayed_versions[2]
             and relayed_versions[0] <= version <= relayed_versions[1]
         ):
-            self._relay(PendingResponse(api_key, version, correlation_id, Answer.RELAYED), length)
+            self._relay(relayed(api_key, version, correlation_id), length)
             return True
         api = APIS.get(api_key)
         if api is None or api.gated:
@@ -215,7 +215,7 @@ class RequestReader:
             self._state.client.pass_frame(length, watch)
             self._state.silent_to = self._state.read_bytes + self._state.client.passing_bytes
         else:
-            self._relay(relayed_produce(version, correlation_id), length, watch)
+            self._relay(relayed(PRODUCE, version, correlation_id), length, watch)
             self._record_known(version, head, peek, is_checked=False)
         return True
 

@@ -8,9 +8,13 @@ from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 
-#: The first version whose response can name a broker's address.
-_PRODUCE_ENDPOINTS_FROM = 10
+#: APIs whose responses may name brokers' addresses, from a version on.
+_NAME_BROKERS = {
+    PRODUCE: (10, Answer.RELAYED_UNLESS_BROKERS),
+    **{api_key: (version, Answer.RELAYED_UNTIL_BROKERS) for api_key, version in ENDPOINTS_FROM.items()},
+}
 
 
 class ResponseQueue:
@@ -137,8 +141,13 @@ class ResponseQueue:
         self.client_out = []
 
 
-def relayed_produce(version: int, correlation_id: int) -> PendingResponse:
+def relayed_answer(api_key: int, version: int) -> Answer:
     """For a request relayed unchanged: the proxy rewrites only the addresses in its answer."""
-    if version < _PRODUCE_ENDPOINTS_FROM:
-        return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED)
-    return PendingResponse(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)
+    names_brokers = _NAME_BROKERS.get(api_key)
+    return Answer.RELAYED if names_brokers is None or version < names_brokers[0] else names_brokers[1]
+
+
+def relayed(api_key: int, version: int, correlation_id: int) -> PendingResponse:
+    if api_key not in _NAME_BROKERS:
+        return PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
+    return PendingResponse(api_key, version, correlation_id, relayed_answer(api_key, version))

@@ -12,7 +12,8 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.wire.apis import PRODUCE, api_name
-from fencepost_proxy.wire.produce import encode_produce_response, parse_produce_response
+from fencepost_proxy.wire.node_endpoints import EndpointWalk, names_no_node, rewritten
+from fencepost_proxy.wire.produce import NodeEndpoint, encode_produce_response, parse_produce_response
 
 PRODUCED_HERE_BYTES_MAX = 1 << 16
 
@@ -39,7 +40,7 @@ class ResponseReader:
         if pending_response.answer is Answer.MADE_FROM_RESPONSE:
             return self._holds.quota <= 0 and not pending_response.inner
         return (
-            pending_response.answer is Answer.RELAYED
+            _is_streamed(pending_response)
             and bool(self._queue.to_client)
             and self._queue.to_client[0] is not pending_response
         )
@@ -81,14 +82,14 @@ class ResponseReader:
                     break
                 length, view = head
                 pending_response = self._expected_response(view)
-                relayed = pending_response.answer is Answer.RELAYED
+                relayed = _is_streamed(pending_response)
                 if self.is_blocked():
                     if not (relayed and self._overtaken(pending_response, length)):
                         self._holds.pause_upstream()
                         break
                     cutter.collect_frame(length)
                 elif relayed:
-                    cutter.pass_frame(length)
+                    self._relay(pending_response, length, view)
                 elif length > self._services.frame_bytes_max:
                     raise UpstreamProtocolError(
                         f"an answer of {length} bytes to {api_name(pending_response.api_key)}, which is buffered: "
@@ -97,6 +98,20 @@ class ResponseReader:
                 else:
                     cutter.collect_frame(length)
         cutter.save()
+
+    def _relay(self, pending_response: PendingResponse, length: int, view: memoryview) -> None:
+        cutter, api_key, version = self._state.upstream, pending_response.api_key, pending_response.version
+        if pending_response.answer is Answer.RELAYED:
+            cutter.pass_frame(length)
+        elif len(view) < length:
+            cutter.pass_frame(length, EndpointWalk(api_key, version, length, self._readdress))
+        elif names_no_node(view, api_key, version):
+            cutter.pass_frame(length)
+        else:
+            cutter.collect_frame(length)
+
+    def _readdress(self, endpoint: NodeEndpoint) -> NodeEndpoint:
+        return self._services.endpoint(endpoint, self._state.local_host)
 
     def frame_relayed(self) -> None:
         self._services.answered(0.0)
@@ -130,7 +145,7 @@ class ResponseReader:
             if pending_response.api_key == PRODUCE:
                 self._appends.arrival.earlier_answered(now)
             self._queue.answer_front()
-        elif pending_response.answer is Answer.RELAYED_UNLESS_BROKERS:
+        elif pending_response.answer in (Answer.RELAYED_UNLESS_BROKERS, Answer.RELAYED_UNTIL_BROKERS):
             self._threads.answer(
                 len(frame) > PRODUCED_HERE_BYTES_MAX,
                 lambda: self._with_own_addresses(pending_response, frame),
@@ -151,9 +166,16 @@ class ResponseReader:
             self._queue.end(pending_response, [answer])
 
     def _with_own_addresses(self, pending_response: PendingResponse, frame: memoryview) -> list[bytes | memoryview]:
-        """A Produce response with broker addresses rewritten for clients."""
+        """A response with broker addresses rewritten for clients."""
+        if pending_response.api_key != PRODUCE:
+            parts = rewritten(frame, pending_response.api_key, pending_response.version, self._readdress)
+            return [INT32.pack(sum(map(len, parts))), *parts]
         response = parse_produce_response(frame, pending_response.version)
         if not response.node_endpoints:
             return [INT32.pack(len(frame)), frame]
-        endpoints = tuple(self._services.endpoint(each, self._state.local_host) for each in response.node_endpoints)
+        endpoints = tuple(self._readdress(each) for each in response.node_endpoints)
         return [encode_produce_response(replace(response, node_endpoints=endpoints), pending_response.version)]
+
+
+def _is_streamed(pending_response: PendingResponse) -> bool:
+    return pending_response.answer is Answer.RELAYED or pending_response.answer is Answer.RELAYED_UNTIL_BROKERS

@@ -54,9 +54,10 @@ from fencepost_proxy.wire.control import (
     parse_response_header,
     replace_body,
 )
+from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 from fencepost_proxy.wire.schema import Message
 
-_NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM)
+_NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, *ENDPOINTS_FROM)
 _LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
 
 AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]
@@ -149,11 +150,11 @@ class RequestRewriters:
             request = decode_request(api_key, version, frame[header.body_offset :])
             plan = plan_request(api_key, version, request, known)
             assert plan is not None, f"no plan for {APIS[api_key].name}"
-            return self._planned(header, frame, plan)
+            return self._planned(header, frame, plan, local_host)
         named = bool(handling & Handling.INSPECT_REQUEST) and mentions(frame, known)
         if named and api_key in CLOSED_APIS:
             request = decode_request(api_key, version, frame[header.body_offset :])
-            return self._planned(header, frame, plan_closed(api_key, request, known))
+            return self._planned(header, frame, plan_closed(api_key, request, known), local_host)
         if named and api_key == CONSUMER_GROUP_HEARTBEAT:
             request = decode_request(api_key, version, frame[header.body_offset :])
             leave_out_of_subscription(request, known)
@@ -215,12 +216,13 @@ class RequestRewriters:
 
         return RequestRewriter(forward, finish=finish)
 
-    def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan) -> RequestRewriter:
+    def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan, local_host: str) -> RequestRewriter:
         body = encode_request(header.api_key, header.api_version, plan.forward)
         expanded_topics = plan.expansions
 
         def finish(frame: memoryview) -> Finished:
             response, offset = _decode(header, frame)
+            self._readdress(header.api_key, response, local_host)
             changes = tuple(plan.finish(response))
             if expanded_topics is not None:
                 kept = bytes(frame)  # its answer is made after the expansion
@@ -278,15 +280,7 @@ class RequestRewriters:
         api_key = header.api_key
         response, offset = _decode(header, frame)
         changed = True
-        if api_key in _NAMES_BROKERS and self._own_addresses:
-            new = learn_brokers(api_key, response, self._book)
-            if new:
-                self._in_loop(lambda: self._open_listeners(new))
-            try:
-                rewrite_response(api_key, response, self._book, local_host)
-            except (ConfigError, LookupError) as error:
-                # No listener could be opened for this broker. Its own address would let clients bypass the proxy.
-                raise UpstreamProtocolError(f"a response names a broker without an address here: {error}") from error
+        self._readdress(api_key, response, local_host)
         if api_key in _LISTS_TOPICS:
             changed = hide(response, known, queried=named, by_name=by_name) or self._own_addresses
         elif api_key == API_VERSIONS:
@@ -300,6 +294,18 @@ class RequestRewriters:
             counts = tuple(each for each in partition_counts(response.topics) if known.is_count_checked(each[0]))
         answer = _encode(header, frame, offset, response) if changed else replace_body(frame, len(frame), b"")
         return Finished(answer, partition_counts=counts, client_id=header.client_id)
+
+    def _readdress(self, api_key: int, response: Message, local_host: str) -> None:
+        if api_key not in _NAMES_BROKERS or not self._own_addresses:
+            return
+        new = learn_brokers(api_key, response, self._book)
+        if new:
+            self._in_loop(lambda: self._open_listeners(new))
+        try:
+            rewrite_response(api_key, response, self._book, local_host)
+        except (ConfigError, LookupError) as error:
+            # No listener could be opened for this broker. Its own address would let clients bypass the proxy.
+            raise UpstreamProtocolError(f"a response names a broker without an address here: {error}") from error
 
     def _idempotent_or_not(self, header: RequestHeader, frame: memoryview) -> Finished:
         """A client that may not be idempotent still gets a producer id, for `safe` topics only: there its batches are

@@ -28,7 +28,7 @@ RELAYED_VERSIONS: Final[RelayedVersions] = MappingProxyType(
     {
         key: (api.min_version, api.max_version, Handling.INSPECT_REQUEST in api.handling)
         for key, api in APIS.items()
-        if api.handling in (Handling.RELAY, Handling.INSPECT_REQUEST)
+        if api.handling & ~Handling.REWRITE_ENDPOINTS in (Handling.RELAY, Handling.INSPECT_REQUEST)
     }
 )
 

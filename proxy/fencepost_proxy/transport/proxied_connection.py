@@ -151,7 +151,7 @@ class UpstreamSocket(_ConnectionSocket):
         proxied = self._proxied
         assert proxied.session is not None
         proxied.driver.session_event(proxied.connection, messages.UpstreamBytes(data))
-        self._relay_next(proxied.session.state.upstream.passing_bytes)
+        self._relay_next(proxied.session.state.upstream.unseen_bytes)
 
     def _passed(self, byte_count: int) -> None:
         proxied = self._proxied

@@ -31,6 +31,8 @@ class Handling(Flag):
     REWRITE_REQUEST = 2
     #: Decoded, changed and encoded again.
     REWRITE_RESPONSE = 4
+    #: Relayed, but for broker addresses after the records (`wire/node_endpoints.py`).
+    REWRITE_ENDPOINTS = 64
     #: Passed to the partition sequencers; read by `wire/produce.py`.
     PRODUCE = 8
     #: Sent only after all earlier requests are answered: Kafka accepts no other request until SASL completes.
@@ -68,12 +70,14 @@ _INSPECT = Handling.INSPECT_REQUEST
 _PLAN = Handling.REWRITE_REQUEST | Handling.REWRITE_RESPONSE
 _ADDRESSES = Handling.REWRITE_RESPONSE
 _LISTS_TOPICS = Handling.INSPECT_REQUEST | Handling.REWRITE_RESPONSE
+_RECORDS = Handling.INSPECT_REQUEST | Handling.REWRITE_ENDPOINTS
 _HIDDEN = Handling.HIDDEN
 
 _REMOVED = "removed in Kafka 4.0; was used between brokers"
 _INTERNAL = "between brokers and controllers"
 _SHARE = "responses of ShareFetch and ShareAcknowledge contain leaders' addresses after record data; not rewritten yet"
 _SHARE_STATE = "between brokers: state of share groups"
+_LEADERS = "responses may contain leaders' addresses after the records; "
 _TOPIC_CONFIGS = "virtual topic configs"
 _STATE_TOPIC = "clients cannot access the state topic"
 
@@ -81,7 +85,7 @@ _TABLE: Final = (
     Api(0, "Produce", Handling.PRODUCE, 0, 12, 9, (
         "v13 names topics only by id; v12 is needed by transactions v2. Kafka advertises 0–2 for old librdkafka "
         "(KAFKA-18659), but closes a connection that uses them")),
-    Api(1, "Fetch", _INSPECT, 4, 15, 12, "v16+ responses have leaders' addresses (node_endpoints); " + _STATE_TOPIC),
+    Api(1, "Fetch", _RECORDS, 4, 18, 12, _LEADERS + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
     Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "contains broker addresses; " + _STATE_TOPIC),
     Api(4, "LeaderAndIsr", _HIDDEN, 0, 0, 4, _REMOVED),
@@ -224,6 +228,9 @@ LIST_TRANSACTIONS: Final = 66
 CONSUMER_GROUP_HEARTBEAT: Final = 68
 CONSUMER_GROUP_DESCRIBE: Final = 69
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
+SHARE_GROUP_HEARTBEAT: Final = 76
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
 
 
 def serves(api_key: int, version: int) -> bool:

@@ -75,7 +75,8 @@ LEVEL_TAG = 254
 TO_BE_READ = -1
 
 _CURRENT_LEADER_TAG = 0
-_NODE_ENDPOINTS_TAG = 0
+#: The same in every response.
+NODE_ENDPOINTS_TAG = 0
 
 
 @value
@@ -536,23 +537,29 @@ def _read_record_errors(
 
 def _take_node_endpoints(section: bytes) -> tuple[tuple[NodeEndpoint, ...], bytes]:
     """Splits a response's tagged fields into node endpoints and the section of other fields."""
-    endpoints: list[NodeEndpoint] = []
+    endpoints: tuple[NodeEndpoint, ...] = ()
     others = []
     for tag, contents in split_tags(section):
-        if tag != _NODE_ENDPOINTS_TAG:
+        if tag != NODE_ENDPOINTS_TAG:
             others.append((tag, contents))
             continue
-        count, at = read_compact_array_count(contents, 0, 11)
-        for _ in range(count):
-            (node_id,) = INT32.unpack_from(contents, at)
-            host, at = read_compact_string(contents, at + 4)
-            (port,) = INT32.unpack_from(contents, at)
-            rack, at = read_compact_nullable_string(contents, at + 4)
-            tags, at = read_tags(contents, at)
-            endpoints.append(NodeEndpoint(node_id, host, port, rack, tags))
+        endpoints, at = read_node_endpoints(contents, 0)
         if at != len(contents):
             raise Malformed(f"{len(contents) - at} extra bytes after the node endpoints")
-    return tuple(endpoints), join_tags(others)
+    return endpoints, join_tags(others)
+
+
+def read_node_endpoints(data: bytes, at: int) -> tuple[tuple[NodeEndpoint, ...], int]:
+    endpoints = []
+    count, at = read_compact_array_count(data, at, 11)
+    for _ in range(count):
+        (node_id,) = INT32.unpack_from(data, at)
+        host, at = read_compact_string(data, at + 4)
+        (port,) = INT32.unpack_from(data, at)
+        rack, at = read_compact_nullable_string(data, at + 4)
+        tags, at = read_tags(data, at)
+        endpoints.append(NodeEndpoint(node_id, host, port, rack, tags))
+    return tuple(endpoints), at
 
 
 def encode_produce_response(response: ProduceResponse, api_version: int) -> bytes:
@@ -597,7 +604,7 @@ def encode_produce_response(response: ProduceResponse, api_version: int) -> byte
     if flexible:
         tags = response.tags
         if response.node_endpoints and api_version >= _NODE_ENDPOINTS:
-            tags = join_tags([(_NODE_ENDPOINTS_TAG, _node_endpoints(response.node_endpoints)), *split_tags(tags)])
+            tags = join_tags([(NODE_ENDPOINTS_TAG, encode_node_endpoints(response.node_endpoints)), *split_tags(tags)])
         write_tags(out, tags)
     INT32.pack_into(out, 0, len(out) - 4)
     return bytes(out)
@@ -610,7 +617,7 @@ def _write_count(out: bytearray, count: int, flexible: bool) -> None:
         out += INT32.pack(count)
 
 
-def _node_endpoints(endpoints: tuple[NodeEndpoint, ...]) -> bytes:
+def encode_node_endpoints(endpoints: tuple[NodeEndpoint, ...]) -> bytes:
     out = bytearray()
     write_uvarint(out, len(endpoints) + 1)
     for endpoint in endpoints:

@@ -146,6 +146,31 @@ def codec(name: str, version: int) -> Codec | None:
 _Structs = dict[str, list[dict[str, Any]]]
 
 
+def untagged_fields(name: str, version: int) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Name, type and, of structs, the definitions of the fields of a message; `fields_of` reads those."""
+    schema = _schema(name)
+    assert schema is not None
+    assert _in(version, schema["flexibleVersions"])
+    return fields_of(schema["fields"], version)
+
+
+def fields_of(fields: list[dict[str, Any]], version: int) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """The same of a struct in a message, without the tagged ones."""
+    return [
+        (field["name"], field["type"], field.get("fields", []))
+        for field in fields
+        if _in(version, field["versions"]) and not _in(version, field.get("taggedVersions"))
+    ]
+
+
+def fixed_bytes(type_name: str) -> int | None:
+    """Length of a type; None if it varies."""
+    if type_name == "uuid":
+        return len(NO_TOPIC_ID.bytes)
+    numbers = _FIXED.get(type_name)
+    return None if numbers is None else numbers.size
+
+
 class _Struct(NamedTuple):
     """The fields of a struct at a version. `constants`, `makers` – the defaults of all fields, in any version."""
 
