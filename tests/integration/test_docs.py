@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import os
 import re
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +27,7 @@ from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.config import reference
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
+from tests.kit.waiting import until
 from tests.support.clients import set_check
 from tests.support.docs import ROOT, Command, blocks, commands
 from tests.support.kafka import running_kafka, unique_topic
@@ -109,6 +113,27 @@ def test_readme_producers_append_once(proxy: ProxyProcess, capsys: pytest.Captur
     assert Log(proxy.bootstrap).values(topic) == [b"first", b"second"]
     with pytest.raises(ToolError, match=r"PolicyViolationException: OFFSET_MISMATCH .* expected=1 actual=2"):
         run_java("Readme", [proxy.bootstrap], classes=classes)
+
+
+def test_readme_commands_append_and_refuse(proxy: ProxyProcess) -> None:
+    topic = unique_topic("trial")
+    printed = [each.text for each in commands(README) if re.search("fencepost (kafka-|append|read)", each.text)]
+    environment = {**os.environ, "FENCEPOST_BOOTSTRAP_SERVER": proxy.bootstrap}
+    assert len(printed) == 5
+
+    def run(text: str) -> tuple[int, str]:
+        words = text.removeprefix(".venv/bin/fencepost ").replace("trial", topic).split()
+        command = [sys.executable, "-m", "fencepost_proxy", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    for text in printed[:2]:
+        assert run(text)[0] == 0
+    until(lambda: run(printed[2]), "an append", accept=lambda done: done == (0, "appended at offset 0\n"))
+    code, stated = run(printed[3])
+    assert (code, stated.startswith("fencepost: refused: ")) == (1, True)
+    assert "the log end offset is 1" in stated
+    assert run(printed[4]) == (0, f"0\t0\t-\tfirst\n{topic}-0: the next record gets offset 1\n")
 
 
 @pytest.mark.spark

@@ -19,6 +19,7 @@ from tests.support.proxy import ProxyProcess
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 _PYTHON = ".venv/bin/python "
 _STATED = {
+    "event_sourcing.py": "RIGHT: every command is one event, on the version before it.\n",
     "kv_store.py": "EQUAL: both leaders and the replay have the requested values.\n",
     "partition_expansion.py": "3000 records of 20 keys read, 0 of them out of order\n",
     "transfer.py": "CONSERVED: the balances equal the deposits.\n",

@@ -12,7 +12,7 @@ from fencepost_proxy.config.keys import KEYS
 from tests.pages.logs import is_logged
 from tests.support.docs import ROOT
 
-_SOURCES: Final = ("client", "examples", "policies", "proxy", "spark_jobs")
+_SOURCES: Final = ("client", "policies", "proxy", "spark_jobs")
 
 #: Kind → what it covers. The order of the page.
 KINDS: Final = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ import pytest
 
 from fencepost_dev.tools import MAIN_CLASSES
 from fencepost_proxy.cli import main
-from tests.support.docs import PAGES, ROOT, SHELL, blocks, commands
+from tests.support.docs import PAGES, ROOT, SHELL, blocks, commands, printed_commands
 
 _DOCS: Final = "tests/integration/test_docs.py"
 _SHIPPED: Final = "tests/integration/test_distribution.py"
@@ -31,6 +32,7 @@ RUN_BY: Final = {
     r"make test": ".ci/run::make test",
     r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
+    rf"{_FENCEPOST} (append|read|kafka-topics|kafka-configs) .*": f"{_DOCS}::test_readme_commands_append_and_refuse",
     rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
     rf"{_FENCEPOST} proxy( --(bootstrap-server|listen|status) \S+)+": f"{_SHIPPED}"
     "::test_proxy_from_wheel_checks_expected_offsets",
@@ -124,8 +126,27 @@ def spans() -> list[tuple[str, str]]:
     ]
 
 
+def help_texts(parser: argparse.ArgumentParser | None = None) -> Iterator[str]:
+    """Of `fencepost` and all its commands and subcommands."""
+    parser = parser or main.command_parser()
+    yield f"{parser.description or ''}\n{parser.epilog or ''}"
+    for each in subcommands(parser).values():
+        yield from help_texts(each)
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return {
+        name: command
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+    }
+
+
 OURS: Final = sorted(
-    {(each.where, each.text) for each in COMMANDS if re.match(_FENCEPOST + " ", each.text)} | set(spans())
+    {(each.where, each.text) for each in COMMANDS if re.match(_FENCEPOST + " ", each.text)}
+    | set(spans())
+    | {("help", each) for text in help_texts() for each in printed_commands(text) if each.startswith("fencepost ")}
 )
 
 
@@ -133,6 +154,9 @@ OURS: Final = sorted(
 def test_our_commands_have_the_documented_options(where: str, text: str) -> None:
     """Values may be placeholders; commands, subcommands and options may not."""
     words = re.split(r" (?:>|\|) ", text)[0].split()[1:]
+    if words[0].startswith("kafka-"):
+        assert words[0] in MAIN_CLASSES
+        return  # the options are the tool's
     parser = main.command_parser(words[0] if not words[0].startswith("-") else None)
     while (nested := subcommands(parser)) and words and not words[0].startswith("-"):
         if words[0] not in nested:
@@ -144,15 +168,6 @@ def test_our_commands_have_the_documented_options(where: str, text: str) -> None
     for word in words:
         if word.startswith("--"):
             assert word.partition("=")[0] in known, f"{where}: `{text}`: there is no option {word}"
-
-
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    return {
-        name: command
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for name, command in action.choices.items()
-    }
 
 
 def test_options_are_those_that_there_are() -> None:

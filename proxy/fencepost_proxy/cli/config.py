@@ -23,7 +23,7 @@ examples:
   fencepost config explain limits.drain_seconds     explain one key, table ([limits]) or topic config
   fencepost config explain --toml > fencepost.toml  write a template with every key commented out
   fencepost config show --config fencepost.toml     show effective values and their sources
-  fencepost config show --changed                   show only values that differ from the default
+  fencepost config show --config fencepost.toml --changed    show only values that differ from the default
 """
 
 _EXPLAIN_EXAMPLES: Final = """\
