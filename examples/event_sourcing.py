@@ -4,7 +4,7 @@ Each event states the account's version and balance. To handle a command, a writ
 
 1. knows the events of the account's partition, since it has read that partition to its end;
 2. decides, and appends the event at the end that it has read;
-3. on OffsetMismatch (another writer was first, perhaps for another account), reads on and decides again.
+3. on OffsetMismatchError (another writer was first, perhaps for another account), reads on and decides again.
 
 The program does this with one partition, with several that all writers share (also reading on before each decision),
 and with several that have one writer each. Finally it reads all events: versions must be consecutive, no balance
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
-from fencepost import LogRecord, OffsetMismatch, Record
+from fencepost import LogRecord, OffsetMismatchError, Record
 from fencepost.kafka_python import LogReader, LogWriter
 
 BOOTSTRAP_SERVER = os.environ.get("FENCEPOST_BOOTSTRAP_SERVER", "127.0.0.1:19092")
@@ -104,7 +104,7 @@ class Writer(threading.Thread):
                 try:
                     log.append([Record(json.dumps(event).encode(), account.encode())])
                     break
-                except OffsetMismatch:
+                except OffsetMismatchError:
                     self.refused += 1
                     log.read_to_end(accounts.apply)
             accounts.apply_event(event)

@@ -6,7 +6,7 @@ state: `add N to KEY`, logged as "KEY goes from OLD to NEW". Each leader
 1. reads the partition to its end and applies every operation to its own state;
 2. converts a batch of requests into operations on that state, and appends them at the next offset;
 3. on success, applies them and responds to its clients;
-4. on OffsetMismatch (the other leader was first), drops the batch and restarts at 1 with the same requests.
+4. on OffsetMismatchError (the other leader was first), drops the batch and restarts at 1 with the same requests.
 
 Finally both leaders read to the end, and a third reader replays the log from the start. All three must have the same
 state, every request must be in the log exactly once, and no operation may start from a stale value.
@@ -35,7 +35,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import TopicAlreadyExistsError
 
-from fencepost import InDoubt, LogRecord, OffsetMismatch, Record, RetryPolicy
+from fencepost import InDoubtError, LogRecord, OffsetMismatchError, Record, RetryPolicy
 from fencepost.kafka_python import LogWriter
 
 BOOTSTRAP_SERVER = os.environ.get("FENCEPOST_BOOTSTRAP_SERVER", "127.0.0.1:19092")
@@ -130,10 +130,10 @@ class Leader:
             operations = decide(chosen, self.state)
             try:
                 self.log.append([Record(json.dumps(o).encode(), str(o["key"]).encode()) for o in operations])
-            except OffsetMismatch:
+            except OffsetMismatchError:
                 self.fenced += 1
                 self.log.read_to_end(self.state.apply)
-            except InDoubt:
+            except InDoubtError:
                 # Reading shows which of these operations are in the log.
                 self.in_doubt += 1
                 self.log.read_to_end(self.state.apply)

@@ -5,7 +5,7 @@ writer
 
 1. reads both partitions to their ends: the balances, and the expected offset of each partition;
 2. decides the transfer, and appends one record to each partition in one transaction, at the expected offsets;
-3. on OffsetMismatch or TransactionConflict (another writer was first), restarts at 1 after a random pause.
+3. on OffsetMismatchError or TransactionConflictError (another writer was first), restarts at 1 after a random pause.
 
 Finally an auditor reads the committed records of both partitions. The balances must add up to the deposits, every
 balance must follow from the previous one, and every transfer must be in both partitions exactly once.
@@ -45,7 +45,7 @@ from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewTo
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 import fencepost.kafka_python
-from fencepost import LogRecord, OutcomeUnknown, Record, RetryPolicy, WriterFenced, retrying
+from fencepost import LogRecord, OutcomeUnknownError, Record, RetryPolicy, WriterFencedError, retrying
 
 with contextlib.suppress(ImportError):  # aiokafka is not installed
     import fencepost.aiokafka
@@ -206,9 +206,9 @@ class Teller:
             try:
                 retrying(attempt, RETRY)
                 return
-            except OutcomeUnknown:  # the next attempt reads the outcome
+            except OutcomeUnknownError:  # the next attempt reads the outcome
                 self._counts["unknown"] += 1
-            except WriterFenced:  # no other writer has this id, so the transaction timed out
+            except WriterFencedError:  # no other writer has this id, so the transaction timed out
                 self._counts["fenced"] += 1
                 self._writer.close()
                 self._writer = self._open_writer()

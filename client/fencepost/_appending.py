@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from fencepost._checks import TopicFacts
-from fencepost.errors import BatchTooLarge, InDoubt, NotAtEnd, OffsetMismatch, PositionLost
+from fencepost.errors import BatchTooLargeError, InDoubtError, NotAtEndError, OffsetMismatchError, PositionLostError
 from fencepost.records import HeaderNames, LogRecord, Record, batch_bytes_max, conditional_headers, write_id_of
 from fencepost.retries import RetryPolicy
 
@@ -28,7 +28,7 @@ class MaybeAppended(Exception):
     """An attempt is in doubt. `__cause__`: the client library's error."""
 
 
-Failure = OffsetMismatch | MaybeAppended
+Failure = OffsetMismatchError | MaybeAppended
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def resolve(expected: int, write_id: bytes, failure: Failure, observation: Obser
 
     *clear*: the server's message is known and does not contain POSSIBLY_YOURS.
     """
-    refused = failure if isinstance(failure, OffsetMismatch) else None
+    refused = failure if isinstance(failure, OffsetMismatchError) else None
     if observation.log_start > expected:
         return Decision.REFUSED if refused and refused.possibly_yours is False else Decision.DELETED
     if observation.first is not None and observation.first.offset == expected:
@@ -109,7 +109,7 @@ class Append:
         """Seconds until the next attempt; None if the log shows that the append succeeded. `observation`: None if the
         log could not be read.
 
-        Raises OffsetMismatch or InDoubt.
+        Raises OffsetMismatchError or InDoubtError.
         """
         self._tries += 1
         decision = (
@@ -119,12 +119,12 @@ class Append:
         )
         if decision is Decision.OURS:
             return None
-        refused = isinstance(failure, OffsetMismatch)
+        refused = isinstance(failure, OffsetMismatchError)
         if decision is Decision.REFUSED:
             if refused:
                 raise failure
             assert observation is not None
-            raise OffsetMismatch(
+            raise OffsetMismatchError(
                 self.topic, self.partition, self.expected, observation.log_end, possibly_yours=False
             ) from failure.__cause__
         cause = failure if refused else failure.__cause__
@@ -134,8 +134,8 @@ class Append:
             raise self._in_doubt(f"tried for {self._policy.total_seconds:g} s, last error: {cause!r}") from cause
         return self._policy.pause(self._tries)
 
-    def _in_doubt(self, reason: str) -> InDoubt:
-        return InDoubt(self.topic, self.partition, self.expected, self.write_id, reason)
+    def _in_doubt(self, reason: str) -> InDoubtError:
+        return InDoubtError(self.topic, self.partition, self.expected, self.write_id, reason)
 
 
 class LogPosition:
@@ -151,12 +151,12 @@ class LogPosition:
         self._bytes_max = bytes_max
 
     def start_reading(self, log_start: int, log_end: int) -> int:
-        """The offset to read from. Raises PositionLost."""
+        """The offset to read from. Raises PositionLostError."""
         self.at_end = False
         if self.next_offset is None:
             self.next_offset = log_start
         if not log_start <= self.next_offset <= log_end:
-            raise PositionLost(
+            raise PositionLostError(
                 f"{self.topic}-{self.partition}: next offset {self.next_offset} is outside the log, which holds "
                 f"{log_start} to {log_end} (discard the state and start with a new log writer)"
             )
@@ -173,11 +173,11 @@ class LogPosition:
     def begin(self, records: Sequence[Record], write_id: bytes, facts: TopicFacts, now: float) -> Append:
         """Begin an append of `records` at the next offset. The writer is not at the end again until `ended`.
 
-        Every record needs a timestamp, because a retry must equal the first attempt. Raises NotAtEnd, BatchTooLarge,
-        ValueError.
+        Every record needs a timestamp, because a retry must equal the first attempt. Raises NotAtEndError,
+        BatchTooLargeError, ValueError.
         """
         if not self.at_end or self.next_offset is None:
-            raise NotAtEnd(
+            raise NotAtEndError(
                 f"{self.topic}-{self.partition}: not at the log end (call read_to_end() first, and after every refusal)"
             )
         if not records:
@@ -185,7 +185,7 @@ class LogPosition:
         size = batch_bytes_max(self._names, records)
         limit = min(self._bytes_max, facts.max_message_bytes or self._bytes_max)
         if size > limit:
-            raise BatchTooLarge(
+            raise BatchTooLargeError(
                 f"{self.topic}-{self.partition}: {len(records)} records need up to {size} bytes uncompressed, the "
                 f"limit is {limit} (the smaller of batch_bytes_max and the topic's max.message.bytes; append fewer)"
             )

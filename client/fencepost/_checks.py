@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fencepost.errors import CheckIsOff
+from fencepost.errors import CheckIsOffError
 from fencepost.records import CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG
 
 _ON = frozenset({"true", "required"})
@@ -23,14 +23,14 @@ class TopicFacts:
     required: bool = False
 
 
-def check_is_off(topic: str, configs: Mapping[str, str | None], config: str) -> CheckIsOff:
+def check_is_off(topic: str, configs: Mapping[str, str | None], config: str) -> CheckIsOffError:
     if not configs:
         found = "its configs are not visible (topic missing or just created, or no DescribeConfigs permission)"
     elif configs.get(config) is None:
         found = f"no {config}, so these servers are not a Fencepost proxy"
     else:
         found = f"{config}={configs[config]}"
-    return CheckIsOff(topic, found, config)
+    return CheckIsOffError(topic, found, config)
 
 
 class CheckCache:
@@ -54,7 +54,7 @@ class CheckCache:
         return known[1]
 
     def learn(self, topic: str, configs: Mapping[str, str | None]) -> TopicFacts:
-        """Store the topic's facts. Raises CheckIsOff with the reason if `configs` do not switch the check on."""
+        """Store the topic's facts. Raises CheckIsOffError with the reason if `configs` do not switch the check on."""
         self._known.pop(topic, None)
         value = configs.get(self.config)
         if value not in _ON:
@@ -83,7 +83,7 @@ class BlockingChecks:
         self._lock = threading.Lock()
 
     def require(self, topic: str) -> TopicFacts:
-        """The facts of a checked topic. Raises CheckIsOff, or the client library's error if the configs cannot be
+        """The facts of a checked topic. Raises CheckIsOffError, or the client library's error if the configs cannot be
         read."""
         with self._lock:
             facts = self._cache.get(topic)

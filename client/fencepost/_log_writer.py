@@ -9,7 +9,7 @@ from fencepost._appending import Append, Failure, LogPosition, MaybeAppended
 from fencepost._reading import Consumer, Reading
 from fencepost._refusals import verify
 from fencepost._steps import Closing, Pause, now, once, run
-from fencepost.errors import OffsetMismatch
+from fencepost.errors import OffsetMismatchError
 from fencepost.records import HeaderNames, LogRecord, Record, new_write_id, timestamped_now
 from fencepost.retries import RetryPolicy, patiently
 
@@ -23,10 +23,11 @@ class Appender(Protocol):
     def error(self) -> type[Exception]: ...
 
     def require(self, topic: str) -> Any:
-        """TopicFacts. Raises CheckIsOff, or `error` if the configs cannot be read."""
+        """TopicFacts. Raises CheckIsOffError, or `error` if the configs cannot be read."""
 
     def send(self, append: Append) -> Any:
-        """Make one attempt, in one batch. Returns the offset of the first record. Raises OffsetMismatch, MaybeAppended,
+        """Make one attempt, in one batch. Returns the offset of the first record. Raises OffsetMismatchError,
+        MaybeAppended,
         or the client library's error if it is final."""
 
     def close(self) -> Any: ...
@@ -73,17 +74,18 @@ class LogWriterBase:
         With aiokafka, `apply` may be a coroutine function. Returns the offset that the next append expects. This
         writer's own appends are not read again. If `apply` raises, the error propagates and the record counts as
         unread. An unreachable cluster is retried for `retry.total_seconds`, then the client library's error is raised.
-        Raises PositionLost.
+        Raises PositionLostError.
         """
         return patiently(lambda: self._reading.read_to_end(self._position, apply), self._retry)
 
     def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 
-        Raises OffsetMismatch (another writer was first: `read_to_end`, then decide again), NotAtEnd, BatchTooLarge,
-        CheckIsOff or ValueError: nothing was appended. Raises InDoubt if the outcome is unknown, OffsetViolation if
-        the batch was appended at another offset. Other errors are the client library's. Call `read_to_end` before the
-        next append, except after BatchTooLarge, CheckIsOff and ValueError.
+        Raises OffsetMismatchError (another writer was first: `read_to_end`, then decide again), NotAtEndError,
+        BatchTooLargeError, CheckIsOffError or ValueError: nothing was appended. Raises InDoubtError if the outcome is
+        unknown, OffsetViolationError if the batch was appended at another offset. Other errors are the client
+        library's. Call `read_to_end` before the next append, except after BatchTooLargeError, CheckIsOffError and
+        ValueError.
         """
         topic, partition = self.topic, self.partition
         facts = yield from patiently(lambda: once(self._appender.require, topic), self._retry, self._appender.error)
@@ -92,7 +94,7 @@ class LogWriterBase:
             try:
                 verify(topic, partition, append.expected, (yield self._appender.send(append)))
                 break
-            except (OffsetMismatch, MaybeAppended) as error:
+            except (OffsetMismatchError, MaybeAppended) as error:
                 failure: Failure = error
             observation = yield from self._reading.probe(topic, partition, append.expected)
             pause = append.pause_after(failure, observation, now())

@@ -71,7 +71,7 @@ class OrderedReads:
         }
 
     def start(self) -> Steps[None]:
-        """Raises CheckIsOff, ValueError."""
+        """Raises CheckIsOffError, ValueError."""
         for order in self._orders.values():
             yield from self._learn(order)
             refuse_without_group(order.topic, order.shares, grouped=self._grouped)
@@ -157,7 +157,7 @@ class OrderedConsumerBase:
     applications that store offsets themselves; a partition is a TopicPartition, or a (topic, partition) tuple for
     confluent-kafka. Other partitions start at the group's committed offsets or by the reset policy. `refresh_seconds`:
     interval of checks for expansions and other processes' commits. The constructor, or aiokafka's `start`, raises
-    CheckIsOff, ValueError.
+    CheckIsOffError, ValueError.
     """
 
     _reads: OrderedReads

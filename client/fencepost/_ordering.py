@@ -53,7 +53,7 @@ class PartitionExpansion:
 
 
 def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[PartitionExpansion, ...]:
-    """Parse a topic's configs, oldest expansion first. Raises CheckIsOff if ordered expansion is off."""
+    """Parse a topic's configs, oldest expansion first. Raises CheckIsOffError if ordered expansion is off."""
     reported = configs.get(EXPANSIONS_CONFIG)
     if configs.get(ORDERED_CONFIG) not in ("true", "any") or reported is None:
         raise check_is_off(topic, configs, ORDERED_CONFIG)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fencepost.errors import PartitionCountChanged
+from fencepost.errors import PartitionCountChangedError
 from fencepost.records import HeaderNames
 
 INVALID_PARTITIONS = 37
@@ -225,12 +225,12 @@ class OrderedSends:
         """The topics whose partition count must be read now."""
         return [topic for topic, sends in self.topics.items() if sends.drained]
 
-    def update_count(self, topic: str, count: int) -> list[tuple[Send, PartitionCountChanged]]:
+    def update_count(self, topic: str, count: int) -> list[tuple[Send, PartitionCountChangedError]]:
         """Take the partition count, 0 if it could not be read. Returns the expired records with their errors."""
         expired = self.topics[topic].update_count(count, time.monotonic())
         return [(send, count_changed(send, count or None, self.reason)) for send in expired]
 
-    def give_up(self) -> list[tuple[Send, PartitionCountChanged]]:
+    def give_up(self) -> list[tuple[Send, PartitionCountChangedError]]:
         """Remove and return all unsent and refused records, because the producer is closed."""
         return [
             (send, count_changed(send, None, "the producer was closed"))
@@ -239,9 +239,9 @@ class OrderedSends:
         ]
 
 
-def count_changed(send: Send, count: int | None, reason: str) -> PartitionCountChanged:
+def count_changed(send: Send, count: int | None, reason: str) -> PartitionCountChangedError:
     chosen_partition = -1 if send.chosen_partition is None else send.chosen_partition
-    return PartitionCountChanged(send.topic, chosen_partition, send.partition_count, count, reason=reason)
+    return PartitionCountChangedError(send.topic, chosen_partition, send.partition_count, count, reason=reason)
 
 
 def refuse_configs(*, acks: object, idempotent: bool, transactional: bool, idempotence: str | None = None) -> None:
@@ -267,6 +267,6 @@ class OrderedProducerBase:
 
     `partitioner`: (key, partition count) → partition; default: the Java client's, or with confluent-kafka by the
     setting `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`). `repartition_timeout_seconds`: how
-    long a record may be refused before it fails with PartitionCountChanged. `buffered_max`: how many records may be
-    queued meanwhile; then `send` waits, and `produce` of confluent-kafka raises BufferError.
+    long a record may be refused before it fails with PartitionCountChangedError. `buffered_max`: how many records may
+    be queued meanwhile; then `send` waits, and `produce` of confluent-kafka raises BufferError.
     """

@@ -64,7 +64,7 @@ class Reading:
 
     def read_to_end(self, at: LogPosition, apply: Callable[[LogRecord], Any]) -> Steps[int]:
         """Apply each record from the position to the log end, and await the result if it is awaitable. Raises
-        CannotRead, PositionLost, and the errors of `apply`."""
+        CannotRead, PositionLostError, and the errors of `apply`."""
         try:
             log_start, log_end = yield self.consumer.bounds(at.topic, at.partition)
         except self.consumer.error as error:
@@ -129,7 +129,7 @@ class LogReaderBase:
 
         With aiokafka, `apply` may be a coroutine function. Returns {partition: expected offset}. If `apply` raises, the
         error propagates and the record counts as unread. An unreachable cluster is retried for `retry.total_seconds`,
-        then the client library's error is raised. Raises PositionLost.
+        then the client library's error is raised. Raises PositionLostError.
         """
         ends = {}
         for key, position in self._positions.items():

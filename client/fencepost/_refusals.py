@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fencepost.errors import FencepostError, OffsetMismatch, OffsetViolation
+from fencepost.errors import FencepostError, OffsetMismatchError, OffsetViolationError
 
 POLICY_VIOLATION = 44
 
@@ -28,25 +28,25 @@ def refusal(
     if code != POLICY_VIOLATION:
         return None
     if message is None:
-        return OffsetMismatch(topic, partition, expected, log_end)
+        return OffsetMismatchError(topic, partition, expected, log_end)
     if message.startswith(_PREDECESSOR_FAILED):
         # The proxy did not read this append's own offset, so `possibly_yours` is unknown.
         ahead = _MISMATCH.match(message.removeprefix(_PREDECESSOR_FAILED))
         actual = None if ahead is None or ahead["record"] else int(ahead["actual"])
-        return OffsetMismatch(topic, partition, expected, actual, detail=message)
+        return OffsetMismatchError(topic, partition, expected, actual, detail=message)
     if found := _MISMATCH.match(message):
         # For a record whose expected offset contradicts its index in the batch, `actual` is that record's offset.
         actual = int(found["actual"]) - int(found["record"] or 0)
         detail = message if int(found["expected"]) != expected else None
-        return OffsetMismatch(
+        return OffsetMismatchError(
             topic, partition, expected, actual, possibly_yours=found["yours"] is not None, detail=detail
         )
     if found := _VIOLATION.match(message):
-        return OffsetViolation(topic, partition, expected, int(found["at"]))
+        return OffsetViolationError(topic, partition, expected, int(found["at"]))
     return None
 
 
 def verify(topic: str, partition: int, expected: int, offset: int) -> None:
-    """Raises OffsetViolation if an acknowledged record was appended at another offset than expected."""
+    """Raises OffsetViolationError if an acknowledged record was appended at another offset than expected."""
     if offset != expected:
-        raise OffsetViolation(topic, partition, expected, offset)
+        raise OffsetViolationError(topic, partition, expected, offset)

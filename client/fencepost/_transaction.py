@@ -26,11 +26,11 @@ from fencepost._checks import TopicFacts
 from fencepost._refusals import POLICY_VIOLATION
 from fencepost.errors import (
     FencepostError,
-    OffsetMismatch,
-    OffsetViolation,
-    TransactionAborted,
-    TransactionConflict,
-    WriterFenced,
+    OffsetMismatchError,
+    OffsetViolationError,
+    TransactionAbortedError,
+    TransactionConflictError,
+    WriterFencedError,
 )
 from fencepost.records import CHECK_CONFIG, HeaderNames, Record, conditional_headers, timestamped_now, write_id_of
 
@@ -104,7 +104,7 @@ def refuse_required(topic: str, facts: TopicFacts) -> None:
 
 
 def appended_batch(part: Part, offset: int) -> int:
-    """Raises OffsetMismatch if the append got another offset than expected; the transaction is then aborted."""
+    """Raises OffsetMismatchError if the append got another offset than expected; the transaction is then aborted."""
     if part.expected is not None and offset != part.expected:
         raise _elsewhere(part.topic, part.partition, part.expected, offset)
     return offset
@@ -123,23 +123,25 @@ def explained(
 
     `code`, `message`: the server's, None if there is none. `retriable`: the next attempt may succeed.
     """
-    if isinstance(error, OffsetViolation):
+    if isinstance(error, OffsetViolationError):
         return _elsewhere(error.topic, error.partition, error.expected, error.appended_at)
     if isinstance(error, FencepostError):
         return error
     if code in FENCED:
-        return WriterFenced(transactional_id)
+        return WriterFencedError(transactional_id)
     if code == POLICY_VIOLATION and part.expected is not None:
-        return TransactionConflict(f"{part.topic}-{part.partition}: {message or 'another transaction is open on it'}")
+        return TransactionConflictError(
+            f"{part.topic}-{part.partition}: {message or 'another transaction is open on it'}"
+        )
     if retriable or code in OUT_OF_SEQUENCE:
-        return TransactionAborted(f"{part.topic}-{part.partition}: not appended in time, last error: {error!r}")
+        return TransactionAbortedError(f"{part.topic}-{part.partition}: not appended in time, last error: {error!r}")
     return error
 
 
-def _elsewhere(topic: str, partition: int, expected: int, offset: int) -> OffsetMismatch:
-    # Not an OffsetViolation: the abort hides the record, so nothing needs repair.
+def _elsewhere(topic: str, partition: int, expected: int, offset: int) -> OffsetMismatchError:
+    # Not an OffsetViolationError: the abort hides the record, so nothing needs repair.
     detail = f"appended at {offset}, and aborted: a writer bypasses the proxy"
-    return OffsetMismatch(topic, partition, expected, None, detail=detail)
+    return OffsetMismatchError(topic, partition, expected, None, detail=detail)
 
 
 class Ended(Enum):

@@ -18,7 +18,7 @@ from fencepost._transaction import (
     refuse_required,
     resolve,
 )
-from fencepost.errors import OutcomeUnknown, TransactionAborted, TransactionConflict, WriterFenced
+from fencepost.errors import OutcomeUnknownError, TransactionAbortedError, TransactionConflictError, WriterFencedError
 from fencepost.records import HeaderNames, new_write_id
 from fencepost.retries import RetryPolicy, patiently
 
@@ -43,7 +43,7 @@ class TransactionalProducer(Protocol):
     def error(self) -> type[Exception]: ...
 
     def require(self, topic: str) -> Any:
-        """TopicFacts. Raises CheckIsOff, or `error` if the configs cannot be read."""
+        """TopicFacts. Raises CheckIsOffError, or `error` if the configs cannot be read."""
 
     def open(self) -> Any:
         """Start a producer, which first ends an earlier one's transaction. Raises CannotRead if worth a retry."""
@@ -54,7 +54,7 @@ class TransactionalProducer(Protocol):
         """The offset of the first record. Raises the error that `append` raises after the abort."""
 
     def commit(self) -> Any:
-        """Raises CommitRefused, CommitInDoubt, WriterFenced."""
+        """Raises CommitRefused, CommitInDoubt, WriterFencedError."""
 
     def abort(self) -> Any:
         """True if aborted. False or any error: the abort is not confirmed."""
@@ -104,16 +104,16 @@ class TransactionalWriterBase:
         {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
         is that offset + number of records + 1, unless another writer appends first.
 
-        Raises OffsetMismatch, TransactionConflict or TransactionAborted (not done in time): no record is or becomes
-        visible; read, decide and append again (see `retrying`). Raises WriterFenced if the writer is unusable,
-        OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
-        client library's; no record is visible then either. An append of aiokafka that is cancelled is aborted, unless
-        its commit was sent.
+        Raises OffsetMismatchError, TransactionConflictError or TransactionAbortedError (not done in time): no record is
+        or becomes visible; read, decide and append again (see `retrying`). Raises WriterFencedError if the writer is
+        unusable, OutcomeUnknownError if the outcome is unknown, ValueError and CheckIsOffError if nothing was sent.
+        Other errors are the client library's; no record is visible then either. An append of aiokafka that is cancelled
+        is aborted, unless its commit was sent.
         """
         parts = parts_of(requested)
         write_id = new_write_id()
         if self._fenced:
-            raise WriterFenced(self.transactional_id)
+            raise WriterFencedError(self.transactional_id)
         for part in parts:
             if part.expected is not None:
                 require = lambda topic=part.topic: once(self._producer.require, topic)  # noqa: E731
@@ -126,7 +126,7 @@ class TransactionalWriterBase:
             for part in parts:
                 offsets[part.key] = appended_batch(part, (yield self._producer.send(part, write_id)))
         except BaseException as error:
-            self._fenced |= isinstance(error, WriterFenced)
+            self._fenced |= isinstance(error, WriterFencedError)
             # A refused batch leaves a sequence gap in this producer, so the next append needs a new one.
             yield Uninterrupted(self._give_up(goes_on=False))
             raise
@@ -138,17 +138,17 @@ class TransactionalWriterBase:
             yield self._producer.commit()
         except CommitRefused as refusal:
             yield from self._give_up(goes_on=True)
-            raise TransactionConflict(COMMIT_REFUSED_MESSAGE) from refusal.__cause__
-        except WriterFenced as fenced:
+            raise TransactionConflictError(COMMIT_REFUSED_MESSAGE) from refusal.__cause__
+        except WriterFencedError as fenced:
             self._fenced = True
             yield from self._drop()
             yield from self._resolve_commit(parts, write_id, fenced, fenced.__cause__)
         except CommitInDoubt as in_doubt:
             yield from self._drop()
             aborted = (
-                TransactionConflict(COMMIT_REFUSED_MESSAGE)
+                TransactionConflictError(COMMIT_REFUSED_MESSAGE)
                 if in_doubt.refused
-                else TransactionAborted("no response to the commit, and it was not applied")
+                else TransactionAbortedError("no response to the commit, and it was not applied")
             )
             yield from self._resolve_commit(parts, write_id, aborted, in_doubt.__cause__)
         except BaseException:
@@ -180,7 +180,7 @@ class TransactionalWriterBase:
     def _resolve_commit(
         self, parts: list[Part], write_id: bytes, aborted: Exception, cause: BaseException | None
     ) -> Steps[None]:
-        """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
+        """Return if the transaction committed. Raises `aborted` or OutcomeUnknownError."""
         part = next(part for part in parts if part.expected is not None)
         assert part.expected is not None
         deadline = now() + self._retry.total_seconds
@@ -197,7 +197,7 @@ class TransactionalWriterBase:
             if ended is Ended.DELETED or now() >= deadline:
                 reason = "the log now starts after it" if ended is Ended.DELETED else f"last error: {cause!r}"
                 expected = {each.where: each.expected for each in parts if each.expected is not None}
-                raise OutcomeUnknown(expected, write_id, reason) from cause
+                raise OutcomeUnknownError(expected, write_id, reason) from cause
             yield Pause(self._retry.pause(tries))
 
 

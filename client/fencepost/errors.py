@@ -6,17 +6,25 @@ Other failures (lost connection, missing permission, invalid record) keep the cl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 
 class FencepostError(Exception):
-    """Base of the errors of this library."""
+    """Base of the errors of this library.
+
+    `outcome` of the append: `"refused"` (nothing was appended, or nothing is visible), `"appended"`, or `"unknown"`.
+    `retriable`: reading, deciding and appending again may succeed. `retrying` repeats after these errors.
+    """
+
+    outcome: Literal["refused", "appended", "unknown"] = "refused"
+    retriable = False
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions are pickled by `args`, which here hold only the text.
         return _rebuild, (type(self), self.args, {**self.__dict__})
 
 
-class OffsetMismatch(FencepostError):
+class OffsetMismatchError(FencepostError):
     """The append was refused: the log end offset differs from the expected offset. Another writer appended first.
 
     `expected`: the offset in the request. `actual`: the log end offset from the refusal, which is the offset of the
@@ -28,6 +36,8 @@ class OffsetMismatch(FencepostError):
     Action: read the partition from `expected`, decide again, append at the new end. Do not send the same write at a
     newer offset without reading: that defeats the check.
     """
+
+    retriable = True
 
     def __init__(
         self,
@@ -58,7 +68,7 @@ class OffsetMismatch(FencepostError):
         super().__init__(text)
 
 
-class OffsetViolation(FencepostError):
+class OffsetViolationError(FencepostError):
     """The record *was appended*, but at another offset than expected.
 
     Cause: a writer bypasses the proxy, or the check was switched off after this client last read the topic configs.
@@ -66,6 +76,8 @@ class OffsetViolation(FencepostError):
 
     Action: repair the log by hand and find the writer. The proxy logs the violation as an ERROR.
     """
+
+    outcome = "appended"
 
     def __init__(self, topic: str, partition: int, expected: int, appended_at: int) -> None:
         self.topic = topic
@@ -78,7 +90,7 @@ class OffsetViolation(FencepostError):
         )
 
 
-class CheckIsOff(FencepostError):
+class CheckIsOffError(FencepostError):
     """The topic config that the call needs is off, or the servers are not a Fencepost proxy. Nothing was sent.
 
     `config`: the topic config to switch on. Without it, nothing checks the expected offset or the partition count, or
@@ -95,7 +107,7 @@ class CheckIsOff(FencepostError):
         )
 
 
-class PartitionCountChanged(FencepostError):
+class PartitionCountChangedError(FencepostError):
     """The record was *not* appended: its topic was expanded, and the producer could not repartition it in time.
 
     `expected`: the partition count that chose its partition. `actual`: the partition count from the refusal, None if
@@ -113,21 +125,23 @@ class PartitionCountChanged(FencepostError):
         )
 
 
-class PartitionRequired(FencepostError, ValueError):
+class PartitionRequiredError(FencepostError, ValueError):
     """A conditional send has no `partition`. An expected offset is meaningful for one partition only."""
 
 
-class BatchTooLarge(FencepostError, ValueError):
+class BatchTooLargeError(FencepostError, ValueError):
     """The records do not fit into one batch, which is the atomic unit of an append. Nothing was sent."""
 
 
-class InDoubt(FencepostError):
+class InDoubtError(FencepostError):
     """The append was sent, but its outcome was not confirmed in time.
 
     Action: call `read_to_end` when the cluster is reachable. If the write was appended, its records are at `expected`
     and their `fencepost-write-id` header is `write_id`. It can be appended only there, and only if no other
     append took that offset.
     """
+
+    outcome = "unknown"
 
     def __init__(self, topic: str, partition: int, expected: int, write_id: bytes, reason: str) -> None:
         self.topic = topic
@@ -140,11 +154,11 @@ class InDoubt(FencepostError):
         )
 
 
-class NotAtEnd(FencepostError):
+class NotAtEndError(FencepostError):
     """The log writer has not read to the end of the partition, or an append failed since. Call `read_to_end`."""
 
 
-class PositionLost(FencepostError):
+class PositionLostError(FencepostError):
     """The next offset to read is outside the log.
 
     Cause: unread records were deleted, the topic was recreated, or Kafka lost records at the end of the log.
@@ -153,19 +167,21 @@ class PositionLost(FencepostError):
     """
 
 
-class TransactionAborted(FencepostError):
+class TransactionAbortedError(FencepostError):
     """The transaction was aborted: read_committed readers never see its records. The writer can be used again.
 
     Cause: the cluster or a partition could not be written in time (see `__cause__`), or another writer conflicted
-    (subclass `TransactionConflict`). Action: read, decide and append again.
+    (subclass `TransactionConflictError`). Action: read, decide and append again.
     """
+
+    retriable = True
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(f"transaction aborted, none of its records are visible: {reason}")
 
 
-class TransactionConflict(TransactionAborted):
+class TransactionConflictError(TransactionAbortedError):
     """Another transaction is open on one of the partitions, or the proxy refused the commit.
 
     The proxy refuses a commit if an append of the transaction is not at its expected offset: a writer bypassed the
@@ -175,13 +191,15 @@ class TransactionConflict(TransactionAborted):
     """
 
 
-class OutcomeUnknown(FencepostError):
+class OutcomeUnknownError(FencepostError):
     """The commit was sent, but its outcome was not confirmed in time. Either all appends are committed or none.
 
     `expected`: {(topic, partition): offset}. Action: read the partitions when the cluster is reachable. If the
     transaction committed, its records are at `expected` and their `fencepost-write-id` header is `write_id`. The next
     `append` with the same transactional id first completes or aborts the transaction.
     """
+
+    outcome = "unknown"
 
     def __init__(self, expected: Mapping[tuple[str, int], int], write_id: bytes, reason: str) -> None:
         self.expected = dict(expected)
@@ -193,7 +211,7 @@ class OutcomeUnknown(FencepostError):
         )
 
 
-class WriterFenced(FencepostError):
+class WriterFencedError(FencepostError):
     """Another writer started with the same transactional id, or the transaction exceeded its timeout.
 
     The records of the failed append are not visible, and this writer cannot append again. Action: close it. Create a

@@ -15,7 +15,7 @@ def partition_expansions(admin: Any, topic: str) -> Any:
     """Read a topic's expansions through the proxy: a tuple of `PartitionExpansion`, oldest first.
 
     `admin`: an admin client of kafka-python, aiokafka or confluent-kafka, connected to the proxy. Returns a coroutine
-    for aiokafka. Raises CheckIsOff if ordered expansion is off, TypeError for another admin client, and the client
+    for aiokafka. Raises CheckIsOffError if ordered expansion is off, TypeError for another admin client, and the client
     library's errors.
     """
     library = next(

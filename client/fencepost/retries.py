@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fencepost._steps import CannotRead, Pause, Steps, now, run, run_async
-from fencepost.errors import OffsetMismatch, TransactionAborted
+from fencepost.errors import FencepostError
 
 T = TypeVar("T")
 
@@ -56,15 +56,11 @@ def patiently(act: Callable[[], Steps[T]], policy: RetryPolicy, temporary: type[
     raise AssertionError("unreachable")
 
 
-#: Nothing was appended or is visible after these errors.
-AGAIN = (OffsetMismatch, TransactionAborted)
-
-
 def retrying(attempt: Callable[[], T], policy: RetryPolicy = RetryPolicy()) -> T:
-    """Call `attempt` until it raises neither OffsetMismatch nor TransactionAborted (includes TransactionConflict).
+    """Call `attempt` until it raises no `retriable` error (OffsetMismatchError, TransactionAbortedError).
 
     `attempt` must read, decide and append. Sending the same append at another offset would skip the decision. Pauses
-    are random, up to `policy.pause`. After `policy.total_seconds` the last error is raised. OutcomeUnknown is not
+    are random, up to `policy.pause`. After `policy.total_seconds` the last error is raised. OutcomeUnknownError is not
     retried, because `attempt` may have succeeded.
     """
     result: T = run(_attempts(attempt, policy))
@@ -85,7 +81,9 @@ def _attempts(attempt: Callable[[], Any], policy: RetryPolicy) -> Steps[Any]:
     while True:
         try:
             return (yield attempt())
-        except AGAIN:
+        except FencepostError as error:
+            if not error.retriable:
+                raise
             tries += 1
             pause = policy.jittered(tries)
             if now() + pause >= deadline:

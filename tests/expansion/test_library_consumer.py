@@ -22,7 +22,7 @@ import fencepost
 import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
-from fencepost import CheckIsOff, PartitionExpansion
+from fencepost import CheckIsOffError, PartitionExpansion
 from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.expanding import partition_count
@@ -351,7 +351,7 @@ def test_topic_without_ordered_expansion_is_refused(
     library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)
-    with pytest.raises(CheckIsOff, match=r"add-config fencepost\.ordered\.partition\.expansion=true"):
+    with pytest.raises(CheckIsOffError, match=r"add-config fencepost\.ordered\.partition\.expansion=true"):
         reader(library, growing, topic)
 
 

@@ -16,7 +16,7 @@ import fencepost
 import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
-from fencepost import CheckIsOff, PartitionExpansion
+from fencepost import CheckIsOffError, PartitionExpansion
 from fencepost._partitioning import Partitioner, crc32, murmur2
 from tests.expansion.test_library_consumer import create, expand
 from tests.support.clients import LIBRARIES
@@ -112,7 +112,7 @@ def test_topic_without_partition_count_check_is_refused(
     topic = create(growing, unique_topic("plain"), 1)
     with (
         closing(producer(library, growing.bootstrap)) as sender,
-        pytest.raises(CheckIsOff, match=r"add-config fencepost\.check\.partition\.count=true"),
+        pytest.raises(CheckIsOffError, match=r"add-config fencepost\.check\.partition\.count=true"),
     ):
         sender.send(topic, "a", "1")
 

@@ -20,14 +20,14 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import (
-    BatchTooLarge,
-    CheckIsOff,
+    BatchTooLargeError,
+    CheckIsOffError,
     LogRecord,
-    NotAtEnd,
-    OffsetMismatch,
-    OffsetViolation,
-    PartitionRequired,
-    PositionLost,
+    NotAtEndError,
+    OffsetMismatchError,
+    OffsetViolationError,
+    PartitionRequiredError,
+    PositionLostError,
     Record,
     RetryPolicy,
 )
@@ -101,7 +101,7 @@ def test_record_is_appended_at_expected_offset_or_refused(
 
     stale = producer.send(topic, b"stale", partition=0, expected_offset=0)
     producer.resolve()
-    with pytest.raises(OffsetMismatch) as caught:
+    with pytest.raises(OffsetMismatchError) as caught:
         stale.get()
     refused = caught.value
     assert (refused.topic, refused.partition, refused.expected, refused.actual) == (topic, 0, 0, 1)
@@ -110,7 +110,7 @@ def test_record_is_appended_at_expected_offset_or_refused(
 
     early = producer.send(topic, b"early", partition=0, expected_offset=7)
     producer.resolve()
-    with pytest.raises(OffsetMismatch) as caught:
+    with pytest.raises(OffsetMismatchError) as caught:
         early.get()
     assert (caught.value.expected, caught.value.actual) == (7, 1)
 
@@ -137,7 +137,7 @@ def test_stale_batch_refuses_each_record_with_its_expectation(
         outcomes = [patient.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(50)]
         patient.resolve()
     for i, outcome in enumerate(outcomes):
-        assert isinstance(outcome.error, OffsetMismatch), outcome.error
+        assert isinstance(outcome.error, OffsetMismatchError), outcome.error
         assert (outcome.error.expected, outcome.error.actual) == (i, 1)
     assert clients.log_end(own_kafka.bootstrap, topic) == 1
 
@@ -151,7 +151,7 @@ def test_sends_in_separate_batches_are_decided_separately(
     for i in range(3):
         outcomes.append(producer.send(topic, b"%d" % i, partition=0, expected_offset=i))
         producer.resolve()
-    with pytest.raises(OffsetMismatch):
+    with pytest.raises(OffsetMismatchError):
         outcomes[0].get()
     assert [outcome.get() for outcome in outcomes[1:]] == [1, 2]
     assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"rival"), (1, b"1"), (2, b"2")]
@@ -177,9 +177,9 @@ def test_unchecked_topic_is_refused_before_sending(
 ) -> None:
     unchecked = clients.create_topic(own_proxy.bootstrap, unique_topic("unchecked"))
     with closing(clients.producer(library, own_proxy.bootstrap)) as made:
-        with pytest.raises(CheckIsOff, match=r"check\.expected\.offsets=false"):
+        with pytest.raises(CheckIsOffError, match=r"check\.expected\.offsets=false"):
             made.send(unchecked, b"x", partition=0, expected_offset=0)
-        with pytest.raises(CheckIsOff, match="are not visible"):
+        with pytest.raises(CheckIsOffError, match="are not visible"):
             made.send(unique_topic("missing"), b"x", partition=0, expected_offset=0)
         assert clients.log_end(own_kafka.bootstrap, unchecked) == 0
         clients.set_check(own_proxy.bootstrap, unchecked, "true")
@@ -188,7 +188,7 @@ def test_unchecked_topic_is_refused_before_sending(
         assert outcome.get() == 0
     with (
         closing(clients.producer(library, own_kafka.bootstrap)) as services,
-        pytest.raises(CheckIsOff, match="not a Fencepost proxy"),
+        pytest.raises(CheckIsOffError, match="not a Fencepost proxy"),
     ):
         services.send(unchecked, b"x", partition=0, expected_offset=1)
 
@@ -202,7 +202,7 @@ def test_stale_write_after_check_switched_off_is_violation(
     outcomes.append(producer.send(topic, b"stale", partition=0, expected_offset=0))
     producer.resolve()
     assert outcomes[0].get() == 0
-    with pytest.raises(OffsetViolation) as caught:
+    with pytest.raises(OffsetViolationError) as caught:
         outcomes[1].get()
     assert (caught.value.expected, caught.value.appended_at) == (0, 1)
 
@@ -211,7 +211,7 @@ def test_conditional_send_requires_a_partition(
     producer: Producer, own_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
     topic = clients.create_topic(own_proxy.bootstrap, unique_topic("plain"))
-    with pytest.raises(PartitionRequired):
+    with pytest.raises(PartitionRequiredError):
         producer.send(topic, b"x", expected_offset=0)
     outcome = producer.send(topic, b"x", key=b"k")
     producer.resolve()
@@ -231,7 +231,8 @@ def test_acks_0_is_not_possible(library: str) -> None:
 def test_sends_ahead_of_an_answer_fall_together(
     library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
 ) -> None:
-    """Several batches in flight, if the library allows it. Each refusal is an OffsetMismatch with that `expected`."""
+    """Several batches in flight, if the library allows it. Each refusal is an OffsetMismatchError with that
+    `expected`."""
     settings = {
         "kafka-python": {"max_in_flight_requests_per_connection": 5, "batch_size": 1},
         "aiokafka": {"max_batch_size": 1},  # always one in flight
@@ -241,7 +242,7 @@ def test_sends_ahead_of_an_answer_fall_together(
         outcomes = [eager.send(topic, b"%d" % i, partition=0, expected_offset=i + 10) for i in range(4)]
         eager.resolve()
         for i, outcome in enumerate(outcomes):
-            assert isinstance(outcome.error, OffsetMismatch), outcome.error
+            assert isinstance(outcome.error, OffsetMismatchError), outcome.error
             assert (outcome.error.expected, outcome.error.actual in (0, None)) == (i + 10, True)
         again = eager.send(topic, b"right", partition=0, expected_offset=0)
         eager.resolve()
@@ -258,7 +259,7 @@ def test_second_log_writer_fences_the_first(
     first = clients.log_writer(library, topic, own_proxy.bootstrap)
     second = clients.log_writer(library, topic, own_proxy.bootstrap)
     with closing(first), closing(second):
-        with pytest.raises(NotAtEnd):
+        with pytest.raises(NotAtEndError):
             first.append([Record(b"too early")])
         assert first.read_to_end(_nothing) == 0
         assert first.append([Record(b"a"), Record(b"b", b"key", (("h", b"1"),))]) == 0
@@ -270,10 +271,10 @@ def test_second_log_writer_fences_the_first(
         assert ("h", b"1") in taken_over[1].headers
         assert second.append([Record(b"d")]) == 3
 
-        with pytest.raises(OffsetMismatch) as caught:
+        with pytest.raises(OffsetMismatchError) as caught:
             first.append([Record(b"stale"), Record(b"stale too")])
         assert (caught.value.expected, caught.value.actual) == (3, 4)
-        with pytest.raises(NotAtEnd):
+        with pytest.raises(NotAtEndError):
             first.append([Record(b"still not")])
         missed: list[LogRecord] = []
         assert first.read_to_end(missed.append) == 4
@@ -303,7 +304,7 @@ def test_append_too_large_for_one_batch_is_refused(
     small = clients.create_topic(own_proxy.bootstrap, unique_topic("client-small"), **settings)
     with closing(clients.log_writer(library, small, own_proxy.bootstrap)) as log:
         log.read_to_end(_nothing)
-        with pytest.raises(BatchTooLarge, match="limit is 2000"):
+        with pytest.raises(BatchTooLargeError, match="limit is 2000"):
             log.append([Record(b"x" * 300)] * 10)
         assert log.append([Record(b"x" * 300)] * 2) == 0, "the writer does not continue"
 
@@ -397,7 +398,7 @@ def test_log_writer_reports_deleted_next_records(
         log.append([Record(b"a"), Record(b"b")])
         with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
             admin.delete_records({TopicPartition(topic, 0): 2})
-        with pytest.raises(PositionLost, match="next offset 0 is outside the log, which holds 2 to 2"):
+        with pytest.raises(PositionLostError, match="next offset 0 is outside the log, which holds 2 to 2"):
             behind.read_to_end(_nothing)
 
 

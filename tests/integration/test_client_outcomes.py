@@ -144,7 +144,7 @@ def test_refusal_matches_the_documented_client_outcome(
         }
         assert reported == dict(enumerate(log.values(topic, partition)))
     if client.ours:
-        assert row == {"client": client.name, "exception": "`OffsetMismatch`", "can send again": "yes"}
+        assert row == {"client": client.name, "exception": "`OffsetMismatchError`", "can send again": "yes"}
     else:
         assert row in list(documented(REFUSALS))
     gc.collect()

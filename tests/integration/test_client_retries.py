@@ -61,7 +61,7 @@ GIVEN_UP = {
     "aiokafka, `enable_idempotence=True`": (),  # it never times out
     "confluent-kafka, `enable.idempotence=true`": ("the same, next sequence", "refused", "success"),
 }
-_REFUSED = ("PolicyViolationException", "PolicyViolationError", "POLICY_VIOLATION", "OffsetMismatch")
+_REFUSED = ("PolicyViolationException", "PolicyViolationError", "POLICY_VIOLATION", "OffsetMismatchError")
 HOST = "127.0.0.2"  # of the clients' fault proxies; the proxy has the same ports on 127.0.0.1
 _CONFIG = f"""
 advertised_host = "{HOST}"

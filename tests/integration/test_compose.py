@@ -24,7 +24,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 
-from fencepost.errors import OffsetMismatch
+from fencepost.errors import OffsetMismatchError
 from fencepost.kafka_python import ConditionalProducer
 from tests.support.clients import create_topic, log_end, read_all
 from tests.support.ports import free_port, free_ports_in_a_row
@@ -173,7 +173,7 @@ def test_conditional_append_is_accepted_and_stale_one_refused(stack: Stack) -> N
     topic = create_topic(stack.bootstrap, "conditional", check="required")
     with closing(ConditionalProducer(bootstrap_servers=stack.bootstrap)) as producer:
         assert producer.send(topic, b"first", partition=0, expected_offset=0).get(30).offset == 0
-        with pytest.raises(OffsetMismatch) as refused:
+        with pytest.raises(OffsetMismatchError) as refused:
             producer.send(topic, b"stale", partition=0, expected_offset=0).get(30)
         assert (refused.value.expected, refused.value.actual) == (0, 1)
         assert producer.send(topic, b"second", partition=0, expected_offset=1).get(30).offset == 1

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.errors import OffsetMismatch
+from fencepost.errors import OffsetMismatchError
 from fencepost.kafka_python import ConditionalProducer
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import fetch
@@ -211,7 +211,7 @@ def test_proxy_from_wheel_checks_expected_offsets(installed: Path, proxy: tuple[
     topic = create_topic(bootstrap, "shipped", check="required")
     with closing(ConditionalProducer(bootstrap_servers=bootstrap)) as producer:
         assert producer.send(topic, b"first", partition=0, expected_offset=0).get(60).offset == 0
-        with pytest.raises(OffsetMismatch):
+        with pytest.raises(OffsetMismatchError):
             producer.send(topic, b"stale", partition=0, expected_offset=0).get(60)
 
 

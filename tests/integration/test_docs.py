@@ -21,7 +21,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidPartitionsError, PolicyViolationError
 
-from fencepost import CheckIsOff, OffsetMismatch
+from fencepost import CheckIsOffError, OffsetMismatchError
 from fencepost_dev.errors import ToolError
 from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.config import reference
@@ -203,7 +203,7 @@ def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest
             running = eval(code, names)
             if inspect.isawaitable(running):
                 asyncio.run(_awaited(running))
-        except (OffsetMismatch, _Handled) as error:
+        except (OffsetMismatchError, _Handled) as error:
             outcomes.append((type(error).__name__, str(error)))
         producer = names.pop("producer", None)
         if hasattr(producer, "close"):  # aiokafka's producer is closed by its context
@@ -212,7 +212,7 @@ def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest
 
     mismatch = f"{accounts}-3: expected offset 41, but the log end offset is 0"
     assert capsys.readouterr().out.splitlines() == ["41 0", mismatch]
-    assert outcomes == [("OffsetMismatch", mismatch), ("_Handled", "b'...'")]
+    assert outcomes == [("OffsetMismatchError", mismatch), ("_Handled", "b'...'")]
     assert state.applied == 4
     log = Log(proxy.bootstrap)
     assert log.values(accounts, 3) == [b"0", b"0", b"2", b"2"]
@@ -256,7 +256,7 @@ def test_printed_kafka_configs_commands_change_the_topic(
 ) -> None:
     """Those of error messages, of hints and of `fencepost config explain`. The shell must take each as one command."""
     topic = unique_topic("printed")
-    texts = [str(CheckIsOff(topic, "off")), hints.CLEANUP_POLICY]
+    texts = [str(CheckIsOffError(topic, "off")), hints.CLEANUP_POLICY]
     texts += [reference.explain(name) for name in VIRTUAL_CONFIGS]
     printed = [found for text in texts for found in re.findall(r"kafka-configs\.sh --[^)(\n]*[^)(\s]", text)]
     assert len(printed) == len(texts)

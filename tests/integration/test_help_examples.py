@@ -106,10 +106,10 @@ def test_printed_command_succeeds(command: str, stage: tuple[ProxyProcess, str, 
         serves = _SERVES.search(command)
         if serves:
             shown = process.stdout.readline()
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, signal.SIGTERM)
         rest, errors = process.communicate(timeout=240)
     if serves:
         assert shown, errors
     assert "Traceback" not in errors
-    accepted = (0, 130) if serves else (0, 1) if "append" in command else (0,)
+    accepted = (0, -signal.SIGTERM) if serves else (0, 1) if "append" in command else (0,)
     assert process.returncode in accepted, f"{given(command, proxy, status, kafka)}\n{rest}{errors}"

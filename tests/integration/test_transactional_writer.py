@@ -29,15 +29,15 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import (
-    CheckIsOff,
+    CheckIsOffError,
     LogRecord,
-    OffsetMismatch,
-    OutcomeUnknown,
+    OffsetMismatchError,
+    OutcomeUnknownError,
     Record,
     RetryPolicy,
-    TransactionAborted,
-    TransactionConflict,
-    WriterFenced,
+    TransactionAbortedError,
+    TransactionConflictError,
+    WriterFencedError,
     retrying,
 )
 from fencepost_dev.cluster import KafkaCluster
@@ -211,7 +211,7 @@ def records(*values: bytes) -> list[Record]:
 def _tried(writer: Any, place: Place) -> bool:
     try:
         writer.append({place: (0, records(b"no"))})
-    except CheckIsOff:  # the topic was created just now
+    except CheckIsOffError:  # the topic was created just now
         return False
     return True
 
@@ -243,7 +243,7 @@ def test_records_are_appended_to_all_partitions_or_none(
         assert sorted(read) == [(first, b"a"), (first, b"b"), (second, b"x"), (second, b"y"), (second, b"z")]
         # One of two expected offsets is wrong.
         for stale in ({first: (4, records(b"no")), second: (3, records(b"no"))}, {first: (99, records(b"no"))}):
-            with pytest.raises(OffsetMismatch) as refusal:
+            with pytest.raises(OffsetMismatchError) as refusal:
                 writer.append(stale)
             (place,) = [each for each, (expected, _) in stale.items() if expected != ends[each]]
             assert (refusal.value.topic, refusal.value.partition) == place
@@ -268,7 +268,7 @@ def test_refused_commit_appends_nothing_and_writer_continues(  # noqa: PLR0917
         closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
     ):
         refused = pipe.add(refuse_commit())
-        with pytest.raises(TransactionConflict, match="commit refused"):
+        with pytest.raises(TransactionConflictError, match="commit refused"):
             writer.append({(topic, 0): (0, records(b"no")), (topic, 1): (0, records(b"no"))})
         assert refused.happened.is_set()
         # The writer has already aborted, so no other writer waits for a timeout.
@@ -298,7 +298,7 @@ def test_commit_with_lost_answer_is_resolved(  # noqa: PLR0917
         if after:
             assert writer.append(requested) == {(topic, 0): 2, (topic, 1): 2}
         else:
-            with pytest.raises(TransactionAborted):
+            with pytest.raises(TransactionAbortedError):
                 writer.append(requested)
         healed.result()
         retrying(lambda: _append_at_the_ends(writer, reader, b"third"), POLICY)
@@ -330,7 +330,7 @@ def test_unresolvable_outcome_is_unknown_until_read_back(
     ):
         pipe.add(broken_commit("response"))
         try:
-            with pytest.raises(OutcomeUnknown) as unknown:
+            with pytest.raises(OutcomeUnknownError) as unknown:
                 writer.append({(topic, 0): (0, records(b"first")), (topic, 1): (0, records(b"first"))})
             assert unknown.value.expected == {(topic, 0): 0, (topic, 1): 0}
         finally:
@@ -345,7 +345,7 @@ def test_unresolvable_outcome_is_unknown_until_read_back(
 def _appended(writer: Any, reader: Any, value: bytes) -> bool:
     try:
         _append_at_the_ends(writer, reader, value)
-    except (OffsetMismatch, TransactionAborted):
+    except (OffsetMismatchError, TransactionAbortedError):
         return False
     return True
 
@@ -362,7 +362,7 @@ def test_second_writer_of_same_name_fences_the_first(
         retrying(lambda: _append_at_the_ends(first, reader, b"first"), POLICY)
         retrying(lambda: _append_at_the_ends(second, reader, b"second"), POLICY)
         for _ in range(2):
-            with pytest.raises(WriterFenced):
+            with pytest.raises(WriterFencedError):
                 retrying(lambda: _append_at_the_ends(first, reader, b"zombie"), POLICY)
         retrying(lambda: _append_at_the_ends(second, reader, b"third"), POLICY)
     assert committed() == [[b"first", b"second", b"third"]] * 2
@@ -372,7 +372,7 @@ def test_second_writer_of_same_name_fences_the_first(
 def test_what_nothing_would_check_is_not_sent(
     library: str, own_kafka: KafkaCluster, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:
-    with closing(writer_of(library, own_kafka.bootstrap, f"{topic}-direct")) as writer, pytest.raises(CheckIsOff):
+    with closing(writer_of(library, own_kafka.bootstrap, f"{topic}-direct")) as writer, pytest.raises(CheckIsOffError):
         writer.append({(topic, 0): (0, records(b"no"))})
     with closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer:
         with pytest.raises(ValueError, match="no partition has an expected offset"):
@@ -401,7 +401,7 @@ def test_bypassing_append_aborts_the_whole_transaction(
         committed()
         expected = reader.read_to_end(nothing)
         bypassing.send(topic, b"around", partition=1).get(PATIENCE_SECONDS)
-        with pytest.raises((OffsetMismatch, TransactionConflict)):
+        with pytest.raises((OffsetMismatchError, TransactionConflictError)):
             writer.append({place: (offset, records(b"no")) for place, offset in expected.items()})
         retrying(lambda: _append_at_the_ends(writer, reader, b"second"), POLICY)
     assert committed() == [[b"first", b"second"], [b"first", b"around", b"second"]]

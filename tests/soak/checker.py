@@ -341,7 +341,7 @@ class _Partition:
             self.found("PARTIAL BATCH", f"{operation}: its records are at {places}")
 
     def errors(self, operation: Operation) -> None:
-        if operation.code == "CheckIsOff":
+        if operation.code == "CheckIsOffError":
             self.found("CHECK REPORTED OFF", operation)
         if operation.expected is None or operation.transaction is not None:
             return

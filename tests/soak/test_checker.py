@@ -264,7 +264,7 @@ def a_bare_error_as_a_library_names_it(story: Story) -> None:
 
 
 def reported_that_its_check_is_off(story: Story) -> None:
-    story.op("a", expected=0, outcome=REFUSED, code="CheckIsOff")
+    story.op("a", expected=0, outcome=REFUSED, code="CheckIsOffError")
     story.log()
 
 

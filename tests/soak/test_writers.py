@@ -6,7 +6,7 @@ import confluent_kafka
 import pytest
 from kafka.errors import KafkaTimeoutError, PolicyViolationError
 
-from fencepost import CheckIsOff, InDoubt, OffsetMismatch, OffsetViolation
+from fencepost import CheckIsOffError, InDoubtError, OffsetMismatchError, OffsetViolationError
 from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION
 from tests.soak.writers import reported_by, reported_by_error
 from tests.support.raw import Answer
@@ -59,10 +59,10 @@ def test_an_answer_to_one_send(
 @pytest.mark.parametrize(
     ("error", "outcome", "offset", "actual"),
     [
-        (OffsetMismatch("t", 0, 7, 9), REFUSED, None, 9),
-        (OffsetViolation("t", 0, 7, 9), VIOLATION, 9, None),
-        (CheckIsOff("t", "the check is off"), REFUSED, None, None),
-        (InDoubt("t", 0, 7, b"id", "no answer"), UNKNOWN, None, None),
+        (OffsetMismatchError("t", 0, 7, 9), REFUSED, None, 9),
+        (OffsetViolationError("t", 0, 7, 9), VIOLATION, 9, None),
+        (CheckIsOffError("t", "the check is off"), REFUSED, None, None),
+        (InDoubtError("t", 0, 7, b"id", "no answer"), UNKNOWN, None, None),
         (PolicyViolationError(MISMATCH), REFUSED, None, 9),
         (PolicyViolationError(), REFUSED, None, None),
         (KafkaTimeoutError(), UNKNOWN, None, None),

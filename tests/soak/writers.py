@@ -75,11 +75,11 @@ def reported_by_error(error: BaseException) -> Reported:
     """The outcome of an exception from a Python library or our adapter."""
     kind = type(error).__name__
     more: dict[str, Any] = {"code": kind, "detail": str(error)[:200]}
-    if isinstance(error, fencepost.OffsetMismatch):
+    if isinstance(error, fencepost.OffsetMismatchError):
         return Reported(REFUSED, actual=error.actual, possibly_yours=error.possibly_yours, **more)
-    if isinstance(error, fencepost.OffsetViolation):
+    if isinstance(error, fencepost.OffsetViolationError):
         return Reported(VIOLATION, offset=error.appended_at, **more)
-    if isinstance(error, fencepost.CheckIsOff | fencepost.NotAtEnd):
+    if isinstance(error, fencepost.CheckIsOffError | fencepost.NotAtEndError):
         return Reported(REFUSED, **more)  # nothing was sent
     if kind == "PolicyViolationError":
         return reported_by_message(str(error), 44)
@@ -556,7 +556,7 @@ class LogWriter(Writer):
             offset = self.log.append([fencepost.Record(each.encode()) for each in ids])
         except Exception as error:
             self.reported(operation, reported_by_error(error), len(ids))
-            if not isinstance(error, fencepost.OffsetMismatch | fencepost.InDoubt):
+            if not isinstance(error, fencepost.OffsetMismatchError | fencepost.InDoubtError):
                 raise
             self.log.read_to_end(lambda _: None)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import errors
 
-from fencepost import HeaderNames, Record, TransactionAborted, WriterFenced
+from fencepost import HeaderNames, Record, TransactionAbortedError, WriterFencedError
 from fencepost._transaction import parts_of
 from fencepost.aiokafka._writers import _Transaction
 
@@ -54,18 +54,21 @@ STOPPED = errors.KafkaError("Unexpected error during batch delivery")
 @pytest.mark.parametrize(
     ("error", "stopped_by", "raised"),
     [
-        pytest.param(STOPPED, AttributeError("send"), TransactionAborted, id="connection to the coordinator lost"),
+        pytest.param(STOPPED, AttributeError("send"), TransactionAbortedError, id="connection to the coordinator lost"),
         pytest.param(
-            STOPPED, _lookup_failed(errors.KafkaConnectionError()), TransactionAborted, id="no connection at the lookup"
+            STOPPED,
+            _lookup_failed(errors.KafkaConnectionError()),
+            TransactionAbortedError,
+            id="no connection at the lookup",
         ),
         pytest.param(
             STOPPED, _lookup_failed(errors.ClusterAuthorizationFailedError()), errors.KafkaError, id="lookup refused"
         ),
-        pytest.param(STOPPED, errors.CoordinatorNotAvailableError(), TransactionAborted, id="no coordinator"),
+        pytest.param(STOPPED, errors.CoordinatorNotAvailableError(), TransactionAbortedError, id="no coordinator"),
         pytest.param(STOPPED, errors.TopicAuthorizationFailedError("t"), errors.KafkaError, id="no permission"),
-        pytest.param(STOPPED, errors.InvalidProducerEpoch(), WriterFenced, id="fenced"),
+        pytest.param(STOPPED, errors.InvalidProducerEpoch(), WriterFencedError, id="fenced"),
         pytest.param(errors.MessageSizeTooLargeError(), None, errors.MessageSizeTooLargeError, id="too large"),
-        pytest.param(errors.KafkaTimeoutError(), None, TransactionAborted, id="timeout"),
+        pytest.param(errors.KafkaTimeoutError(), None, TransactionAbortedError, id="timeout"),
     ],
 )
 def test_stopped_sender_aborts_the_transaction(

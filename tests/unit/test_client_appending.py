@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fencepost import (
-    BatchTooLarge,
+    BatchTooLargeError,
     HeaderNames,
-    InDoubt,
+    InDoubtError,
     LogRecord,
-    NotAtEnd,
-    OffsetMismatch,
-    PositionLost,
+    NotAtEndError,
+    OffsetMismatchError,
+    PositionLostError,
     Record,
     RetryPolicy,
 )
@@ -31,8 +31,8 @@ OURS = b"ours"
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=10, pause_seconds=0.1, pause_seconds_max=1)
 
 
-def _mismatch(actual: int | None = 57, possibly_yours: bool | None = False) -> OffsetMismatch:
-    return OffsetMismatch("t", 0, 41, actual, possibly_yours=possibly_yours)
+def _mismatch(actual: int | None = 57, possibly_yours: bool | None = False) -> OffsetMismatchError:
+    return OffsetMismatchError("t", 0, 41, actual, possibly_yours=possibly_yours)
 
 
 def _record(offset: int, write_id: bytes | None) -> LogRecord:
@@ -126,13 +126,13 @@ def test_in_doubt_append_found_in_log_succeeds() -> None:
 
 
 def test_refusal_is_raised_unchanged() -> None:
-    with pytest.raises(OffsetMismatch) as caught:
+    with pytest.raises(OffsetMismatchError) as caught:
         _begun().pause_after(SEQUENCED, THEIRS, now=100.1)
     assert caught.value is SEQUENCED
 
 
 def test_in_doubt_append_replaced_by_another_is_mismatch() -> None:
-    with pytest.raises(OffsetMismatch) as caught:
+    with pytest.raises(OffsetMismatchError) as caught:
         _begun().pause_after(IN_DOUBT, THEIRS, now=100.1)
     assert (caught.value.expected, caught.value.actual, caught.value.possibly_yours) == (41, 57, False)
     assert isinstance(caught.value.__cause__, TimeoutError)
@@ -144,7 +144,7 @@ def test_in_doubt_append_retries_with_backoff_until_timeout() -> None:
     for now in (100.0, 101.0, 102.0, 103.0, 104.0, 109.9):
         pauses.append(append.pause_after(IN_DOUBT, NOTHING_YET, now))
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    with pytest.raises(InDoubt, match="tried for 10 s") as caught:
+    with pytest.raises(InDoubtError, match="tried for 10 s") as caught:
         append.pause_after(IN_DOUBT, NOTHING_YET, now=110.0)
     assert (caught.value.expected, caught.value.write_id) == (41, OURS)
 
@@ -153,22 +153,22 @@ def test_refusal_stays_in_doubt_with_unreadable_log() -> None:
     """The refusal may be of the library's second send, and the first may be appended."""
     append = _begun()
     assert append.pause_after(MUTE, None, now=100.0) == 0.1
-    with pytest.raises(InDoubt):
+    with pytest.raises(InDoubtError):
         append.pause_after(MUTE, None, now=110.0)
 
 
 def test_append_at_deleted_offset_stays_in_doubt() -> None:
-    with pytest.raises(InDoubt, match="the log now starts after it"):
+    with pytest.raises(InDoubtError, match="the log now starts after it"):
         _begun().pause_after(IN_DOUBT, DELETED, now=100.0)
 
 
 def test_append_needs_log_end_read_after_every_failure() -> None:
     position = LogPosition("t", 0, NAMES, POLICY, 10_000)
-    with pytest.raises(NotAtEnd):
+    with pytest.raises(NotAtEndError):
         _begun(position)
     position = _at_end()
     _begun(position)  # and never ended: refused, or in doubt
-    with pytest.raises(NotAtEnd):
+    with pytest.raises(NotAtEndError):
         _begun(position)
     assert position.start_reading(0, 57) == 41
     position.reached(57)
@@ -177,9 +177,9 @@ def test_append_needs_log_end_read_after_every_failure() -> None:
 
 def test_too_large_batch_is_refused_before_sending() -> None:
     position = _at_end(bytes_max=10_000)
-    with pytest.raises(BatchTooLarge, match="up to 10"):
+    with pytest.raises(BatchTooLargeError, match="up to 10"):
         position.begin([Record(b"x" * 9_950)], OURS, TopicFacts(None), now=0)
-    with pytest.raises(BatchTooLarge, match="the limit is 500"):
+    with pytest.raises(BatchTooLargeError, match="the limit is 500"):
         position.begin([Record(b"x" * 500)], OURS, TopicFacts(max_message_bytes=500), now=0)
     with pytest.raises(ValueError, match="at least one"):
         position.begin([], OURS, TopicFacts(None), now=0)
@@ -190,9 +190,9 @@ def test_too_large_batch_is_refused_before_sending() -> None:
 def test_lost_log_position_is_noticed(log_start: int, log_end: int) -> None:
     """Retention passed it by, or the topic was recreated."""
     position = _at_end()
-    with pytest.raises(PositionLost, match="discard the state"):
+    with pytest.raises(PositionLostError, match="discard the state"):
         position.start_reading(log_start, log_end)
-    with pytest.raises(NotAtEnd):
+    with pytest.raises(NotAtEndError):
         _begun(position)
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from fencepost import (
     HeaderNames,
-    InDoubt,
+    InDoubtError,
     LogRecord,
-    NotAtEnd,
-    OffsetMismatch,
-    OffsetViolation,
-    PositionLost,
+    NotAtEndError,
+    OffsetMismatchError,
+    OffsetViolationError,
+    PositionLostError,
     Record,
     RetryPolicy,
 )
@@ -133,9 +133,9 @@ class FakeAppender:
             return append.expected
         raise self._refusal(append, possibly_yours=rng.choice([None, False]))
 
-    def _refusal(self, append: Append, possibly_yours: bool | None) -> OffsetMismatch:
+    def _refusal(self, append: Append, possibly_yours: bool | None) -> OffsetMismatchError:
         end = len(self.at.log)
-        return OffsetMismatch("t", 0, append.expected, end, possibly_yours=possibly_yours)
+        return OffsetMismatchError("t", 0, append.expected, end, possibly_yours=possibly_yours)
 
 
 class FakeLogWriter(BlockingLogWriter):
@@ -176,13 +176,13 @@ def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
             if not writer._position.at_end:
                 try:
                     writer.read_to_end(read.append)
-                except PositionLost:
+                except PositionLostError:
                     # The high watermark of this stand-in may fall behind what was acknowledged. Kafka's does not.
                     continue
             offset = writer.append([Record(value) for value in values])
-        except OffsetMismatch:
+        except OffsetMismatchError:
             refused += values
-        except InDoubt:
+        except InDoubtError:
             in_doubt += values
         else:
             own += [(offset + i, value) for i, value in enumerate(values)]
@@ -214,9 +214,9 @@ def test_acknowledgement_for_another_offset_is_a_violation() -> None:
     writer = FakeLogWriter(Partition.quiet(), problem=0.0)
     writer.read_to_end(lambda record: None)
     writer.appender.send = lambda append: append.expected + 1  # type: ignore[method-assign]
-    with pytest.raises(OffsetViolation):
+    with pytest.raises(OffsetViolationError):
         writer.append([Record(b"x")])
-    with pytest.raises(NotAtEnd):
+    with pytest.raises(NotAtEndError):
         writer.append([Record(b"x")])
 
 
@@ -225,9 +225,9 @@ def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
     writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
     writer.appender.send = _no_answer  # type: ignore[method-assign]
-    with pytest.raises(InDoubt, match="tried for 20 s") as caught:
+    with pytest.raises(InDoubtError, match="tried for 20 s") as caught:
         writer.append([Record(b"x")])
-    with pytest.raises(NotAtEnd):
+    with pytest.raises(NotAtEndError):
         writer.append([Record(b"y")])
     partition.log.append((b"x", caught.value.write_id))  # it was queued, and is appended now
     read: list[LogRecord] = []

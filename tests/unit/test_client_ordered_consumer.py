@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fencepost import CheckIsOff, Waiting
+from fencepost import CheckIsOffError, Waiting
 from fencepost._ordered_consumer import OrderedReads
 from fencepost._steps import run
 
@@ -105,5 +105,5 @@ def test_fetch_returns_records_or_ends_in_time() -> None:
 
 
 def test_unordered_topic_is_refused() -> None:
-    with pytest.raises(CheckIsOff):
+    with pytest.raises(CheckIsOffError):
         run(reads(Topic(ordered=False)).start())

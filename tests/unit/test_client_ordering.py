@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from fencepost import CheckIsOff, PartitionExpansion, Waiting
+from fencepost import CheckIsOffError, PartitionExpansion, Waiting
 from fencepost._ordering import TopicOrder, every, expansions_of, parse_expansions, refuse_without_group, was_read
 
 TO_THREE = PartitionExpansion(2, 3, (57, 80), 1)
@@ -129,5 +129,5 @@ def test_what_cannot_be_read_is_an_error(text: str) -> None:
     ],
 )
 def test_topic_without_ordered_expansion_is_refused(configs: dict[str, str | None], found: str) -> None:
-    with pytest.raises(CheckIsOff, match=found):
+    with pytest.raises(CheckIsOffError, match=found):
         expansions_of("t", configs)

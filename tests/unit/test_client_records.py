@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from fencepost import CheckIsOff, HeaderNames, LogRecord, Record, RetryPolicy
+from fencepost import CheckIsOffError, HeaderNames, LogRecord, Record, RetryPolicy
 from fencepost._checks import CheckCache
 from fencepost.records import batch_bytes_max, conditional_headers, new_write_id, write_id_of
 
@@ -112,7 +112,7 @@ def test_checked_topic_is_cached_until_expiry() -> None:
 def test_unchecked_topic_error_names_reason_and_remedy(configs: dict[str, str | None], reason: str) -> None:
     cache = CheckCache(30)
     cache.learn("t", {"fencepost.check.expected.offsets": "true"})
-    with pytest.raises(CheckIsOff, match=reason) as caught:
+    with pytest.raises(CheckIsOffError, match=reason) as caught:
         cache.learn("t", configs)
     assert "kafka-configs.sh" in str(caught.value)
     assert "--entity-name t --add-config fencepost.check.expected.offsets=true" in str(caught.value)

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from fencepost import FencepostError, InDoubt, OffsetMismatch, OffsetViolation
+from fencepost import FencepostError, InDoubtError, OffsetMismatchError, OffsetViolationError
 from fencepost._refusals import refusal, verify
 from fencepost_policies.append import Append, Contradiction
 from fencepost_policies.conditional_publish import offset_mismatch
@@ -48,7 +48,7 @@ def test_policy_violation_becomes_a_mismatch(
     stated: str,
 ) -> None:
     error = refusal("orders", 3, expected, code=44, message=message, log_end=log_end)
-    assert isinstance(error, OffsetMismatch)
+    assert isinstance(error, OffsetMismatchError)
     assert (error.topic, error.partition, error.expected) == ("orders", 3, expected)
     assert (error.actual, error.possibly_yours) == reported
     assert stated in str(error)
@@ -61,7 +61,7 @@ def test_mismatch_of_another_record_quotes_the_message() -> None:
 
 def test_append_at_another_offset_is_a_violation() -> None:
     error = refusal("orders", 3, 41, code=44, message=VIOLATION)
-    assert isinstance(error, OffsetViolation)
+    assert isinstance(error, OffsetViolationError)
     assert (error.expected, error.appended_at) == (41, 60)
 
 
@@ -80,16 +80,16 @@ def test_other_errors_are_left_to_the_library(code: int, message: str) -> None:
 
 def test_a_record_acknowledged_elsewhere_is_a_violation() -> None:
     verify("orders", 3, 41, 41)
-    with pytest.raises(OffsetViolation, match="appended at offset 42, expected 41"):
+    with pytest.raises(OffsetViolationError, match="appended at offset 42, expected 41"):
         verify("orders", 3, 41, 42)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        OffsetMismatch("orders", 3, 41, 57, possibly_yours=True),
-        OffsetViolation("orders", 3, 41, 60),
-        InDoubt("orders", 3, 41, b"\x01\x02", "tried for 120 s"),
+        OffsetMismatchError("orders", 3, 41, 57, possibly_yours=True),
+        OffsetViolationError("orders", 3, 41, 60),
+        InDoubtError("orders", 3, 41, b"\x01\x02", "tried for 120 s"),
     ],
 )
 def test_errors_survive_pickling_and_copying(error: FencepostError) -> None:

@@ -20,14 +20,14 @@ from fencepost import (
     FencepostError,
     HeaderNames,
     LogRecord,
-    OffsetMismatch,
-    OffsetViolation,
-    OutcomeUnknown,
+    OffsetMismatchError,
+    OffsetViolationError,
+    OutcomeUnknownError,
     Record,
     RetryPolicy,
-    TransactionAborted,
-    TransactionConflict,
-    WriterFenced,
+    TransactionAbortedError,
+    TransactionConflictError,
+    WriterFencedError,
     retrying,
     retrying_async,
 )
@@ -166,25 +166,25 @@ class FakeProducer:
     def send(self, part: Part, write_id: bytes) -> int:
         assert self.epoch is not None
         if self.epoch != self.at.epoch:
-            raise WriterFenced("w")
+            raise WriterFencedError("w")
         self.at.joined.add(part.partition)
         log = self.at.logs[part.partition]
         lost = self._problem()
         if lost and self.at.rng.random() < 0.5:
-            raise TransactionAborted("never arrived")
+            raise TransactionAbortedError("never arrived")
         if part.expected is not None and part.expected != len(log):
             self.dead = True
-            raise OffsetMismatch(TOPIC, part.partition, part.expected, len(log))
+            raise OffsetMismatchError(TOPIC, part.partition, part.expected, len(log))
         at = len(log)
         log += [Entry(record.value or b"", write_id, self.epoch) for record in part.records]
         if lost:
-            raise TransactionAborted("the answer was lost")
+            raise TransactionAbortedError("the answer was lost")
         return at
 
     def commit(self) -> None:
         assert self.epoch is not None
         if self.epoch != self.at.epoch:
-            raise WriterFenced("w")
+            raise WriterFencedError("w")
         if not self._problem():
             assert self.at.end(self.epoch, commit=True)
             return
@@ -261,14 +261,14 @@ def test_transaction_is_atomic_or_unknown_under_faults(seed: int) -> None:
             cluster.initialise()  # another producer with the same name
         try:
             offsets = writer.append(requested)
-        except (OffsetMismatch, TransactionAborted):
+        except (OffsetMismatchError, TransactionAbortedError):
             nothing.append(value)
-        except WriterFenced:
+        except WriterFencedError:
             nothing.append(value)
-            with pytest.raises(WriterFenced):
+            with pytest.raises(WriterFencedError):
                 writer.append(requested)
             writer = FakeWriter(cluster, problem, aborts=writer.producer.aborts)
-        except OutcomeUnknown:
+        except OutcomeUnknownError:
             unknown.append(value)
         except OSError:
             nothing.append(value)  # could not even begin
@@ -301,7 +301,13 @@ def test_the_seeds_meet_everything() -> None:
                 met.add("committed")
             except (FencepostError, OSError) as error:
                 met.add(type(error).__name__)
-    assert met >= {"committed", "OffsetMismatch", "TransactionAborted", "TransactionConflict", "ConnectionError"}
+    assert met >= {
+        "committed",
+        "OffsetMismatchError",
+        "TransactionAbortedError",
+        "TransactionConflictError",
+        "ConnectionError",
+    }
 
 
 def test_commit_without_any_response_is_unknown(clock: SimpleNamespace) -> None:
@@ -320,14 +326,14 @@ def test_commit_without_any_response_is_unknown(clock: SimpleNamespace) -> None:
 
     healthy: Callable[[], None] = writer.producer.open
     writer.producer.commit = commit  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknown, match="t-0 at 2, t-1 at 0") as caught:
+    with pytest.raises(OutcomeUnknownError, match="t-0 at 2, t-1 at 0") as caught:
         writer.append({(TOPIC, 0): (2, [Record(b"x")]), (TOPIC, 1): (0, [Record(b"x")])})
     assert clock.seconds >= POLICY.total_seconds
     assert caught.value.expected == {(TOPIC, 0): 2, (TOPIC, 1): 0}
     # The next append first ends that transaction, so that it cannot be committed later.
     writer.producer.open = healthy  # type: ignore[method-assign]
     del writer.producer.commit
-    with pytest.raises(OffsetMismatch):
+    with pytest.raises(OffsetMismatchError):
         writer.append({(TOPIC, 0): (2, [Record(b"y")])})
     assert not cluster.end(cluster.late[0], commit=True)
     assert cluster.there() == [(0, 0, b"first")]
@@ -407,15 +413,15 @@ def test_log_shows_how_a_transaction_ended(observation: Observation | None, ende
 @pytest.mark.parametrize(
     ("error", "code", "retriable", "raised"),
     [
-        (OffsetMismatch("t", 0, 7, 9), None, False, OffsetMismatch),
+        (OffsetMismatchError("t", 0, 7, 9), None, False, OffsetMismatchError),
         # It is never committed, so there is nothing to repair.
-        (OffsetViolation("t", 0, 7, 9), None, False, OffsetMismatch),
-        (RuntimeError(), 47, False, WriterFenced),
-        (RuntimeError(), 90, False, WriterFenced),
-        (RuntimeError(), 44, False, TransactionConflict),
-        (RuntimeError(), 45, False, TransactionAborted),
-        (RuntimeError(), 6, True, TransactionAborted),
-        (TimeoutError(), None, True, TransactionAborted),
+        (OffsetViolationError("t", 0, 7, 9), None, False, OffsetMismatchError),
+        (RuntimeError(), 47, False, WriterFencedError),
+        (RuntimeError(), 90, False, WriterFencedError),
+        (RuntimeError(), 44, False, TransactionConflictError),
+        (RuntimeError(), 45, False, TransactionAbortedError),
+        (RuntimeError(), 6, True, TransactionAbortedError),
+        (TimeoutError(), None, True, TransactionAbortedError),
         (RuntimeError(), 29, False, RuntimeError),
     ],
 )
@@ -427,7 +433,7 @@ def test_what_is_raised_for_a_failed_append(
 
 def test_append_at_another_offset_is_a_mismatch() -> None:
     assert appended_batch(PART, 7) == 7
-    with pytest.raises(OffsetMismatch, match="appended at 9, and aborted"):
+    with pytest.raises(OffsetMismatchError, match="appended at 9, and aborted"):
         appended_batch(PART, 9)
 
 
@@ -436,9 +442,9 @@ def test_append_at_another_offset_is_a_mismatch() -> None:
 
 def test_operation_is_retried_until_it_succeeds(clock: SimpleNamespace) -> None:
     refusals: list[Exception] = [
-        OffsetMismatch("t", 0, 1, 2),
-        TransactionConflict("another"),
-        TransactionAborted("late"),
+        OffsetMismatchError("t", 0, 1, 2),
+        TransactionConflictError("another"),
+        TransactionAbortedError("late"),
     ]
     left = list(refusals)
 
@@ -454,18 +460,18 @@ def test_operation_is_retried_until_it_succeeds(clock: SimpleNamespace) -> None:
 
 def test_retries_stop_at_timeout_or_unknown_outcome(clock: SimpleNamespace) -> None:
     def refused() -> None:
-        raise TransactionConflict("another")
+        raise TransactionConflictError("another")
 
-    with pytest.raises(TransactionConflict):
+    with pytest.raises(TransactionConflictError):
         retrying(refused, POLICY)
     assert clock.seconds < POLICY.total_seconds
     calls: list[None] = []
 
     def unknown() -> None:
         calls.append(None)
-        raise OutcomeUnknown({("t", 0): 0}, b"w", "no answer")
+        raise OutcomeUnknownError({("t", 0): 0}, b"w", "no answer")
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknownError):
         retrying(unknown, POLICY)
     assert len(calls) == 1
 
@@ -476,7 +482,7 @@ def test_coroutines_are_retried_as_well() -> None:
     async def attempt() -> str:
         tries.append(None)
         if len(tries) < 3:
-            raise TransactionConflict("another")
+            raise TransactionConflictError("another")
         return "done"
 
     assert asyncio.run(retrying_async(attempt, RetryPolicy(pause_seconds=0.001))) == "done"

@@ -173,7 +173,7 @@ class OrderedProducer(OrderedProducerBase, AIOKafkaProducer):  # type: ignore[mi
     ) -> asyncio.Future[Any]:
         """AIOKafkaProducer.send. A record with `partition` is never repartitioned.
 
-        Raises CheckIsOff, ValueError; the future raises PartitionCountChanged.
+        Raises CheckIsOffError, ValueError; the future raises PartitionCountChangedError.
         """
         given = self._sends.checked(headers)
         await self._checks.require(topic)

@@ -16,7 +16,7 @@ from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._ordering import PartitionExpansion, expansions_of
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
-from fencepost.errors import FencepostError, PartitionRequired
+from fencepost.errors import FencepostError, PartitionRequiredError
 from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
 
 #: ListOffsets returns the high watermark, which may lag the log end offset that caused the refusal.
@@ -68,7 +68,7 @@ class TopicChecks:
         self._lock = asyncio.Lock()
 
     async def require(self, topic: str) -> TopicFacts:
-        """The facts of a checked topic. Raises CheckIsOff, or KafkaError if the configs cannot be read."""
+        """The facts of a checked topic. Raises CheckIsOffError, or KafkaError if the configs cannot be read."""
         facts = self._cache.get(topic)
         if facts is not None:
             return facts
@@ -128,16 +128,16 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
     ) -> asyncio.Future[Any]:
         """AIOKafkaProducer.send; with `expected_offset`, the record is appended at that offset or not at all.
 
-        The future raises OffsetMismatch if the log ends at another offset. The records of one batch are accepted or
-        refused together; those without `expected_offset` then raise PolicyViolationError. `write_id`: identifies this
-        write, 16 random bytes by default. To repeat a send with an unknown outcome, pass the same `write_id` and the
-        same record. Raises CheckIsOff, PartitionRequired, ValueError.
+        The future raises OffsetMismatchError if the log ends at another offset. The records of one batch are accepted
+        or refused together; those without `expected_offset` then raise PolicyViolationError. `write_id`: identifies
+        this write, 16 random bytes by default. To repeat a send with an unknown outcome, pass the same `write_id` and
+        the same record. Raises CheckIsOffError, PartitionRequiredError, ValueError.
         """
         if expected_offset is None:
             unchecked: asyncio.Future[Any] = await super().send(topic, value, key, partition, timestamp_ms, headers)
             return unchecked
         if partition is None:
-            raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
+            raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
         headers = conditional_headers(self._header_names, headers or (), expected_offset, write_id or new_write_id())
         await self._checks.require(topic)
         future = await super().send(topic, value, key, partition, timestamp_ms, headers)

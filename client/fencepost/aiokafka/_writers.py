@@ -19,7 +19,7 @@ from fencepost._steps import CannotRead, once, run_async
 from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
 from fencepost._transactional_writer import CommitInDoubt, TransactionalWriterBase
 from fencepost.aiokafka._producer import ConditionalProducer, TopicChecks, only, started
-from fencepost.errors import OffsetMismatch, WriterFenced
+from fencepost.errors import OffsetMismatchError, WriterFencedError
 from fencepost.records import HeaderNames, LogRecord, Record
 from fencepost.retries import RetryPolicy, patiently
 
@@ -116,7 +116,7 @@ class _Appender:
             return int(metadata.offset)
         except BrokerResponseError as error:
             ours = await self._producer._refusal(error, append.topic, append.partition, append.expected)
-            if isinstance(ours, OffsetMismatch):
+            if isinstance(ours, OffsetMismatchError):
                 raise ours from error
             if error.retriable or isinstance(error, UnknownError):
                 raise MaybeAppended from error
@@ -289,7 +289,7 @@ class _Transaction:
                 # aiokafka hides which refusal it is. A committed read shows whether it was a mismatch.
                 observation = await run_async(self._reading.probe(part.topic, part.partition, part.expected))
                 if observation is not None and observation.log_end != part.expected:
-                    raise OffsetMismatch(part.topic, part.partition, part.expected, observation.log_end) from error
+                    raise OffsetMismatchError(part.topic, part.partition, part.expected, observation.log_end) from error
             retriable = _is_temporary(cause)
             why = explained(part, error, code=code, retriable=retriable, transactional_id=self._id)
             raise why from (None if why is error else error)
@@ -301,7 +301,7 @@ class _Transaction:
         except Exception as error:
             code = _code_of(error)
             if code in FENCED:
-                raise WriterFenced(self._id) from error
+                raise WriterFencedError(self._id) from error
             raise CommitInDoubt(refused=code in COMMIT_REFUSED) from error
 
     async def abort(self) -> bool:

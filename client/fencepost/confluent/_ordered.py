@@ -36,7 +36,7 @@ from fencepost._partitioning import (
 )
 from fencepost._steps import run
 from fencepost.confluent._producer import CALLBACKS, checks_of, describe_topic
-from fencepost.errors import PartitionCountChanged
+from fencepost.errors import PartitionCountChangedError
 from fencepost.records import COUNT_CHECK_CONFIG, HeaderNames
 
 OnDelivery = Callable[[Any, Message], None]
@@ -238,7 +238,7 @@ class OrderedProducer(OrderedProducerBase, Producer):
         """Producer.produce. A record with `partition` is never repartitioned.
 
         The call blocks while it reads the topic configs: the first time for a topic, then every `check_ttl_seconds`.
-        Raises CheckIsOff, ValueError, BufferError.
+        Raises CheckIsOffError, ValueError, BufferError.
         """
         given = self._sends.checked(headers.items() if isinstance(headers, Mapping) else headers)
         self._checks.require(topic)
@@ -318,7 +318,7 @@ class OrderedProducer(OrderedProducerBase, Producer):
 
     def _resend_refused(self) -> None:
         with self._lock:
-            late: list[tuple[Send, PartitionCountChanged]] = []
+            late: list[tuple[Send, PartitionCountChangedError]] = []
             for topic, sends in self._sends.topics.items():
                 if sends.drained and time.monotonic() >= self._query_at:
                     count = 0

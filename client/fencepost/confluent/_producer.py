@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented,
 from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
-from fencepost.errors import FencepostError, PartitionRequired
+from fencepost.errors import FencepostError, PartitionRequiredError
 from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
 
 OnDelivery = Callable[[Any, Message], None]
@@ -124,11 +124,11 @@ class ConditionalProducer(Producer):
     ) -> None:
         """Producer.produce; with `expected_offset`, the record is appended at that offset or not at all.
 
-        If the log ends at another offset, `on_delivery(err, msg)` gets an OffsetMismatch as `err`; an OffsetViolation
-        if the record was appended elsewhere; other errors are KafkaErrors. The records of one batch are accepted or
-        refused together. `write_id`: identifies this write, 16 random bytes by default. The call blocks while it reads
-        the topic configs: the first time for a topic, then every `check_ttl_seconds`. Raises CheckIsOff,
-        PartitionRequired, ValueError.
+        If the log ends at another offset, `on_delivery(err, msg)` gets an OffsetMismatchError as `err`; an
+        OffsetViolationError if the record was appended elsewhere; other errors are KafkaErrors. The records of one
+        batch are accepted or refused together. `write_id`: identifies this write, 16 random bytes by default. The call
+        blocks while it reads the topic configs: the first time for a topic, then every `check_ttl_seconds`. Raises
+        CheckIsOffError, PartitionRequiredError, ValueError.
         """
         deliver = on_delivery or callback
         options: dict[str, Any] = {"partition": partition, "timestamp": timestamp}
@@ -138,7 +138,7 @@ class ConditionalProducer(Producer):
             super().produce(topic, value, key, headers=headers, **options)
             return
         if partition < 0:
-            raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
+            raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
         given = headers.items() if isinstance(headers, Mapping) else headers or []
         headers = conditional_headers(self._header_names, given, expected_offset, write_id or new_write_id())
         self._checks.require(topic)

@@ -20,7 +20,7 @@ from fencepost._steps import CannotRead
 from fencepost._transaction import FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
 from fencepost.confluent._producer import CALLBACKS, ConditionalProducer, checks_of
-from fencepost.errors import FencepostError, OffsetMismatch, TransactionConflict, WriterFenced
+from fencepost.errors import FencepostError, OffsetMismatchError, TransactionConflictError, WriterFencedError
 from fencepost.records import HeaderNames, LogRecord, Record
 from fencepost.retries import RetryPolicy
 
@@ -324,9 +324,9 @@ class _Transaction:
             if error is not None:
                 raise error if isinstance(error, FencepostError) else KafkaException(error)
         except FencepostError as error:
-            if isinstance(error, OffsetMismatch) and error.actual in (None, error.expected):
+            if isinstance(error, OffsetMismatchError) and error.actual in (None, error.expected):
                 # librdkafka hides the message; only a mismatch reports the log end offset.
-                raise TransactionConflict(
+                raise TransactionConflictError(
                     f"{part.topic}-{part.partition}: another transaction is open on it"
                 ) from error
             raise explained(part, error, retriable=False, transactional_id=self._id) from error.__cause__
@@ -348,7 +348,7 @@ class _Transaction:
             return
         reported = failed.args[0]
         if reported.code() in {KafkaError._FENCED, *FENCED}:
-            raise WriterFenced(self._id) from failed
+            raise WriterFencedError(self._id) from failed
         raise (CommitRefused if reported.txn_requires_abort() else CommitInDoubt) from failed
 
     def abort(self) -> bool:

@@ -78,7 +78,7 @@ class OrderedProducer(OrderedProducerBase, KafkaProducer):  # type: ignore[misc]
     ) -> Any:
         """KafkaProducer.send. A record with `partition` is never repartitioned.
 
-        Raises CheckIsOff, ValueError; the future fails with PartitionCountChanged.
+        Raises CheckIsOffError, ValueError; the future fails with PartitionCountChangedError.
         """
         headers = self._sends.checked(headers)
         self._checks.require(topic)

@@ -14,7 +14,7 @@ from kafka.future import Future
 from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
 from fencepost._refusals import refusal, verify
-from fencepost.errors import PartitionRequired
+from fencepost.errors import PartitionRequiredError
 from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
 
 
@@ -53,7 +53,7 @@ class SendFuture(Future):  # type: ignore[misc]
 
 
 class ConditionalFuture(SendFuture):
-    """The result of a conditional `send`: fails with OffsetMismatch if refused, else yields RecordMetadata."""
+    """The result of a conditional `send`: fails with OffsetMismatchError if refused, else yields RecordMetadata."""
 
     def __init__(self, inner: Any, topic: str, partition: int, expected: int) -> None:
         super().__init__()
@@ -127,15 +127,15 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
     ) -> Any:
         """KafkaProducer.send; with `expected_offset`, the record is appended at that offset or not at all.
 
-        The future fails with OffsetMismatch if the log ends at another offset. The records of one batch are accepted or
-        refused together; those without `expected_offset` then fail with PolicyViolationError. `write_id`: identifies
-        this write, 16 random bytes by default. To repeat a send with an unknown outcome, pass the same `write_id` and
-        the same record. Raises CheckIsOff, PartitionRequired, ValueError.
+        The future fails with OffsetMismatchError if the log ends at another offset. The records of one batch are
+        accepted or refused together; those without `expected_offset` then fail with PolicyViolationError. `write_id`:
+        identifies this write, 16 random bytes by default. To repeat a send with an unknown outcome, pass the same
+        `write_id` and the same record. Raises CheckIsOffError, PartitionRequiredError, ValueError.
         """
         if expected_offset is None:
             return super().send(topic, value, key, headers, partition, timestamp_ms)
         if partition is None:
-            raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
+            raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
         headers = conditional_headers(self._header_names, headers or [], expected_offset, write_id or new_write_id())
         self._checks.require(topic)
         future = super().send(topic, value, key, headers, partition, timestamp_ms)

@@ -16,7 +16,7 @@ from fencepost._reading import BlockingLogReader
 from fencepost._steps import CannotRead
 from fencepost._transaction import COMMIT_REFUSED, FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt
-from fencepost.errors import WriterFenced
+from fencepost.errors import WriterFencedError
 from fencepost.kafka_python._producer import ConditionalProducer, checks_of
 from fencepost.records import HeaderNames, LogRecord, Record
 from fencepost.retries import RetryPolicy
@@ -263,7 +263,7 @@ class _Transaction(_Sender):
                 raise CommitInDoubt from KafkaTimeoutError(f"no response within {self._attempt_seconds:g} s")
         except BrokerResponseError as error:
             if error.errno in FENCED:
-                raise WriterFenced(self._id) from error
+                raise WriterFencedError(self._id) from error
             raise CommitInDoubt from error
         except KafkaError as error:
             # Most errors arrive as text only, and make the producer unusable.

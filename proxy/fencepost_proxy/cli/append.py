@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Raises `CannotQuery` unless the records were appended or refused."""
     from kafka.errors import KafkaError, PolicyViolationError  # noqa: PLC0415 - slow to import
 
-    from fencepost import FencepostError, OffsetMismatch  # noqa: PLC0415
+    from fencepost import FencepostError, OffsetMismatchError  # noqa: PLC0415
 
     values = [each.encode() for each in args.values or sys.stdin.read().splitlines()]
     key = None if args.key is None else args.key.encode()
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise CannotQuery(f"the records do not fit into one batch of {_BATCH_BYTES} bytes, so nothing was sent")
     try:
         first, last = _append(args, key, values)
-    except (OffsetMismatch, PolicyViolationError) as refused:
+    except (OffsetMismatchError, PolicyViolationError) as refused:
         print(f"fencepost: refused: {refused}", file=sys.stderr)
         return _REFUSED
     except FencepostError as error:
