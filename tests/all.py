@@ -119,6 +119,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "locks",
     ): (
         f"{_I}reloading",
+        f"{_I}help_examples",
         f"{_I}proxy_command",
         f"{_I}control_client",
         f"{_I}cluster_changes",
