@@ -38,7 +38,7 @@ from fencepost.errors import (
     WriterFencedError,
 )
 from fencepost.expansions import PartitionExpansion, partition_expansions
-from fencepost.records import HeaderNames, LogRecord, Record
+from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy, retrying, retrying_async
 
 __version__ = "0.1.0"
@@ -47,7 +47,6 @@ __all__ = [
     "BatchTooLargeError",
     "CheckIsOffError",
     "FencepostError",
-    "HeaderNames",
     "InDoubtError",
     "LogRecord",
     "NotAtEndError",

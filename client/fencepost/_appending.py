@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 from fencepost._checks import TopicFacts
 from fencepost.errors import BatchTooLargeError, InDoubtError, NotAtEndError, OffsetMismatchError, PositionLostError
-from fencepost.records import HeaderNames, LogRecord, Record, batch_bytes_max, conditional_headers, write_id_of
+from fencepost.records import LogRecord, Record, batch_bytes_max, conditional_headers, write_id_of
 from fencepost.retries import RetryPolicy
 
 
@@ -48,7 +48,7 @@ class Decision(Enum):
     DELETED = auto()
 
 
-def resolve(expected: int, write_id: bytes, failure: Failure, observation: Observation, names: HeaderNames) -> Decision:
+def resolve(expected: int, write_id: bytes, failure: Failure, observation: Observation) -> Decision:
     """The outcome of the write `write_id` at `expected`.
 
     | read at `expected`                   | after a refusal                                  | in doubt  |
@@ -65,7 +65,7 @@ def resolve(expected: int, write_id: bytes, failure: Failure, observation: Obser
     if observation.log_start > expected:
         return Decision.REFUSED if refused and refused.possibly_yours is False else Decision.DELETED
     if observation.first is not None and observation.first.offset == expected:
-        return Decision.OURS if write_id_of(names, observation.first) == write_id else Decision.REFUSED
+        return Decision.OURS if write_id_of(observation.first) == write_id else Decision.REFUSED
     if refused is None:
         return Decision.UNDECIDED
     shorter = refused.actual is not None and refused.actual < expected
@@ -85,7 +85,6 @@ class Append:
         expected: int,
         write_id: bytes,
         records: Sequence[Record],
-        names: HeaderNames,
         policy: RetryPolicy,
         now: float,
     ) -> None:
@@ -94,7 +93,6 @@ class Append:
         self.expected = expected
         self.write_id = write_id
         self.records = records
-        self._names = names
         self._policy = policy
         self._deadline = now + policy.total_seconds
         self._tries = 0
@@ -103,7 +101,7 @@ class Append:
         """The headers of record `index`. Each record carries its expected offset, so that a batch split by the client
         library is still checked completely."""
         record = self.records[index]
-        return conditional_headers(self._names, record.headers, self.expected + index, self.write_id)
+        return conditional_headers(record.headers, self.expected + index, self.write_id)
 
     def pause_after(self, failure: Failure, observation: Observation | None, now: float) -> float | None:
         """Seconds until the next attempt; None if the log shows that the append succeeded. `observation`: None if the
@@ -113,9 +111,7 @@ class Append:
         """
         self._tries += 1
         decision = (
-            Decision.UNDECIDED
-            if observation is None
-            else resolve(self.expected, self.write_id, failure, observation, self._names)
+            Decision.UNDECIDED if observation is None else resolve(self.expected, self.write_id, failure, observation)
         )
         if decision is Decision.OURS:
             return None
@@ -141,12 +137,11 @@ class Append:
 class LogPosition:
     """A log writer's position in its partition, and whether it may append."""
 
-    def __init__(self, topic: str, partition: int, names: HeaderNames, policy: RetryPolicy, bytes_max: int) -> None:
+    def __init__(self, topic: str, partition: int, policy: RetryPolicy, bytes_max: int) -> None:
         self.topic = topic
         self.partition = partition
         self.next_offset: int | None = None
         self.at_end = False
-        self._names = names
         self._policy = policy
         self._bytes_max = bytes_max
 
@@ -182,7 +177,7 @@ class LogPosition:
             )
         if not records:
             raise ValueError("nothing to append (pass at least one record)")
-        size = batch_bytes_max(self._names, records)
+        size = batch_bytes_max(records)
         limit = min(self._bytes_max, facts.max_message_bytes or self._bytes_max)
         if size > limit:
             raise BatchTooLargeError(
@@ -196,7 +191,6 @@ class LogPosition:
             expected=self.next_offset,
             write_id=write_id,
             records=records,
-            names=self._names,
             policy=self._policy,
             now=now,
         )

@@ -10,7 +10,7 @@ from fencepost._reading import Consumer, Reading
 from fencepost._refusals import verify
 from fencepost._steps import Closing, Pause, now, once, run
 from fencepost.errors import OffsetMismatchError
-from fencepost.records import HeaderNames, LogRecord, Record, new_write_id, timestamped_now
+from fencepost.records import LogRecord, Record, new_write_id, timestamped_now
 from fencepost.retries import RetryPolicy, patiently
 
 DEFAULT_BATCH_BYTES_MAX = 1_000_000
@@ -52,12 +52,11 @@ class LogWriterBase:
         appender: Appender,
         consumer: Consumer,
         retry: RetryPolicy,
-        names: HeaderNames,
         batch_bytes_max: int,
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self._position = LogPosition(topic, partition, names, retry, batch_bytes_max)
+        self._position = LogPosition(topic, partition, retry, batch_bytes_max)
         self._appender = appender
         self._consumer = consumer
         self._reading = Reading(consumer, retry.attempt_seconds)

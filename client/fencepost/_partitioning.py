@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fencepost.errors import PartitionCountChangedError
-from fencepost.records import HeaderNames
+from fencepost.records import PARTITION_COUNT
 
 INVALID_PARTITIONS = 37
 
@@ -169,16 +169,13 @@ class TopicSends:
 
 
 class OrderedSends:
-    """All records of an ordered producer. `names`: of the record headers; `timeout_seconds`: how long a record may be
-    refused; `buffered_max`: how many records of a topic may be queued."""
+    """All records of an ordered producer. `timeout_seconds`: how long a record may be refused; `buffered_max`: how
+    many records of a topic may be queued."""
 
-    def __init__(
-        self, partition_of: Partitioner, names: HeaderNames, timeout_seconds: float, buffered_max: int
-    ) -> None:
+    def __init__(self, partition_of: Partitioner, timeout_seconds: float, buffered_max: int) -> None:
         self.topics: dict[str, TopicSends] = {}
         self.buffered_max = buffered_max
         self._partition_of = partition_of
-        self._count_header = names.partition_count
         #: Why a record that was refused for too long was not appended.
         self.reason = f"tried for {timeout_seconds:g} s"
         self._timeout_seconds = timeout_seconds
@@ -187,13 +184,13 @@ class OrderedSends:
     def checked(self, headers: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
         """`headers` as a list. Raises ValueError if the caller already set the partition count."""
         given = list(headers or ())
-        if any(name == self._count_header for name, _ in given):
-            raise ValueError(f"header {self._count_header!r} is set by this producer (remove it from headers)")
+        if any(name == PARTITION_COUNT for name, _ in given):
+            raise ValueError(f"header {PARTITION_COUNT!r} is set by this producer (remove it from headers)")
         return given
 
     def headers(self, send: Send) -> list[tuple[str, Any]]:
         """The record's headers and its partition count."""
-        return [*send.headers, (self._count_header, b"%d" % send.partition_count)]
+        return [*send.headers, (PARTITION_COUNT, b"%d" % send.partition_count)]
 
     def add(self, topic: str, count: int) -> TopicSends:
         return self.topics.setdefault(topic, TopicSends(self._partition_of, count))

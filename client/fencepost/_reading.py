@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fencepost._appending import LogPosition, Observation
 from fencepost._steps import CannotRead, Closing, Steps, now, run
 from fencepost._transaction import topic_partition
-from fencepost.records import HeaderNames, LogRecord
+from fencepost.records import LogRecord
 from fencepost.retries import RetryPolicy, patiently
 
 
@@ -122,7 +122,7 @@ class LogReaderBase:
         self._consumer = consumer
         self._reading = Reading(consumer, retry.attempt_seconds)
         self._retry = retry
-        self._positions = {key: LogPosition(*topic_partition(key), HeaderNames(), retry, 0) for key in partitions}
+        self._positions = {key: LogPosition(*topic_partition(key), retry, 0) for key in partitions}
 
     def read_to_end(self, apply: Callable[[Any, LogRecord], Any]) -> Any:
         """Call `apply(partition, record)` for each unread committed record, one partition after the other.

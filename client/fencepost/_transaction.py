@@ -32,7 +32,7 @@ from fencepost.errors import (
     TransactionConflictError,
     WriterFencedError,
 )
-from fencepost.records import CHECK_CONFIG, HeaderNames, Record, conditional_headers, timestamped_now, write_id_of
+from fencepost.records import CHECK_CONFIG, Record, conditional_headers, timestamped_now, write_id_of
 
 #: The proxy's error for a refused commit: UNKNOWN_PRODUCER_ID up to EndTxn v3, TRANSACTION_ABORTABLE later.
 COMMIT_REFUSED = frozenset({59, 120})
@@ -62,12 +62,12 @@ class Part:
     def where(self) -> tuple[str, int]:
         return self.topic, self.partition
 
-    def headers(self, index: int, names: HeaderNames, write_id: bytes) -> list[tuple[str, bytes]]:
+    def headers(self, index: int, write_id: bytes) -> list[tuple[str, bytes]]:
         """The headers of record `index`."""
         given = self.records[index].headers
         if self.expected is None:
             return list(given)
-        return conditional_headers(names, given, self.expected + index, write_id)
+        return conditional_headers(given, self.expected + index, write_id)
 
 
 def parts_of(requested: RequestedAppends) -> list[Part]:
@@ -150,7 +150,7 @@ class Ended(Enum):
     DELETED = auto()
 
 
-def resolve(part: Part, write_id: bytes, observation: Observation | None, names: HeaderNames) -> Ended | None:
+def resolve(part: Part, write_id: bytes, observation: Observation | None) -> Ended | None:
     """The outcome of the transaction; None if it has not ended, or its end is not visible yet.
 
     `part`: a part with an expected offset, acknowledged there. `observation`: a committed read, which shows nothing
@@ -162,6 +162,6 @@ def resolve(part: Part, write_id: bytes, observation: Observation | None, names:
     if observation.log_start > part.expected:
         return Ended.DELETED
     if observation.first is not None and observation.first.offset == part.expected:
-        return Ended.COMMITTED if write_id_of(names, observation.first) == write_id else Ended.ABORTED
+        return Ended.COMMITTED if write_id_of(observation.first) == write_id else Ended.ABORTED
     # An aborted record or a marker is there.
     return Ended.ABORTED if observation.log_end > part.expected else None

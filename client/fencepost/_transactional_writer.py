@@ -19,7 +19,7 @@ from fencepost._transaction import (
     resolve,
 )
 from fencepost.errors import OutcomeUnknownError, TransactionAbortedError, TransactionConflictError, WriterFencedError
-from fencepost.records import HeaderNames, new_write_id
+from fencepost.records import new_write_id
 from fencepost.retries import RetryPolicy, patiently
 
 
@@ -85,14 +85,12 @@ class TransactionalWriterBase:
         producer: TransactionalProducer,
         consumer: Consumer,
         retry: RetryPolicy,
-        names: HeaderNames,
     ) -> None:
         self.transactional_id = transactional_id
         self._producer = producer
         self._consumer = consumer
         self._reading = Reading(consumer, retry.attempt_seconds)
         self._retry = retry
-        self._names = names
         self._open = False
         self._fenced = False
 
@@ -189,7 +187,7 @@ class TransactionalWriterBase:
                 with contextlib.suppress(Exception):
                     yield from self._start()
             observation = yield from self._reading.probe(part.topic, part.partition, part.expected)
-            ended = resolve(part, write_id, observation, self._names)
+            ended = resolve(part, write_id, observation)
             if ended is Ended.COMMITTED:
                 return
             if ended is Ended.ABORTED:

@@ -14,20 +14,16 @@ CHECK_CONFIG = "fencepost.check.expected.offsets"
 COUNT_CHECK_CONFIG = "fencepost.check.partition.count"
 MAX_MESSAGE_BYTES_CONFIG = "max.message.bytes"
 
+#: Record headers of the contract.
+EXPECTED_OFFSET = "fencepost-expected-offset"
+WRITE_ID = "fencepost-write-id"
+PARTITION_COUNT = "fencepost-partition-count"
+
 _WRITE_ID_BYTES = 16
 _BATCH_OVERHEAD_BYTES = 61
 # Length, attributes, timestamp delta, offset delta, key length, value length, header count: longest varints.
 _RECORD_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 _HEADER_OVERHEAD_BYTES = 5 + 5
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderNames:
-    """Names of the contract's record headers. Change them only if the proxy's configuration does."""
-
-    expected_offset: str = "fencepost-expected-offset"
-    write_id: str = "fencepost-write-id"
-    partition_count: str = "fencepost-partition-count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ def new_write_id() -> bytes:
 
 
 def conditional_headers(
-    names: HeaderNames, headers: Iterable[tuple[str, bytes]], expected_offset: int, write_id: bytes
+    headers: Iterable[tuple[str, bytes]], expected_offset: int, write_id: bytes
 ) -> list[tuple[str, bytes]]:
     """`headers` plus the expected offset and the write id.
 
@@ -81,21 +77,21 @@ def conditional_headers(
         raise ValueError(f"expected_offset={expected_offset!r} is not an offset (pass an int >= 0)")
     result = list(headers)
     for name, _ in result:
-        if name in (names.expected_offset, names.write_id):
+        if name in (EXPECTED_OFFSET, WRITE_ID):
             raise ValueError(f"header {name!r} is set by expected_offset= and write_id= (remove it from headers)")
-    result.append((names.expected_offset, b"%d" % expected_offset))
-    result.append((names.write_id, write_id))
+    result.append((EXPECTED_OFFSET, b"%d" % expected_offset))
+    result.append((WRITE_ID, write_id))
     return result
 
 
-def write_id_of(names: HeaderNames, record: LogRecord) -> bytes | None:
+def write_id_of(record: LogRecord) -> bytes | None:
     """The `fencepost-write-id` of a record, None if it has none."""
-    return next((value for name, value in record.headers if name == names.write_id), None)
+    return next((value for name, value in record.headers if name == WRITE_ID), None)
 
 
-def batch_bytes_max(names: HeaderNames, records: Sequence[Record]) -> int:
+def batch_bytes_max(records: Sequence[Record]) -> int:
     """Upper bound in bytes of an uncompressed v2 batch of `records`, including the contract's headers."""
-    ours = len(names.expected_offset) + 20 + len(names.write_id) + _WRITE_ID_BYTES + 2 * _HEADER_OVERHEAD_BYTES
+    ours = len(EXPECTED_OFFSET) + 20 + len(WRITE_ID) + _WRITE_ID_BYTES + 2 * _HEADER_OVERHEAD_BYTES
     return _BATCH_OVERHEAD_BYTES + sum(
         _RECORD_OVERHEAD_BYTES
         + ours

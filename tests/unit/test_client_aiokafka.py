@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import errors
 
-from fencepost import HeaderNames, Record, TransactionAbortedError, WriterFencedError
+from fencepost import Record, TransactionAbortedError, WriterFencedError
 from fencepost._transaction import parts_of
 from fencepost.aiokafka._writers import _Transaction
 
@@ -33,7 +33,7 @@ async def _append(error: Exception, stopped_by: Exception | None) -> None:
             return outcome
 
     reading: Any = None
-    configs = {"header_names": HeaderNames(), "transactional_id": "w"}
+    configs = {"transactional_id": "w"}
     transaction = _Transaction(configs, SimpleNamespace(require=None), reading, 1.0)  # type: ignore[arg-type]
     transaction._producer = Producer()
     with pytest.MonkeyPatch.context() as patch:

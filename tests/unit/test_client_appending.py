@@ -6,7 +6,6 @@ import pytest
 
 from fencepost import (
     BatchTooLargeError,
-    HeaderNames,
     InDoubtError,
     LogRecord,
     NotAtEndError,
@@ -26,7 +25,6 @@ from fencepost._appending import (
 )
 from fencepost._checks import TopicFacts
 
-NAMES = HeaderNames()
 OURS = b"ours"
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=10, pause_seconds=0.1, pause_seconds_max=1)
 
@@ -59,13 +57,13 @@ DELETED = Observation(50, 57, _record(50, b"theirs"))
 
 @pytest.mark.parametrize("failure", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
 def test_own_record_in_log_decides_any_reply(failure: Failure) -> None:
-    assert resolve(41, OURS, failure, MINE, NAMES) is Decision.OURS
+    assert resolve(41, OURS, failure, MINE) is Decision.OURS
 
 
 @pytest.mark.parametrize("failure", [IN_DOUBT, SEQUENCED, MUTE, MAYBE])
 @pytest.mark.parametrize("observation", [THEIRS, UNNAMED])
 def test_anothers_record_there_is_a_refusal(failure: Failure, observation: Observation) -> None:
-    assert resolve(41, OURS, failure, observation, NAMES) is Decision.REFUSED
+    assert resolve(41, OURS, failure, observation) is Decision.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_anothers_record_there_is_a_refusal(failure: Failure, observation: Obser
     ],
 )
 def test_reply_decides_when_log_shows_no_record(failure: Failure, observation: Observation, decision: Decision) -> None:
-    assert resolve(41, OURS, failure, observation, NAMES) is decision
+    assert resolve(41, OURS, failure, observation) is decision
 
 
 def _begun(position: LogPosition | None = None, records: int = 3) -> Append:
@@ -98,7 +96,7 @@ def _begun(position: LogPosition | None = None, records: int = 3) -> Append:
 
 
 def _at_end(end: int = 41, bytes_max: int = 10_000) -> LogPosition:
-    position = LogPosition("t", 0, NAMES, POLICY, bytes_max)
+    position = LogPosition("t", 0, POLICY, bytes_max)
     position.start_reading(0, end)
     position.reached(end)
     return position
@@ -163,7 +161,7 @@ def test_append_at_deleted_offset_stays_in_doubt() -> None:
 
 
 def test_append_needs_log_end_read_after_every_failure() -> None:
-    position = LogPosition("t", 0, NAMES, POLICY, 10_000)
+    position = LogPosition("t", 0, POLICY, 10_000)
     with pytest.raises(NotAtEndError):
         _begun(position)
     position = _at_end()
@@ -197,7 +195,7 @@ def test_lost_log_position_is_noticed(log_start: int, log_end: int) -> None:
 
 
 def test_reading_covers_log_start_to_trailing_markers() -> None:
-    position = LogPosition("t", 0, NAMES, POLICY, 10_000)
+    position = LogPosition("t", 0, POLICY, 10_000)
     assert position.start_reading(7, 20) == 7
     position.next_offset = 19  # offset 18 was the last record, 19 is a transaction marker
     assert position.reached(20) == 20

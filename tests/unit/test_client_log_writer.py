@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from fencepost import (
-    HeaderNames,
     InDoubtError,
     LogRecord,
     NotAtEndError,
@@ -141,7 +140,7 @@ class FakeAppender:
 class FakeLogWriter(BlockingLogWriter):
     def __init__(self, partition: Partition, problem: float) -> None:
         self.appender = FakeAppender(partition, problem)
-        super().__init__("t", 0, self.appender, FakeConsumer(partition, problem), POLICY, HeaderNames(), 10_000)
+        super().__init__("t", 0, self.appender, FakeConsumer(partition, problem), POLICY, 10_000)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fencepost import HeaderNames, jump_hash
+from fencepost import jump_hash
 from fencepost._partitioning import (
     OrderedSends,
     Send,
@@ -162,7 +162,7 @@ def test_closed_producer_gives_up_buffered_records() -> None:
 
 
 def test_the_header_is_the_producers_to_set() -> None:
-    sends = OrderedSends(murmur2, HeaderNames(), timeout_seconds=60, buffered_max=1)
+    sends = OrderedSends(murmur2, timeout_seconds=60, buffered_max=1)
     send = sends.new("t", b"k", b"v", sends.checked([("a", b"b")]), None, None, None)
     assert sends.add("t", 8).submit(send)
     assert sends.headers(send) == [("a", b"b"), ("fencepost-partition-count", b"8")]
@@ -181,7 +181,7 @@ def test_what_cannot_be_kept_in_order() -> None:
 
 
 def test_record_refused_for_too_long_fails_and_others_are_given_up() -> None:
-    sends = OrderedSends(murmur2, HeaderNames(), timeout_seconds=0, buffered_max=1)
+    sends = OrderedSends(murmur2, timeout_seconds=0, buffered_max=1)
     topic = sends.add("t", 2)
     first, second = (sends.new("t", b"key", b"value", [("a", b"b")], None, None, None) for _ in range(2))
     assert topic.submit(first)
@@ -199,7 +199,7 @@ def test_record_refused_for_too_long_fails_and_others_are_given_up() -> None:
 
 
 def test_closed_producer_gives_up_its_unsent_records() -> None:
-    sends = OrderedSends(murmur2, HeaderNames(), timeout_seconds=60, buffered_max=10)
+    sends = OrderedSends(murmur2, timeout_seconds=60, buffered_max=10)
     topic = sends.add("t", 2)
     send = sends.new("t", b"key", b"value", [], 1, None, None)
     topic.submit(send)

@@ -10,41 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from fencepost import CheckIsOffError, HeaderNames, LogRecord, Record, RetryPolicy
+from fencepost import CheckIsOffError, LogRecord, Record, RetryPolicy
 from fencepost._checks import CheckCache
 from fencepost.records import batch_bytes_max, conditional_headers, new_write_id, write_id_of
 
-NAMES = HeaderNames()
-
 
 def test_the_headers_of_the_contract() -> None:
-    assert conditional_headers(NAMES, [("mine", b"x")], 41, b"id") == [
+    assert conditional_headers([("mine", b"x")], 41, b"id") == [
         ("mine", b"x"),
         ("fencepost-expected-offset", b"41"),
         ("fencepost-write-id", b"id"),
-    ]
-    renamed = HeaderNames("xo", "wi")
-    assert conditional_headers(renamed, [("fencepost-write-id", b"the application's")], 0, b"id")[1:] == [
-        ("xo", b"0"),
-        ("wi", b"id"),
     ]
 
 
 @pytest.mark.parametrize("name", ["fencepost-expected-offset", "fencepost-write-id"])
 def test_contract_header_set_by_hand_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        conditional_headers(NAMES, [(name, b"7")], 41, b"id")
+        conditional_headers([(name, b"7")], 41, b"id")
 
 
 @pytest.mark.parametrize("offset", [-1, "41", 4.0, True])
 def test_what_is_no_offset_is_refused(offset: object) -> None:
     with pytest.raises(ValueError, match="not an offset"):
-        conditional_headers(NAMES, [], offset, b"id")  # type: ignore[arg-type]
+        conditional_headers([], offset, b"id")  # type: ignore[arg-type]
 
 
 def test_write_ids_are_readable_and_unique() -> None:
-    assert write_id_of(NAMES, LogRecord(0, 0, None, b"", (("a", b"1"), ("fencepost-write-id", b"id")))) == b"id"
-    assert write_id_of(NAMES, LogRecord(0, 0, None, b"")) is None
+    assert write_id_of(LogRecord(0, 0, None, b"", (("a", b"1"), ("fencepost-write-id", b"id")))) == b"id"
+    assert write_id_of(LogRecord(0, 0, None, b"")) is None
     assert len({new_write_id() for _ in range(100)}) == 100
 
 
@@ -71,7 +64,7 @@ def test_the_size_of_a_batch_is_never_underestimated(records: list[Record]) -> N
         headers = [*r.headers, ("fencepost-expected-offset", b"9" * 19), ("fencepost-write-id", new_write_id())]
         builder.append(i, r.timestamp_ms, r.key, r.value, headers)
     size = len(builder.build())
-    estimate = batch_bytes_max(NAMES, records)
+    estimate = batch_bytes_max(records)
     assert size <= estimate <= size + 100 * len(records)
 
 

@@ -18,7 +18,6 @@ import pytest
 
 from fencepost import (
     FencepostError,
-    HeaderNames,
     LogRecord,
     OffsetMismatchError,
     OffsetViolationError,
@@ -220,7 +219,7 @@ class FakeProducer:
 class FakeWriter(BlockingTransactionalWriter):
     def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
         self.producer = FakeProducer(cluster, problem, aborts=aborts)
-        super().__init__("w", self.producer, FakeConsumer(cluster, problem), POLICY, HeaderNames())
+        super().__init__("w", self.producer, FakeConsumer(cluster, problem), POLICY)
 
 
 @pytest.fixture(autouse=True)
@@ -407,7 +406,7 @@ OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("fencepost-write-id", each),)) for
     ],
 )
 def test_log_shows_how_a_transaction_ended(observation: Observation | None, ended: Ended | None) -> None:
-    assert resolve(PART, b"w", observation, HeaderNames()) is ended
+    assert resolve(PART, b"w", observation) is ended
 
 
 @pytest.mark.parametrize(

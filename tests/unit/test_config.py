@@ -40,8 +40,6 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
             status = "127.0.0.1:8080"
             reuse_port = true
             broker_ports = { 1 = 20001, 2 = 20002 }
-            [headers]
-            expected_offset = "x-offset"
             [log]
             format = "json"
             [limits]
@@ -63,8 +61,6 @@ def test_every_key_of_a_file_arrives(write: Write) -> None:
     assert config.status == Address("127.0.0.1", 8080)
     assert config.reuse_port
     assert config.broker_ports == {NodeId(1): 20001, NodeId(2): 20002}
-    assert config.headers.expected_offset == "x-offset"
-    assert config.headers.write_id == "fencepost-write-id"
     assert (config.log.format, config.log.level) == ("json", "info")
     assert (config.limits.connections_max, config.limits.drain_seconds) == (7, 1.0)
     assert config.limits.frame_bytes_max == 104_857_600
@@ -182,7 +178,6 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
             "broker_tls: broker = kafka-1:9094 is not on the loopback: logins would be sent in plaintext",
         ),
         ('[log]\nlevel = "loud"', "log.level: must be one of"),
-        ('[headers]\nwrite_id = "fencepost-expected-offset"', "headers.write_id: the header names must differ"),
         ("[broker_ports]\none = 1", "broker_ports.one: the key must be a broker id"),
         ("[broker_ports]\n1 = 5\n2 = 5", "broker_ports: two brokers share a port"),
         ("workers = 2", "workers: was removed: run several proxies with reuse_port = true"),

@@ -24,7 +24,7 @@ from fencepost._partitioning import (
 )
 from fencepost._steps import run_async
 from fencepost.aiokafka._producer import NOT_VISIBLE, TopicChecks, describe_topic, only
-from fencepost.records import COUNT_CHECK_CONFIG, HeaderNames
+from fencepost.records import COUNT_CHECK_CONFIG
 
 _PAUSE_SECONDS = 0.1
 
@@ -139,7 +139,6 @@ class OrderedProducer(OrderedProducerBase, AIOKafkaProducer):  # type: ignore[mi
         repartition_timeout_seconds: float = 120.0,
         buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
@@ -154,7 +153,7 @@ class OrderedProducer(OrderedProducerBase, AIOKafkaProducer):  # type: ignore[mi
         )
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
         super().__init__(**configs)
-        self._sends = OrderedSends(partitioner, header_names, repartition_timeout_seconds, buffered_max)
+        self._sends = OrderedSends(partitioner, repartition_timeout_seconds, buffered_max)
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         #: Serializes calls of the library, so that records are sent in the order of their numbers.
         self._forwarding = asyncio.Lock()

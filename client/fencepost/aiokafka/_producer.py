@@ -17,7 +17,7 @@ from fencepost._idempotence import Idempotence, configured
 from fencepost._ordering import PartitionExpansion, expansions_of
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, PartitionRequiredError
-from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
+from fencepost.records import CHECK_CONFIG, conditional_headers, new_write_id
 
 #: ListOffsets returns the high watermark, which may lag the log end offset that caused the refusal.
 _LOG_END_TRIES = 5
@@ -98,7 +98,6 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         self,
         *,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
@@ -107,7 +106,6 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
             raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
         configs.setdefault("acks", "all")
         super().__init__(**configs)
-        self._header_names = header_names
         self._checks = TopicChecks(check_ttl_seconds, configs)
         self._reader_configs = only(AIOKafkaConsumer, configs)
         self._reader: Any = None
@@ -138,7 +136,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
             return unchecked
         if partition is None:
             raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
-        headers = conditional_headers(self._header_names, headers or (), expected_offset, write_id or new_write_id())
+        headers = conditional_headers(headers or (), expected_offset, write_id or new_write_id())
         await self._checks.require(topic)
         future = await super().send(topic, value, key, partition, timestamp_ms, headers)
         outcome = asyncio.create_task(self._outcome(future, topic, partition, expected_offset))

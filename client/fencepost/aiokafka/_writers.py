@@ -20,7 +20,7 @@ from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part
 from fencepost._transactional_writer import CommitInDoubt, TransactionalWriterBase
 from fencepost.aiokafka._producer import ConditionalProducer, TopicChecks, only, started
 from fencepost.errors import OffsetMismatchError, WriterFencedError
-from fencepost.records import HeaderNames, LogRecord, Record
+from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy, patiently
 
 T = TypeVar("T")
@@ -66,7 +66,6 @@ class LogWriter(LogWriterBase, _Stopping):
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         batch_bytes_max: int = DEFAULT_BATCH_BYTES_MAX,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         **configs: Any,
     ) -> None:
         # aiokafka also retries a batch, unchanged, for this long.
@@ -76,10 +75,9 @@ class LogWriter(LogWriterBase, _Stopping):
             compression_type=compression_type,
             max_batch_size=batch_bytes_max,
             check_ttl_seconds=check_ttl_seconds,
-            header_names=header_names,
         )
         consumer = _CommittedConsumer(configs)
-        super().__init__(topic, partition, _Appender(self._sender), consumer, retry, header_names, batch_bytes_max)
+        super().__init__(topic, partition, _Appender(self._sender), consumer, retry, batch_bytes_max)
 
     async def start(self) -> None:
         await self._sender.start()
@@ -209,7 +207,6 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
         transaction_timeout_seconds: float = 60.0,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         **configs: Any,
     ) -> None:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
@@ -219,7 +216,6 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
             "transactional_id": transactional_id,
             "transaction_timeout_ms": int(transaction_timeout_seconds * 1000),
             "compression_type": compression_type,
-            "header_names": header_names,
         }
         consumer, attempt_seconds = _CommittedConsumer(configs), retry.attempt_seconds
         producer = _Transaction(
@@ -228,7 +224,7 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
             Reading(consumer, attempt_seconds),
             attempt_seconds,
         )
-        super().__init__(transactional_id, producer, consumer, retry, header_names)
+        super().__init__(transactional_id, producer, consumer, retry)
 
     async def append(self, requested: RequestedAppends) -> dict[Any, int]:
         return dict(await run_async(super().append(requested)))
@@ -276,7 +272,7 @@ class _Transaction:
                     record.key,
                     part.partition,
                     record.timestamp_ms,
-                    part.headers(index, self._configs["header_names"], write_id),
+                    part.headers(index, write_id),
                 )
                 for index, record in enumerate(part.records)
             ]

@@ -37,7 +37,7 @@ from fencepost._partitioning import (
 from fencepost._steps import run
 from fencepost.confluent._producer import CALLBACKS, checks_of, describe_topic
 from fencepost.errors import PartitionCountChangedError
-from fencepost.records import COUNT_CHECK_CONFIG, HeaderNames
+from fencepost.records import COUNT_CHECK_CONFIG
 
 OnDelivery = Callable[[Any, Message], None]
 _POLL_SECONDS = 0.5
@@ -195,7 +195,6 @@ class OrderedProducer(OrderedProducerBase, Producer):
         buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         check_timeout_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
         **kwargs: Any,
     ) -> None:
@@ -213,9 +212,7 @@ class OrderedProducer(OrderedProducerBase, Producer):
                 f"partitioner={named!r} is not supported (pass partitioner=, or set one of {', '.join(_PARTITIONERS)})"
             )
         super().__init__({"enable.idempotence": True, **config}, **kwargs)
-        self._sends = OrderedSends(
-            partitioner or _PARTITIONERS[named], header_names, repartition_timeout_seconds, buffered_max
-        )
+        self._sends = OrderedSends(partitioner or _PARTITIONERS[named], repartition_timeout_seconds, buffered_max)
         self._sends.reason += " (on_delivery gets no message)"
         self._repartition_timeout_seconds = repartition_timeout_seconds
         self._timeout_seconds = check_timeout_seconds

@@ -16,7 +16,7 @@ from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, PartitionRequiredError
-from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
+from fencepost.records import CHECK_CONFIG, conditional_headers, new_write_id
 
 OnDelivery = Callable[[Any, Message], None]
 #: Callbacks of the client object, not passed to its admin client.
@@ -94,7 +94,6 @@ class ConditionalProducer(Producer):
         *,
         check_ttl_seconds: float = 30.0,
         check_timeout_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
         **kwargs: Any,
     ) -> None:
@@ -103,7 +102,6 @@ class ConditionalProducer(Producer):
             raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
         defaults = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 1}
         super().__init__({**defaults, **config}, **kwargs)
-        self._header_names = header_names
         self._log_ends = LogEnds()
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
         self._checks = checks_of(check_ttl_seconds, config, check_timeout_seconds)
@@ -140,7 +138,7 @@ class ConditionalProducer(Producer):
         if partition < 0:
             raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
         given = headers.items() if isinstance(headers, Mapping) else headers or []
-        headers = conditional_headers(self._header_names, given, expected_offset, write_id or new_write_id())
+        headers = conditional_headers(given, expected_offset, write_id or new_write_id())
         self._checks.require(topic)
         deliver = deliver or self._default_delivery
         where = (topic, partition, expected_offset)

@@ -21,7 +21,7 @@ from fencepost._transaction import FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
 from fencepost.confluent._producer import CALLBACKS, ConditionalProducer, checks_of
 from fencepost.errors import FencepostError, OffsetMismatchError, TransactionConflictError, WriterFencedError
-from fencepost.records import HeaderNames, LogRecord, Record
+from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy
 
 #: Longest wait of a batch for `flush`; long, so that the library never splits a batch on a timer.
@@ -68,7 +68,6 @@ class LogWriter(BlockingLogWriter):
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         batch_bytes_max: int = DEFAULT_BATCH_BYTES_MAX,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
     ) -> None:
         producer = ConditionalProducer(
             {
@@ -87,12 +86,11 @@ class LogWriter(BlockingLogWriter):
             },
             check_ttl_seconds=check_ttl_seconds,
             check_timeout_seconds=retry.attempt_seconds,
-            header_names=header_names,
         )
         consumer = _CommittedConsumer(retry.attempt_seconds, config)
         consumer.start()
         appender = _Appender(producer, retry.attempt_seconds)
-        super().__init__(topic, partition, appender, consumer, retry, header_names, batch_bytes_max)
+        super().__init__(topic, partition, appender, consumer, retry, batch_bytes_max)
 
 
 class _Delivered:
@@ -266,7 +264,6 @@ class TransactionalWriter(BlockingTransactionalWriter):
         transaction_timeout_seconds: float = 60.0,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
     ) -> None:
         producer_config = {
             "log_level": 2,  # otherwise each refusal is logged as an error
@@ -281,28 +278,24 @@ class TransactionalWriter(BlockingTransactionalWriter):
         checks = checks_of(check_ttl_seconds, config, retry.attempt_seconds)
         super().__init__(
             transactional_id,
-            _Transaction(producer_config, checks, header_names, retry.attempt_seconds),
+            _Transaction(producer_config, checks, retry.attempt_seconds),
             _CommittedConsumer(retry.attempt_seconds, config),
             retry,
-            header_names,
         )
 
 
 class _Transaction:
     error = KafkaException
 
-    def __init__(
-        self, config: dict[str, Any], checks: BlockingChecks, names: HeaderNames, attempt_seconds: float
-    ) -> None:
+    def __init__(self, config: dict[str, Any], checks: BlockingChecks, attempt_seconds: float) -> None:
         self._config = config
         self._checks = checks
         self.require = checks.require
-        self._names = names
         self._attempt_seconds = attempt_seconds
         self._producer: Any = None
 
     def open(self) -> None:
-        self._producer = ConditionalProducer(self._config, header_names=self._names)
+        self._producer = ConditionalProducer(self._config)
         self._producer._checks = self._checks  # one admin client for all producers
         try:
             self._producer.init_transactions(self._attempt_seconds)

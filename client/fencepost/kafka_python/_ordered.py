@@ -25,7 +25,7 @@ from fencepost._partitioning import (
 )
 from fencepost._steps import run
 from fencepost.kafka_python._producer import SendFuture, checks_of, describe_topic
-from fencepost.records import COUNT_CHECK_CONFIG, HeaderNames
+from fencepost.records import COUNT_CHECK_CONFIG
 
 _PAUSE_SECONDS = 0.1
 _FOREVER_SECONDS = 10.0**9
@@ -41,7 +41,6 @@ class OrderedProducer(OrderedProducerBase, KafkaProducer):  # type: ignore[misc]
         repartition_timeout_seconds: float = 120.0,
         buffered_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
@@ -57,7 +56,7 @@ class OrderedProducer(OrderedProducerBase, KafkaProducer):  # type: ignore[misc]
         )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
-        self._sends = OrderedSends(partitioner, header_names, repartition_timeout_seconds, buffered_max)
+        self._sends = OrderedSends(partitioner, repartition_timeout_seconds, buffered_max)
         self._checks = checks_of(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         #: Guards the state; never locked during a blocking call.
         self._changed = threading.Condition()

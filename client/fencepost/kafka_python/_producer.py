@@ -15,7 +15,7 @@ from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
 from fencepost._refusals import refusal, verify
 from fencepost.errors import PartitionRequiredError
-from fencepost.records import CHECK_CONFIG, HeaderNames, conditional_headers, new_write_id
+from fencepost.records import CHECK_CONFIG, conditional_headers, new_write_id
 
 
 def checks_of(ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> BlockingChecks:
@@ -95,14 +95,12 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
         self,
         *,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
         configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         if configs.get("acks") == 0:
             raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
-        self._header_names = header_names
         self._checks = checks_of(check_ttl_seconds, configs)
         if configs.get("transactional_id") is None and configs.setdefault("enable_idempotence", False):
             # A refusal would also fail all other records in flight, appended or not.
@@ -136,7 +134,7 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
             return super().send(topic, value, key, headers, partition, timestamp_ms)
         if partition is None:
             raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
-        headers = conditional_headers(self._header_names, headers or [], expected_offset, write_id or new_write_id())
+        headers = conditional_headers(headers or [], expected_offset, write_id or new_write_id())
         self._checks.require(topic)
         future = super().send(topic, value, key, headers, partition, timestamp_ms)
         return ConditionalFuture(future, topic, partition, expected_offset)

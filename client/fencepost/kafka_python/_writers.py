@@ -18,7 +18,7 @@ from fencepost._transaction import COMMIT_REFUSED, FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt
 from fencepost.errors import WriterFencedError
 from fencepost.kafka_python._producer import ConditionalProducer, checks_of
-from fencepost.records import HeaderNames, LogRecord, Record
+from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy
 
 #: Longest wait of a batch for `flush`; long, so that the library never splits a batch on a timer.
@@ -42,7 +42,6 @@ class LogWriter(BlockingLogWriter):
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         batch_bytes_max: int = DEFAULT_BATCH_BYTES_MAX,
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         **configs: Any,
     ) -> None:
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
@@ -51,13 +50,12 @@ class LogWriter(BlockingLogWriter):
         producer_configs = {
             **configs,
             "compression_type": compression_type,
-            "header_names": header_names,
             "batch_size": batch_bytes_max,
             # One send per attempt: a read of the log decides whether to send again.
             "retries": 0,
         }
         appender = _Appender(producer_configs, checks_of(check_ttl_seconds, configs), retry.attempt_seconds)
-        super().__init__(topic, partition, appender, consumer, retry, header_names, batch_bytes_max)
+        super().__init__(topic, partition, appender, consumer, retry, batch_bytes_max)
 
 
 class _Sender:
@@ -206,7 +204,6 @@ class TransactionalWriter(BlockingTransactionalWriter):
         transaction_timeout_seconds: float = 60.0,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         check_ttl_seconds: float = 30.0,
-        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
         **configs: Any,
     ) -> None:
         timeout_ms = int(retry.attempt_seconds * 1000)
@@ -217,7 +214,6 @@ class TransactionalWriter(BlockingTransactionalWriter):
             "transactional_id": transactional_id,
             "transaction_timeout_ms": int(transaction_timeout_seconds * 1000),
             "compression_type": compression_type,
-            "header_names": header_names,
             "retry_backoff_ms": _RETRY_BACKOFF_MS,
         }
         super().__init__(
@@ -225,7 +221,6 @@ class TransactionalWriter(BlockingTransactionalWriter):
             _Transaction(producer_configs, checks_of(check_ttl_seconds, configs), retry.attempt_seconds),
             _CommittedConsumer(retry.attempt_seconds, configs),
             retry,
-            header_names,
         )
 
 

@@ -176,28 +176,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderNames:
-    """Names of the record headers that clients use."""
-
-    expected_offset: str = "fencepost-expected-offset"
-    """Record header with the expected offset of its record."""
-    partition_count: str = "fencepost-partition-count"
-    """Record header with the partition count by which the batch's keys were placed."""
-    write_id: str = "fencepost-write-id"
-    """Record header that identifies a write, so that a retry is recognized."""
-
-    def conflicts(self) -> Conflicts:
-        observed: dict[str, str] = {}
-        for each in fields(self):
-            name = getattr(self, each.name).removeprefix("fencepost-")  # the rest is an alias
-            if not name:
-                yield each.name, "must not be empty"
-            elif name in observed:
-                yield each.name, f"the header names must differ, and headers.{observed[name]} is {name!r}, too"
-            observed.setdefault(name, each.name)
-
-
-@dataclass(frozen=True, slots=True)
 class LogConfig:
     """Log on stderr."""
 
@@ -314,7 +292,6 @@ class ProxyConfig:
     refusal_scope: RefusalScope = _key("partition", option="--refusal-scope")
     """What a wrong expected offset refuses: the batch of that partition, or the whole request as KIP-27 literally says.
     """
-    headers: HeaderNames = field(default_factory=HeaderNames)
     topics: Mapping[str, Mapping[str, str]] = _key(factory=dict, example={"orders-*": {_EXAMPLE_CONFIG: "required"}})
     """Topic configs by topic name pattern (*, ?, [abc]; case-sensitive). They apply from topic creation; the first
     match applies alone. A config set on the topic itself wins. Names that begin with __ never match."""

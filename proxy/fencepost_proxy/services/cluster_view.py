@@ -67,9 +67,7 @@ class ClusterView:
                 config, lambda: listeners.bootstrap, lambda: (kafka.cluster_id, kafka.brokers), access
             )
         self.membership = membership = Membership(kafka, config)
-        headers = config.headers
-        names = (headers.expected_offset, headers.partition_count, headers.write_id)
-        self.header_names = HeaderNames(*(name.encode() for name in names))
+        self.header_names = HeaderNames()
         self.log_reader = LogReader(
             kafka,
             membership,
