@@ -108,10 +108,6 @@ class KafkaCluster:
     def bootstrap_of(self, listener: str) -> str:
         return ",".join(str(self.address(node_id, listener)) for node_id in self.node_ids)
 
-    @property
-    def addresses(self) -> tuple[Address, ...]:
-        return tuple(self.address(node_id) for node_id in self.node_ids)
-
     def address(self, node_id: int, listener: str = "PLAINTEXT") -> Address:
         return Address(HOST, self._listeners.ports[node_id][listener])
 
@@ -247,15 +243,16 @@ class KafkaCluster:
     def _add_node(self, node_id: int, extra: Mapping[str, str]) -> Node:
         flags = [] if self._archive_to is None else [f"-XX:ArchiveClassesAtExit={self._archive_to}"]
         node = self._nodes[node_id] = Node(node_id, self.data / f"node-{node_id}", self._java, flags)
-        for_node = {"node.id": str(node_id), "log.dirs": str(node.directory / "data")}
-        node.write_properties(
-            for_node
-            | self._listeners.properties(node_id)
-            | _cluster_properties(self.version, self._brokers)
-            | self._extra_properties
-            | dict(extra)
-        )
+        node.write_properties(self._properties(node_id) | self._extra_properties | dict(extra))
         return node
+
+    def _properties(self, node_id: int) -> dict[str, str]:
+        return {
+            "node.id": str(node_id),
+            "log.dirs": str(self._nodes[node_id].directory / "data"),
+            **self._listeners.properties(node_id),
+            **_cluster_properties(self.version, self._brokers),
+        }
 
     def _until(self, condition: Callable[[], bool], deadline: float, what: str) -> None:
         while True:

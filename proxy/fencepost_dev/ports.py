@@ -61,7 +61,7 @@ class Listeners:
         self.given_ports = tuple(ports or ())
         self._protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | dict(listeners or {})
         self._fixed = dict(listener_ports or {})
-        self._advertised = dict(advertised or {})
+        self.advertised = dict(advertised or {})
         self.ports: dict[int, dict[str, int]] = {}
 
     def require_free(self) -> None:
@@ -88,7 +88,7 @@ class Listeners:
         """The node's server properties."""
         ports = self.ports[node_id]
         listeners = {name: f"{name}://{HOST}:{port}" for name, port in ports.items()}
-        advertised = listeners | {name: f"{name}://{address}" for name, address in self._advertised.items()}
+        advertised = listeners | {name: f"{name}://{address}" for name, address in self.advertised.items()}
         voters = [
             f"{other}@{HOST}:{of_other['CONTROLLER']}"
             for other, of_other in self.ports.items()

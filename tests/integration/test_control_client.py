@@ -42,7 +42,7 @@ LIMITS = replace(Limits(), request_timeout_seconds=10.0, connect_timeout_seconds
 
 @asynccontextmanager
 async def started(kafka: KafkaCluster, limits: Limits = LIMITS) -> AsyncIterator[KafkaClient]:
-    client = KafkaClient(kafka.addresses, limits)
+    client = KafkaClient([kafka.address(each) for each in kafka.node_ids], limits)
     try:
         await client.start(timeout_seconds=60)
         yield client

@@ -68,7 +68,7 @@ class Process:
 @asynccontextmanager
 async def process(kafka: KafkaCluster, name: str) -> AsyncIterator[Process]:
     """A process that has not started: `await p.state.start()`."""
-    control = KafkaClient(kafka.addresses, LIMITS)
+    control = KafkaClient([kafka.address(each) for each in kafka.node_ids], LIMITS)
     await control.start(timeout_seconds=30)
     one = Process(control, name)
     try:

@@ -46,7 +46,9 @@ class AdvertisedCluster(KafkaCluster):
         self._addresses = addresses
 
     def _properties(self, node_id: int) -> dict[str, str]:
-        self._advertised = {name: Address.parse(by_node[node_id]) for name, by_node in self._addresses.items()}
+        self._listeners.advertised = {
+            name: Address.parse(by_node[node_id]) for name, by_node in self._addresses.items()
+        }
         return super()._properties(node_id)
 
 
