@@ -88,7 +88,7 @@ class SidecarProbe:
             queried = Message(topics=[], allow_auto_topic_creation=False)
             reported = from_response(await connection.request(apis.METADATA, version, queried, deadline=deadline))
             node_id = None
-            for each in reported.brokers:
+            for each in sorted(reported.brokers, key=lambda each: each != self.node_id):
                 if await _is(connection, each, limits.connect_timeout_seconds):
                     node_id = each
                     break
