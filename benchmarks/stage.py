@@ -246,7 +246,7 @@ class Stage:
 
 
 def _own_addresses(cluster: KafkaCluster) -> set[str]:
-    return {str(address) for address in cluster.addresses}
+    return set(cluster.bootstrap.split(","))
 
 
 def await_kafka_through(route: Route) -> str:

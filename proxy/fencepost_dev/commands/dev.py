@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = KafkaCluster(args.brokers, version=args.kafka_version, data=args.data)
     try:
         cluster.start()
-        config = ProxyConfig(upstream=cluster.addresses, listen=args.listen, status=status)
+        upstream = tuple(map(cluster.address, cluster.node_ids))
+        config = ProxyConfig(upstream=upstream, listen=args.listen, status=status)
         logs.setup(config.log.level, config.log.format)
         for each in _DURABILITY:
             logging.getLogger(each).setLevel(logging.ERROR)
