@@ -24,7 +24,7 @@ from fencepost_proxy.types import NodeId, TopicPartition
 
 if TYPE_CHECKING:
     from fencepost_proxy.cluster.client import KafkaClient
-    from fencepost_proxy.services.watching import Queries
+    from fencepost_proxy.cluster.watching import Queries
     from fencepost_proxy.transactions.watched import Described
     from fencepost_proxy.transactions.watching import TransactionMonitor
 
@@ -184,7 +184,7 @@ def _decided(watching: TransactionMonitor) -> bool:
 
 
 async def _describe(args: argparse.Namespace, control: KafkaClient) -> int:
-    from fencepost_proxy.services.watching import Queries  # noqa: PLC0415
+    from fencepost_proxy.cluster.watching import Queries  # noqa: PLC0415
     from fencepost_proxy.transactions.watched import OPEN_STATES  # noqa: PLC0415
 
     queries = Queries(control)

@@ -79,7 +79,7 @@ class Producers:
             fence = log_end_call(connection, {tp: leader})
             calls = [
                 fence,
-                _describe_producers_call(connection, [tp]),
+                describe_producers_call(connection, [tp]),
                 fence,
                 list_offset_call(connection, tp, leader.leader_epoch, EARLIEST),
             ]
@@ -121,7 +121,7 @@ class Producers:
                 connection = await self.kafka.connected(node_id, Purpose.QUERIES, deadline)
                 leaders = {tp: leader for tp in queried if (leader := self.kafka.leader(tp)) is not None}
                 fence = log_end_call(connection, leaders)
-                calls = [fence, _describe_producers_call(connection, queried), fence]
+                calls = [fence, describe_producers_call(connection, queried), fence]
                 before, producers, after = await connection.pipeline(calls, deadline=deadline)
                 led = _led(before, leaders) & _led(after, leaders)
                 found.update((tp, state) for tp, state in _state_of(producers, producer_id).items() if tp in led)
@@ -142,7 +142,7 @@ class Producers:
         return found
 
 
-def _describe_producers_call(connection: BrokerConnection, partitions: Iterable[TopicPartition]) -> Call:
+def describe_producers_call(connection: BrokerConnection, partitions: Iterable[TopicPartition]) -> Call:
     topics: dict[str, list[int]] = {}
     for tp in partitions:
         topics.setdefault(tp.topic, []).append(tp.partition)
