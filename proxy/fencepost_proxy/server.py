@@ -301,7 +301,6 @@ def _sequencer_limits(config: ProxyConfig) -> SequencerLimits:
     limits = config.limits
     return SequencerLimits(
         queue_max=limits.sequencer_queue_max,
-        read_retry_seconds=limits.resolve_retry_seconds,
         queued_seconds=limits.queued_seconds,
         decompressed_bytes_max=limits.decompressed_bytes_max,
         fencing=not config.unsafe_disable_fencing,

@@ -161,10 +161,6 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ("[limits]\nconnections_max = 0", "limits.connections_max: must be above 0, not 0"),
         ("[limits]\ndrain_seconds = nan", "limits.drain_seconds: must be above 0"),
         ("[limits]\nframe_bytes_max = 999999999", "limits.buffered_bytes_max: is 268435456 and must not be below"),
-        (
-            "[limits]\nreconnect_backoff_min_seconds = 9",
-            "limits.reconnect_backoff_min_seconds: is 9 and must not be above",
-        ),
         ("limits = 3", "limits: must be a table ([limits]), not 3"),
         ('listen = "nowhere"', "listen: 'nowhere' is not HOST:PORT"),
         ('listen = "a:70000"', "listen: 'a:70000' has no usable port"),

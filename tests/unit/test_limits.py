@@ -55,7 +55,6 @@ def test_configured_limits_apply_to_sequencers_and_sessions() -> None:
     limits = replace(
         Limits(),
         sequencer_queue_max=7,
-        resolve_retry_seconds=0.7,
         decompressed_bytes_max=70_000,
         frame_bytes_max=7_000,
         buffered_bytes_max=14_000,
@@ -65,7 +64,7 @@ def test_configured_limits_apply_to_sequencers_and_sessions() -> None:
     )
     proxy = Proxy(ProxyConfig((Address("kafka", 9092),), limits=limits))
     sequencers, services = proxy._dispatcher._limits, proxy._services
-    assert (sequencers.queue_max, sequencers.read_retry_seconds, sequencers.decompressed_bytes_max) == (7, 0.7, 70_000)
+    assert (sequencers.queue_max, sequencers.decompressed_bytes_max) == (7, 70_000)
     assert (services.frame_bytes_max, services.in_flight_requests_max, services.decompressed_bytes_max) == (
         7_000,
         77,

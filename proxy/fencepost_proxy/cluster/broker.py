@@ -31,6 +31,10 @@ from fencepost_proxy.wire.schema import Message
 _log = logs.get("cluster.broker")
 _limited_log = logs.RateLimitedLog(_log)
 
+#: Unanswered requests per connection. Further ones wait.
+IN_FLIGHT_MAX: Final = 256
+#: First pause before a retry; later ones double, up to `Limits.reconnect_backoff_max_seconds`.
+BACKOFF_SECONDS: Final = 0.05
 _LENGTH: Final = struct.Struct(">i")
 _API_VERSIONS_VERSION: Final = 3  # since Kafka 2.4; other APIs need newer brokers
 #: Share of the session lifetime after which the next login starts.
@@ -134,7 +138,7 @@ class BrokerConnection:
         self._client_id = client_id
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
-        self._package = asyncio.Semaphore(limits.control_in_flight_max)
+        self._package = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._reserve_queue = asyncio.Lock()
         self._closed_because: Reason | None = None
         self._receiver = asyncio.create_task(self._receive(), name=f"receive {address}")
@@ -348,7 +352,7 @@ class BrokerConnection:
             if isinstance(e, TimeoutError):
                 self._give_up_if_stuck()
                 raise UpstreamUnavailable(
-                    f"{self.address}: {len(self._in_flight)} requests are unanswered (limits.control_in_flight_max)"
+                    f"{self.address}: {len(self._in_flight)} requests are unanswered, the limit"
                 ) from None
             raise
 
@@ -498,7 +502,7 @@ class PooledConnection:
                 self.address, limits=self._limits, client_id=self._client_id, access=self._access
             )
         except UpstreamUnavailable as e:
-            doubled = max(self._pause_seconds * 2, self._limits.reconnect_backoff_min_seconds)
+            doubled = max(self._pause_seconds * 2, BACKOFF_SECONDS)
             self._pause_seconds = min(doubled, self._limits.reconnect_backoff_max_seconds)
             if not self.quiet:
                 _limited_log.warning(self.address, "broker unreachable", broker=self.address, reason=e)

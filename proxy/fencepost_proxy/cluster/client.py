@@ -25,6 +25,7 @@ from typing import Final, TypeVar
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import (
+    BACKOFF_SECONDS,
     PLAINTEXT,
     Access,
     BrokerConnection,
@@ -219,7 +220,7 @@ class KafkaClient:
         tp: TopicPartition | None = None,
     ) -> _T:
         """Retries until there is a response, the deadline has passed, or retrying cannot help."""
-        pause = self.limits.reconnect_backoff_min_seconds
+        pause = BACKOFF_SECONDS
         missing = 0
         while True:
             try:

@@ -24,6 +24,7 @@ from uuid import UUID, uuid4
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.appends import Appends
 from fencepost_proxy.cluster.broker import (
+    BACKOFF_SECONDS,
     BrokerConnection,
     OutcomeUnknown,
     PooledConnection,
@@ -186,7 +187,7 @@ class StateTopic:
         if producer_id is not None:
             fence = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": _ANY_SEQUENCE}
             batch = bytes(fence_batch(memoryview(batch), **fence))
-        pause = self._limits.reconnect_backoff_min_seconds
+        pause = BACKOFF_SECONDS
         while True:
             self._raise_failure()
             timeout_ms = max(1, int(remaining(deadline) * 1000))

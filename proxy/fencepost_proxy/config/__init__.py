@@ -103,16 +103,10 @@ class Limits:
     """Timeout for connecting to a broker."""
     request_timeout_seconds: float = 30.0
     """Timeout for the proxy's own requests to a broker and for receiving a buffered request."""
-    reconnect_backoff_min_seconds: float = 0.05
-    """Initial delay before reconnecting to a broker."""
     reconnect_backoff_max_seconds: float = 1.0
-    """Maximum delay before reconnecting to a broker."""
-    control_in_flight_max: int = _key(256, unit="of requests")
-    """Maximum unanswered requests of the proxy itself per broker connection."""
+    """Maximum delay before reconnecting to a broker. The delay begins at 0.05 s and doubles."""
     metadata_refresh_seconds: float = 5.0
     """Interval at which the proxy refreshes brokers and known topics."""
-    resolve_retry_seconds: float = 0.05
-    """Delay before the proxy reads the log again to resolve an in-doubt append."""
     takeover_seconds: float = 35.0
     """Time during which conditional appends to `true` topics get a retriable error after the proxy starts alongside
     another process or another process dies: Kafka may still hold its requests. Should not be below connect timeout +
@@ -123,8 +117,6 @@ class Limits:
     partition_grace_seconds: float = 900.0
     """Grace period after a partition expansion (topic config partitioner): the proxy checks the placement of keys in
     batches without a partition count. Use more than delivery.timeout.ms + metadata.max.age.ms of any producer."""
-    served_counts_max: int = _key(10_000, unit="of clients × topics")
-    """Maximum client and topic pairs for which the proxy remembers the last reported partition count."""
     remembered_producers_max: int = 50_000
     """Maximum idempotent producers, counted per partition, whose last append the proxy remembers on checked topics
     (KAFKA-5793)."""
@@ -166,12 +158,6 @@ class Limits:
                 "buffered_bytes_max",
                 f"is {self.buffered_bytes_max} and must not be below limits.frame_bytes_max ({self.frame_bytes_max}): "
                 "a single frame of that size could never be handled",
-            )
-        if self.reconnect_backoff_min_seconds > self.reconnect_backoff_max_seconds:
-            yield (
-                "reconnect_backoff_min_seconds",
-                f"is {self.reconnect_backoff_min_seconds:g} and must not be above limits.reconnect_backoff_max_seconds "
-                f"({self.reconnect_backoff_max_seconds:g})",
             )
 
 

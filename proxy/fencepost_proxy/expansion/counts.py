@@ -20,6 +20,8 @@ _BELIEVED_SECONDS: Final = 5.0
 _NEVER: Final = float("-inf")
 #: Clients supply topic names, so bound the memory.
 _MISSING_MAX: Final = 10_000
+#: Pairs of a client and a topic whose last reported count is remembered.
+_SERVED_MAX: Final = 10_000
 
 
 class Client(NamedTuple):
@@ -55,7 +57,7 @@ class Counts:
         clock_ms: Callable[[], int],
         *,
         resolve_seconds: float,
-        served_max: int,
+        served_max: int = _SERVED_MAX,
     ) -> None:
         self._metadata = metadata
         self._history = history

@@ -80,7 +80,6 @@ class ClusterView:
             membership.history,
             lambda: round(time.time() * 1000),
             resolve_seconds=limits.partition_grace_seconds,
-            served_max=limits.served_counts_max,
         )
         self.lookups = TopicLookups(kafka, self.counts, spawn, timeout_seconds=limits.connect_timeout_seconds)
         self.topic_id = self.lookups.topic_id
