@@ -19,7 +19,7 @@ from fencepost_proxy.cluster.metadata import Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.diagnosis import diagnose, of_process, state_of
-from fencepost_proxy.observability.lists import Lists, Refusals, Sources
+from fencepost_proxy.observability.lists import Lists, Refusals
 from fencepost_proxy.observability.status import (
     AbortOnlyStatus,
     BrokerStatus,
@@ -395,16 +395,14 @@ class _Proxy:
         self.expansions: list[ExpansionStatus] = []
         self.gated: list[GatedStatus] = []
         self.lists = Lists(
-            Sources(
-                proxied_connections={},
-                sequencers=self.sequencers,
-                refusals=self.refusals,
-                topics=lambda: self.infos,
-                policy=lambda name: TopicPolicy(Check.REQUIRED) if name in self.infos else None,
-                info=self.infos.get,
-                expansions=lambda: self.expansions,
-                gated=lambda: self.gated,
-            )
+            proxied_connections={},
+            sequencers=self.sequencers,
+            refusals=self.refusals,
+            topics=lambda: self.infos,
+            policy=lambda name: TopicPolicy(Check.REQUIRED) if name in self.infos else None,
+            info=self.infos.get,
+            expansions=lambda: self.expansions,
+            gated=lambda: self.gated,
         )
 
     def open(self, topic: str, partition: int, log_end: int) -> None:

@@ -100,8 +100,8 @@ def _keep(lasts: _Lasts[_T], key: _T, last: RefusalStatus) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """Data sources of the lists. `topics`: topics with virtual configs or with partition sequencers."""
+class Lists:
+    """`topics`: topics with virtual configs or with partition sequencers."""
 
     proxied_connections: Mapping[int, ProxiedConnection]
     sequencers: Mapping[TopicPartition, PartitionSequencer]
@@ -111,11 +111,6 @@ class Sources:
     info: Callable[[str], TopicInfo | None]
     expansions: Callable[[], Sequence[ExpansionStatus]]
     gated: Callable[[], Sequence[GatedStatus]]
-
-
-class Lists:
-    def __init__(self, sources: Sources) -> None:
-        self._from = sources
 
     def listed(self, requested: PageRequest) -> Listed:
         begin, end = requested.offset, requested.offset + requested.limit
@@ -127,11 +122,10 @@ class Lists:
                 partitions = self._partitions(requested)
                 return Listed(len(partitions), tuple(map(self._partition, _first(end, partitions)[begin:])))
             case "refusals":
-                refusals = self._from.refusals
                 if not requested.search and requested.topic is None:
-                    newest = islice(refusals.newest_first(), begin, end)
-                    return Listed(len(refusals), tuple(newest))
-                lasts = [each for each in refusals.newest_first() if _of(requested, each.topic)]
+                    newest = islice(self.refusals.newest_first(), begin, end)
+                    return Listed(len(self.refusals), tuple(newest))
+                lasts = [each for each in self.refusals.newest_first() if _of(requested, each.topic)]
                 return Listed(len(lasts), tuple(lasts[begin:end]))
             case "software":
                 software = self._software()
@@ -139,26 +133,25 @@ class Lists:
             case "clients":
                 return self._clients(requested)
             case "expansions":
-                expanded = [each for each in self._from.expansions() if _of(requested, each.topic)]
+                expanded = [each for each in self.expansions() if _of(requested, each.topic)]
                 return Listed(len(expanded), tuple(expanded[begin:end]))
             case "groups":
-                waiting = [each for each in self._from.gated() if _of(requested, each.topic, each.group)]
+                waiting = [each for each in self.gated() if _of(requested, each.topic, each.group)]
                 return Listed(len(waiting), tuple(waiting[begin:end]))
 
     def _topics(self) -> Iterator[str]:
         """Existing checked topics."""
-        source = self._from
-        for topic in source.topics():
-            if source.policy(topic) is not None and source.info(topic) is not None:
+        for topic in self.topics():
+            if self.policy(topic) is not None and self.info(topic) is not None:
                 yield topic
 
     def _topic(self, topic: str) -> CheckedTopicStatus:
-        policy, info = self._from.policy(topic), self._from.info(topic)
+        policy, info = self.policy(topic), self.info(topic)
         assert policy is not None
         assert info is not None
-        sequencers = [self._from.sequencers.get(TopicPartition(topic, partition)) for partition in info.partitions]
+        sequencers = [self.sequencers.get(TopicPartition(topic, partition)) for partition in info.partitions]
         known = self._ends(topic).values()
-        count, last = self._from.refusals.of_topic(topic)
+        count, last = self.refusals.of_topic(topic)
         return CheckedTopicStatus(
             topic,
             policy.check.value,
@@ -174,30 +167,28 @@ class Lists:
         )
 
     def _ends(self, topic: str) -> dict[int, int]:
-        info = self._from.info(topic)
-        sequencers = self._from.sequencers
+        info = self.info(topic)
         ends = {}
         for partition in () if info is None else info.partitions:
-            sequencer = sequencers.get(TopicPartition(topic, partition))
+            sequencer = self.sequencers.get(TopicPartition(topic, partition))
             if sequencer is not None and sequencer.log_end_offset is not None:
                 ends[partition] = sequencer.log_end_offset
         return ends
 
     def _partitions(self, requested: PageRequest) -> list[TopicPartition]:
         """All partitions of a checked topic; without a topic, all partitions with a sequencer."""
-        source = self._from
         if requested.topic is None:
-            names = list(source.sequencers)
+            names = list(self.sequencers)
         else:
-            info = source.info(requested.topic) if source.policy(requested.topic) is not None else None
+            info = self.info(requested.topic) if self.policy(requested.topic) is not None else None
             names = [] if info is None else [TopicPartition(requested.topic, each) for each in info.partitions]
         return [name for name in names if _fits(requested, str(name))] if requested.search else names
 
     def _partition(self, name: TopicPartition) -> PartitionStatus:
-        info, sequencer = self._from.info(name.topic), self._from.sequencers.get(name)
+        info, sequencer = self.info(name.topic), self.sequencers.get(name)
         at = None if info is None else info.partitions.get(name.partition)
         leader = None if at is None or at.leader.node_id < 0 else at.leader.node_id
-        count, last = self._from.refusals.of_partition(name)
+        count, last = self.refusals.of_partition(name)
         if sequencer is None:
             return PartitionStatus(*name, leader, refusals=count, last_refusal=last)
         is_open = sequencer.phase is Phase.OPEN
@@ -214,7 +205,7 @@ class Lists:
 
     def _software(self) -> list[SoftwareStatus]:
         counts: Counter[tuple[str | None, str | None]] = Counter()
-        for proxied in self._from.proxied_connections.values():
+        for proxied in self.proxied_connections.values():
             software = None if proxied.session is None else proxied.session.state.software
             key: tuple[str | None, str | None] = software or (None, None)
             if key not in counts and len(counts) >= _SOFTWARE_MAX:
@@ -224,7 +215,7 @@ class Lists:
 
     def _clients(self, requested: PageRequest) -> Listed:
         now = time.monotonic()
-        proxied_connections = self._from.proxied_connections.values()
+        proxied_connections = self.proxied_connections.values()
         matching = [
             proxied for proxied in proxied_connections if not requested.search or _fits(requested, *_names(proxied))
         ]

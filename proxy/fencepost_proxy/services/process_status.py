@@ -15,7 +15,7 @@ from fencepost_proxy.errors import Reason
 from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version
 from fencepost_proxy.observability import diagnosis, readiness
-from fencepost_proxy.observability.lists import Lists, Sources
+from fencepost_proxy.observability.lists import Lists
 from fencepost_proxy.observability.status import (
     ABORT_ONLY_SHOWN,
     AbortOnlyStatus,
@@ -62,16 +62,14 @@ class ProcessStatus:
     def __post_init__(self) -> None:
         self._started_at = time.monotonic()
         self._lists = Lists(
-            Sources(
-                proxied_connections=self.connections.by_number,
-                sequencers=self.driver.dispatcher.sequencers,
-                refusals=self.reports.refusals,
-                topics=self.topics.known,
-                policy=self.cluster.policies.policy,
-                info=self.cluster.kafka.topic,
-                expansions=self.topics.expansions,
-                gated=self.cluster.groups.waiting,
-            )
+            proxied_connections=self.connections.by_number,
+            sequencers=self.driver.dispatcher.sequencers,
+            refusals=self.reports.refusals,
+            topics=self.topics.known,
+            policy=self.cluster.policies.policy,
+            info=self.cluster.kafka.topic,
+            expansions=self.topics.expansions,
+            gated=self.cluster.groups.waiting,
         )
         self.metrics.state_fresh_until = self.cluster.membership.fresh_until
         self.metrics.probe = self.probe
