@@ -52,7 +52,7 @@ def _options(directory: Path, test: str) -> list[str]:
 def test_stops_come_on_top_of_those_of_tests(
     test: str, length: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    status = stopped.run(_options(tmp_path, test), seed=1, seconds=(length, length), gap_seconds=0.02, minutes=1)
+    status = stopped.run(_options(tmp_path, test), seed=1, seconds=(length, length), gap_seconds=0.02, minutes=10)
     output = capfd.readouterr().out
     assert status == 0, output
     assert "seed 1: 0 stops" not in output
