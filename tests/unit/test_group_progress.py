@@ -114,6 +114,8 @@ class Story:
                 gated_without_commit_seconds=_IMPATIENCE_SECONDS,
                 gated_without_progress_seconds=_PATIENCE_SECONDS,
             ),
+            lambda: state,  # type: ignore[arg-type, return-value]
+            lambda: state.view,
             groups=kafka,  # type: ignore[arg-type]
             log_ends=kafka,  # type: ignore[arg-type]
             fetches=kafka,  # type: ignore[arg-type]
@@ -123,7 +125,6 @@ class Story:
             metrics=self.metrics,
         )
         self.watch = self.tracker.watch
-        self.tracker.attach(state)  # type: ignore[arg-type]
         self.tracker.refresh()
 
     async def queries_to_send(self, *partitions: TopicPartition) -> frozenset[TopicPartition]:

@@ -111,8 +111,10 @@ class State:
 def commits_on(log: Log, limits: Limits | None = None) -> Commits:
     kafka: Any = log
     policy: Any = SimpleNamespace(is_checked=True, source_is_base=False)
-    commits = Commits(
+    state: Any = State()
+    return Commits(
         limits or Limits(),
+        lambda: state,
         metadata=kafka,
         transactions=kafka,
         producers=kafka,
@@ -124,9 +126,6 @@ def commits_on(log: Log, limits: Limits | None = None) -> Commits:
         names=HeaderNames(),
         metrics=Metrics(),
     )
-    state: Any = State()
-    commits.attach(state)
-    return commits
 
 
 async def read(commits: Commits, query: ReadBack = QUERY) -> LogIs:

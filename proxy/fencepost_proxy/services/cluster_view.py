@@ -91,6 +91,8 @@ class ClusterView:
     def _groups(self) -> GroupProgressTracker:
         return GroupProgressTracker(
             self._config.limits,
+            lambda: self.membership.joined,
+            lambda: self.membership.view,
             groups=ConsumerGroups(self.kafka),
             log_ends=LogEnds(self.kafka),
             fetches=Fetches(self.kafka),
@@ -103,6 +105,7 @@ class ClusterView:
     def _commits(self) -> Commits:
         return Commits(
             self._config.limits,
+            lambda: self.membership.joined,
             metadata=self.kafka.metadata,
             transactions=Transactions(self.kafka),
             producers=Producers(self.kafka),
@@ -117,7 +120,7 @@ class ClusterView:
 
     async def join(self, on_change: Callable[[Sequence[StateRecord]], None], barriers: Barriers) -> StateTopic:
         """Joins the other processes; waits until that works. `on_change` gets the state topic's records."""
-        state = await self.membership.join((self.groups, self.commits), on_change)
+        state = await self.membership.join(on_change)
         self.expansions = Expansions(
             state,
             self._config.limits,

@@ -18,12 +18,21 @@ class ExpandedTopics:
     `view`: of the state topic; empty until it is loaded.
     """
 
-    def __init__(self, policy: Callable[[str], TopicPolicy | None], topic_id: Callable[[str], UUID | None]) -> None:
+    def __init__(
+        self,
+        policy: Callable[[str], TopicPolicy | None],
+        topic_id: Callable[[str], UUID | None],
+        view: Callable[[], StateView],
+    ) -> None:
         self._policy = policy
         self.topic_id = topic_id
-        self.view = StateView("")
+        self._view = view
         self._ids: dict[str, UUID] = {}
         self._names: dict[UUID, str] = {}
+
+    @property
+    def view(self) -> StateView:
+        return self._view()
 
     def refresh(self) -> bool:
         """Update from the view after a change. Returns whether a topic is or was expanded."""

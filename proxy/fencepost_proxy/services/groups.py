@@ -45,6 +45,7 @@ from fencepost_proxy.services.gating_decisions import GatingDecisions
 from fencepost_proxy.services.group_stories import GroupStories
 from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
+from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.state_records import StateRecord
@@ -75,11 +76,16 @@ _RELAYED_BUT_FOLLOWING: Final = relayed_versions_without(FOLLOWING)
 
 
 class GroupProgressTracker:
-    """`policy`: of a topic, None without checks. `topic_id`: None if unknown."""
+    """`policy`: of a topic, None without checks. `topic_id`: None if unknown.
+
+    `state`: the state topic, once this process joins the others; `view`: its content, empty before.
+    """
 
     def __init__(
         self,
         limits: Limits,
+        state: Callable[[], StateTopic],
+        view: Callable[[], StateView],
         *,
         groups: ConsumerGroups,
         log_ends: LogEnds,
@@ -94,9 +100,9 @@ class GroupProgressTracker:
         self._log_ends = log_ends
         self._unread = UnreadRecords(log_ends, fetches)
         self._limits = limits
-        self.topics = ExpandedTopics(policy, topic_id)
+        self.topics = ExpandedTopics(policy, topic_id, view)
         self._remembered_seconds = remembered_seconds
-        self._state: StateTopic | None = None
+        self._state = state
         self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION.name, "false") != "false" for each in configured)
         self._stories = GroupStories(metrics)
         self._lookups = OffsetLookups()
@@ -108,15 +114,9 @@ class GroupProgressTracker:
         self.watch = Watch()
         self.assignment_filter = AssignmentFilter(self.watch, self.topics, time.monotonic)
 
-    def attach(self, state: StateTopic) -> None:
-        """Set the state topic once it is loaded."""
-        self._state = state
-        self.topics.view = state.view
-
     async def _store(self, records: Sequence[StateRecord], timeout_seconds: float | None = None) -> None:
         if records:
-            assert self._state is not None, "nothing is gated before"
-            await self._state.append(records, timeout_seconds=timeout_seconds)
+            await self._state().append(records, timeout_seconds=timeout_seconds)
 
     # ---- expansion view
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 from fencepost_proxy import logs
@@ -24,11 +24,6 @@ _log = logs.get("services.membership")
 _limited_log = logs.RateLimitedLog(_log)
 
 _START_AGAIN_SECONDS = 2.0
-
-
-class Attached(Protocol):
-    def attach(self, state: StateTopic) -> None:
-        """Before it is read."""
 
 
 class Membership:
@@ -69,7 +64,7 @@ class Membership:
     def alone(self, now: float) -> bool:
         return self.state is not None and self.state.heartbeats.alone(now)
 
-    async def join(self, parts: Iterable[Attached], on_change: Callable[[Sequence[StateRecord]], None]) -> StateTopic:
+    async def join(self, on_change: Callable[[Sequence[StateRecord]], None]) -> StateTopic:
         """Reads the state topic and registers with the other processes; retries until that works.
 
         Kafka may be starting, ACLs may be missing, or the topic may be misconfigured; /readyz shows the reason.
@@ -85,8 +80,6 @@ class Membership:
                 limits=config.limits,
                 on_change=on_change,
             )
-            for each in parts:
-                each.attach(state)
             try:
                 await state.start()
                 await state.acquire_producer_id()

@@ -94,11 +94,15 @@ class _ReadSoFar:
 
 
 class Commits:
-    """`policy`: of a topic, None without checks. `table`: this process's view of transactions."""
+    """`policy`: of a topic, None without checks. `table`: this process's view of transactions.
+
+    `state`: the state topic, once this process joins the others.
+    """
 
     def __init__(
         self,
         limits: Limits,
+        state: Callable[[], StateTopic],
         *,
         metadata: MetadataCache,
         transactions: Transactions,
@@ -121,7 +125,7 @@ class Commits:
         self._policy = policy
         self._names = names
         self._metrics = metrics
-        self._state: StateTopic | None = None
+        self._state = state
         off = Check.OFF.value
         self._by_file = any(each.get(CHECK_EXPECTED_OFFSETS.name, off) != off for each in configured)
         self._some_topic = False
@@ -131,10 +135,6 @@ class Commits:
         #: Whether commits need validation.
         self.validating = True
 
-    def attach(self, state: StateTopic) -> None:
-        """Set the state topic once it is loaded."""
-        self._state = state
-
     def apply_records(self, records: Sequence[StateRecord]) -> None:
         """Apply new records of the state topic."""
         for record in records:
@@ -143,16 +143,14 @@ class Commits:
 
     def refresh(self) -> None:
         """Update after a change of virtual configs."""
-        assert self._state is not None
         self._some_topic = self._by_file or any(
-            self._checked(topic) is not None for topic in self._state.view.topic_configs
+            self._checked(topic) is not None for topic in self._state().view.topic_configs
         )
         self.probe(time.monotonic())
 
     def probe(self, now: float) -> None:
         """Call once a second: an expiring view cannot prove that no topic is checked."""
-        assert self._state is not None
-        self.validating = self._some_topic or now + 1.5 >= self._state.fresh_until
+        self.validating = self._some_topic or now + 1.5 >= self._state().fresh_until
 
     def _checked(self, topic: str) -> CheckedTopic | None:
         policy = self._policy(topic)
@@ -227,11 +225,10 @@ class Commits:
         try:
             match query:
                 case ReadState(producer_id, producer_epoch):
-                    assert self._state is not None
-                    await self._state.read_to_end(timeout_seconds=remaining(deadline))
-                    fresh = self._state.fresh
+                    await self._state().read_to_end(timeout_seconds=remaining(deadline))
+                    fresh = self._state().fresh
                     return StateRead(
-                        self._state.view.abort_only_records.of(producer_id, producer_epoch) if fresh else None
+                        self._state().view.abort_only_records.of(producer_id, producer_epoch) if fresh else None
                     )
                 case QueryTransaction(transactional_id):
                     found = await self._transactions.describe(transactional_id, timeout_seconds=remaining(deadline))
@@ -378,9 +375,8 @@ class Commits:
     async def record_abort_only(self, abort_only: AbortOnly, instead_of: Iterable[UUID] = ()) -> bool:
         """Record an abort-only transaction; False if it is not known to be stored."""
         try:
-            assert self._state is not None
             records = encode_abort_only_record(abort_only._replace(at_ms=int(time.time() * 1000)), instead_of)
-            await self._state.append(records, timeout_seconds=_STORE_SECONDS)
+            await self._state().append(records, timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.error(
                 "record",
@@ -397,10 +393,9 @@ class Commits:
     async def clear_abort_only(self, producer_id: int, producer_epoch: int) -> bool:
         """Clear the records of an ended transaction; False if some may remain."""
         try:
-            assert self._state is not None
-            await self._state.read_to_end(timeout_seconds=_STORE_SECONDS)
-            abort_only_records = self._state.view.abort_only_records.of(producer_id, producer_epoch)
-            await self._state.append(encode_abort_only_tombstones(abort_only_records), timeout_seconds=_STORE_SECONDS)
+            await self._state().read_to_end(timeout_seconds=_STORE_SECONDS)
+            abort_only_records = self._state().view.abort_only_records.of(producer_id, producer_epoch)
+            await self._state().append(encode_abort_only_tombstones(abort_only_records), timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.warning(
                 "clear",
@@ -425,9 +420,8 @@ class Commits:
 
     async def maintain(self, recorded_before: float) -> None:
         """Check some records older than that time (Unix seconds). Raises `UpstreamUnavailable`, `StateError`."""
-        assert self._state is not None
         over = []
-        for abort_only in self._state.view.abort_only_records.older_than(int(recorded_before * 1000))[
+        for abort_only in self._state().view.abort_only_records.older_than(int(recorded_before * 1000))[
             :_MAINTAINED_AT_ONCE
         ]:
             try:
@@ -439,7 +433,7 @@ class Commits:
             producer = abort_only.producer_id, abort_only.producer_epoch
             if found is None or found.state != ONGOING or (found.producer_id, found.producer_epoch) != producer:
                 over.append(abort_only)
-        await self._state.append(encode_abort_only_tombstones(over))
+        await self._state().append(encode_abort_only_tombstones(over))
 
 
 def _position(logged: Logged) -> tuple[int, int, int, int]:
