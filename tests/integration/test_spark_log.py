@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.helpers import create_ssl_context
+from aiokafka.record.util import encode_varint
 from kafka.protocol.admin import DeleteRecordsRequest, IncrementalAlterConfigsRequest
 
 from fencepost.spark import log as module
@@ -80,7 +82,13 @@ def created(client: Connection, log: Log, name: str, *, partitions: int = 1, **c
 
 
 def rows(*values: str) -> list[bytes]:
-    return [b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00" for value in values]
+    return [b"\x01" + varint(len(value)) + value.encode() + b"\x00" for value in values]
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    encode_varint(value, out.append)
+    return bytes(out)
 
 
 def chunk(expected: int, *values: str, commit_tag: bytes = MARK, compression: str | None = None) -> bytes:
@@ -193,6 +201,36 @@ def test_foreign_batches_lie_between_ours(log: Log, topic: str, client: Connecti
         7,
     ]
     assert log.last_batch(topic, 0, 0) is None
+
+
+def test_last_batches_of_many_partitions_take_few_requests(
+    log: Log, client: Connection, unique_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = created(client, log, unique_topic("checked"), partitions=5)
+    long = "x" * 500_000
+    for partition in range(4):
+        answer(log.append(topic, partition, chunk(0, "a", commit_tag=b"older")))
+        answer(log.append(topic, partition, chunk(1, long if partition else "b", "c", commit_tag=b"%d" % partition)))
+    ends = {0: 3, 1: 3, 2: 3, 3: 3}
+    fetches: list[int] = []
+    unchanged = module.FetchRequest
+
+    def fetch(*fields: Any) -> Any:
+        fetches.append(len(fields[4][0][1]))
+        return unchanged(*fields)
+
+    monkeypatch.setattr(module, "FetchRequest", fetch)
+    tags = {partition: logged and logged.commit_tag for partition, logged in log.last_batches(topic, ends).items()}
+    assert tags == {partition: b"%d" % partition for partition in ends}
+    assert fetches == [4]
+
+    # As many requests as the limits need; a batch above them is returned alone.
+    fetches.clear()
+    monkeypatch.setattr(module, "_LAST_BATCH_BYTES", 100_000)
+    again = {partition: logged and logged.commit_tag for partition, logged in log.last_batches(topic, ends).items()}
+    assert again == tags
+    assert fetches == [4, 3, 2, 1]
+    assert log.last_batches(topic, {4: 0, 0: 1})[4] is None
 
 
 def test_read_starts_within_a_batch_and_ends_exclusive(log: Log, topic: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -297,6 +297,9 @@ class ModelLog:
             if stored.next_offset == end:
                 return stored
         return None
+
+    def last_batches(self, topic: str, ends: Mapping[int, int]) -> dict[int, Stored | None]:
+        return {partition: self.last_batch(topic, partition, end) for partition, end in ends.items()}
 
 
 class ModelClock:

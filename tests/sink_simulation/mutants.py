@@ -348,6 +348,12 @@ MUTANTS = (
         edit(driver_probe, "probe", ("Known(start, None, 0, unread=True)", "replace(before, below=start)")),
     ),
     Mutant(
+        "read no further",
+        "a row is missing although its scan range was not read to the end",
+        ("arranged",),
+        body(Resumer, "_read_more", "return False"),
+    ),
+    Mutant(
         "no mark",
         "a finished load is not marked",
         ("load",),
@@ -402,7 +408,7 @@ MUTANTS = (
         "not buffered",
         "new rows are appended before all old ones are matched",
         ("other data",),
-        edit(Resumer, "read_scan_range", ("self._write.buffered = []", "pass")),
+        edit(Resumer, "_buffer", ("self._write.buffered = []", "pass")),
     ),
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.interfaces import Log, TopicPartition
@@ -78,7 +79,9 @@ def probe(
     for topic in topics:
         # Read the count first: then rows partitioned for an older count are below the log ends read afterwards.
         counts[topic] = log.partition_count(topic)
-        for partition, (start, end) in log.offsets(topic, range(counts[topic])).items():
+        offsets = log.offsets(topic, range(counts[topic]))
+        last_batches = log.last_batches(topic, _unread_ends(topic, offsets, known))
+        for partition, (start, end) in offsets.items():
             topic_partition = (topic, partition)
             bounds[topic_partition] = (start, end)
             before = known.get(topic_partition)
@@ -87,7 +90,9 @@ def probe(
                 before = Known(start, None, 0, unread=True)
             if before is not None and nothing_deleted:
                 before = replace(before, unread=False)
-            all_, lower = _glance(log, topic_partition, (start, end), sink, before)
+            all_, lower = _glance(
+                log, topic_partition, (start, end), sink, before, last_batch=last_batches.get(partition)
+            )
             if all_ is not None:
                 known[topic_partition] = all_
             else:
@@ -110,8 +115,20 @@ def probe(
     return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {})
 
 
+def _unread_ends(topic: str, offsets: dict[int, tuple[int, int]], known: dict[TopicPartition, Known]) -> dict[int, int]:
+    """The log ends of the partitions that are neither empty nor known up to their ends."""
+    ends = {partition: end for partition, (start, end) in offsets.items() if start < end}
+    return {at: end for at, end in ends.items() if (topic, at) not in known or known[topic, at].below != end}
+
+
 def _glance(
-    log: Log, topic_partition: TopicPartition, bounds: tuple[int, int], sink: str, known: Known | None
+    log: Log,
+    topic_partition: TopicPartition,
+    bounds: tuple[int, int],
+    sink: str,
+    known: Known | None,
+    *,
+    last_batch: Any,
 ) -> tuple[Known | None, Known | None]:
     """(complete knowledge, None) without reading other clients' records, or (None, knowledge of lower offsets)."""
     start, end = bounds
@@ -121,7 +138,7 @@ def _glance(
         return known, None
     if end == start:
         return Known(end, None, 0), None
-    commit_tag = own_commit_tag(log.last_batch(*topic_partition, end), sink)
+    commit_tag = own_commit_tag(last_batch, sink)
     if commit_tag is not None:
         return Known(end, commit_tag, end), None
     # A recreated topic may be longer than the one read before.

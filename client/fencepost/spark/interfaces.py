@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,9 @@ class Log(Protocol):
 
     def last_batch(self, topic: str, partition: int, end: int) -> Any:
         """The batch that ends at `end`, or None."""
+
+    def last_batches(self, topic: str, ends: Mapping[int, int]) -> dict[int, Any]:
+        """`last_batch` of several partitions. `ends`: by partition."""
 
 
 class Clock(Protocol):

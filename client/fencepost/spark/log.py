@@ -62,6 +62,8 @@ _CLOSE_SECONDS = 10.0
 #: Fetch size; a longer batch is fetched alone.
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
+#: Limits of one Fetch of the last batches of many partitions, per partition and in total.
+_LAST_BATCH_BYTES, _LAST_BATCHES_BYTES = 2 << 20, 16 << 20
 
 #: Longer than batches and their copies in aiokafka; at most 32 MB, glibc's limit for its dynamic mmap threshold.
 _LONGEST_BLOCK_BYTES = 16 << 20
@@ -173,6 +175,15 @@ class Log:
             if logged.base_offset < end <= logged.next_offset:
                 return logged
         return None
+
+    def last_batches(self, topic: str, ends: Mapping[int, int]) -> dict[int, Logged | None]:
+        """`last_batch` of several partitions, with few requests to each broker. `ends`: by partition."""
+        fetched = self._query(lambda wire: wire.fetch_last(topic, ends)) if len(ends) > 1 else {}
+        found: dict[int, Logged | None] = {}
+        for partition, end in ends.items():
+            last = next((each for each in batches(fetched.get(partition, b"")) if each.next_offset >= end), None)
+            found[partition] = last or self.last_batch(topic, partition, end)
+        return found
 
     def close(self) -> None:
         """Close the connections. Appends in flight raise Unknown."""
@@ -380,9 +391,9 @@ class _Client:
         """Known offsets, and the problem if some are missing."""
         found: dict[int, dict[int, int]] = {_EARLIEST: {}, _LATEST: {}}
         problem: object = None
-        for time_, offsets in found.items():
-            request = OffsetRequest(-1, 0, [(topic, [(partition, time_) for partition in partitions])])
-            response = await self._sent(node, request)
+        requests = [OffsetRequest(-1, 0, [(topic, [(each, time_) for each in partitions])]) for time_ in found]
+        responses = await asyncio.gather(*(self._sent(node, request) for request in requests))
+        for response, offsets in zip(responses, found.values(), strict=True):
             if isinstance(response, Exception):
                 return {}, response
             for _, answers in response.topics:
@@ -442,6 +453,35 @@ class _Client:
                     continue
             await tries.pause(problem)
             await self._refresh(topic, tries, queried)
+
+    async def fetch_last(self, topic: str, ends: Mapping[int, int]) -> dict[int, bytes]:
+        """Fetch the batches that end at `ends`; those of partitions with problems are missing."""
+        tries = _Tries(self._patience_seconds, f"the ends of topic {topic}")
+        by_leader: dict[int, dict[int, int]] = {}
+        for partition, end in ends.items():
+            by_leader.setdefault(await self._leader(topic, partition, tries), {})[partition] = end
+        fetched: dict[int, bytes] = {}
+        for each in await asyncio.gather(*(self._fetch_last_of(node, topic, led) for node, led in by_leader.items())):
+            fetched |= each
+        return fetched
+
+    async def _fetch_last_of(self, node: int, topic: str, ends: dict[int, int]) -> dict[int, bytes]:
+        """A broker returns at least one whole batch, and others as far as they fit."""
+        found: dict[int, bytes] = {}
+        while missing := [
+            (partition, end - 1, _LAST_BATCH_BYTES) for partition, end in ends.items() if partition not in found
+        ]:
+            response = await self._sent(
+                node, FetchRequest(_FETCH_WAIT_MS, 1, _LAST_BATCHES_BYTES, 0, [(topic, missing)])
+            )
+            if isinstance(response, Exception):
+                break
+            answers = [answer for _, partitions in response.topics for answer in partitions]
+            now = {partition: bytes(records) for partition, code, *_, records in answers if code == _NONE and records}
+            if not now:
+                break
+            found |= now
+        return found
 
     async def close(self) -> None:
         if self._kafka is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.spark.commit_tags import CommitTag, own_commit_tag
-from fencepost.spark.errors import SinkError
+from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals, name_of
 from fencepost.spark.rows import FOREIGN, SAME_NUMBER, THIS_RUN, Group, Rows, digest_of
@@ -36,8 +36,23 @@ class ScanRange:
     is_whole: bool
 
 
+@dataclass(slots=True)
+class _Cursor:
+    """A scan range that is read as far as rows need it."""
+
+    begin: int
+    end: int
+    at: int
+    batches: Iterator[Any] | None = None
+    is_whole: bool = True
+
+
 class Resumer:
-    """`scan_ranges`: read before the first row, shared by the tasks of one process."""
+    """`scan_ranges`: read before the first row, shared by the tasks of one process.
+
+    Only one task reads a partition of arranged rows, mostly in the order in which the log has them. It reads as far as
+    the next row needs, so its memory does not depend on the number of rows in the log. A row is missing only when the
+    whole scan range was read."""
 
     def __init__(
         self,
@@ -53,6 +68,7 @@ class Resumer:
         #: Origins of the relevant appends (rule 1 in `task.py`).
         self.groups: list[Group] = []
         self._numbered: dict[tuple[str, int], int] = {}
+        self._unread: dict[TopicPartition, _Cursor] = {}
         #: Rows in the pools: under this task's number, and under others.
         self.left = self.left_foreign = 0
         self.found = self.found_foreign = 0
@@ -78,18 +94,65 @@ class Resumer:
         if self._write.plan.first_run and not self._write.complete:
             begin = partition.began = max(begin, observation.start)
         self._refusals.refuse_deleted(topic_partition, begin, observation.start)
+        if self._write.plan.arranged and not self._write.complete and topic_partition[0] not in self._write.mixed:
+            partition.begun = True
+            self._unread[topic_partition] = _Cursor(begin, end, begin)
+            self._buffer()
+            return
         scan_range = self._scan_range(topic_partition, begin, end)
         if not scan_range.is_whole:
             self._write.compacted.add(topic_partition)
         for append in scan_range.appends:
             if not (self._write.complete and append.commit_tag.batch != self._write.batch):
                 self.absorb(topic_partition, append, before_the_read=True)
-        if (
-            (self.left or self.left_foreign)
-            and self._write.buffered is None
-            and not (self._write.plan.arranged and self._write.mixed)
-        ):
+        if self.left or self.left_foreign:
+            self._buffer()
+
+    def _buffer(self) -> None:
+        if self._write.buffered is None and not (self._write.plan.arranged and self._write.mixed):
             self._write.buffered = []
+
+    def may_match(self) -> bool:
+        """Whether the log may have rows that no row matched yet."""
+        return bool(self.left or self.left_foreign or self._unread)
+
+    def read_rest(self) -> None:
+        """Read the scan ranges to their ends."""
+        for topic_partition in list(self._unread):
+            while self._read_more(topic_partition):
+                pass
+
+    def _read_more(self, topic_partition: TopicPartition) -> bool:
+        """Read one append of the scan range; False at its end."""
+        cursor = self._unread.get(topic_partition)
+        if cursor is None:
+            return False
+        append = self._patience.patiently(lambda: self._next(topic_partition, cursor))
+        if append is not None:
+            self.absorb(topic_partition, append, before_the_read=True)
+            return True
+        del self._unread[topic_partition]
+        if not cursor.is_whole:
+            self._write.compacted.add(topic_partition)
+        return False
+
+    def _next(self, topic_partition: TopicPartition, cursor: _Cursor) -> SinkAppend | None:
+        while cursor.at < cursor.end:
+            if cursor.batches is None:
+                cursor.batches = iter(self._write.log.read(*topic_partition, cursor.at, cursor.end))
+            try:
+                logged = next(cursor.batches, None)
+            except CannotReach:
+                cursor.batches = None
+                raise
+            if logged is None:  # compaction removed the rest
+                cursor.is_whole, cursor.at = False, cursor.end
+                break
+            cursor.is_whole &= logged.is_whole and logged.base_offset <= cursor.at
+            cursor.at = logged.next_offset
+            for append in self._own_appends((logged,), cursor.begin, cursor.end):
+                return append
+        return None
 
     def _walk_back(self, topic_partition: TopicPartition, commit_tag: CommitTag, end: int) -> tuple[int, int]:
         """[begin, end) of this batch in a partition with later batches; empty if it has no row of this batch."""
@@ -184,9 +247,7 @@ class Resumer:
 
     def missing(self, topic_partition: TopicPartition, rows: Rows) -> Rows:
         """The rows that the log lacks. The others count as found."""
-        if not (
-            self.left or self.left_foreign or self._write.complete or self._write.rearranged or self._write.compacted
-        ):
+        if not (self.may_match() or self._write.complete or self._write.rearranged or self._write.compacted):
             return rows
         keep = [
             self._is_missing(topic_partition, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())
@@ -233,6 +294,8 @@ class Resumer:
     def _claim(self, topic_partition: TopicPartition, digest: bytes, most: int) -> bool:
         partition = self._write.partitions[topic_partition]
         number = partition.there.take(digest, self.groups, most)
+        while number is None and self._read_more(topic_partition):
+            number = partition.there.take(digest, self.groups, most)
         if number is None:
             return False
         group = self.groups[number]

@@ -96,6 +96,7 @@ class Task:
                 (topic_partition, self._resumer.missing(topic_partition, rows))
                 for topic_partition, rows in self._write.buffered
             ]
+            self._resumer.read_rest()
             self._unmatched.check(early=True)
             self._release()
         while self._appender.pending():
@@ -145,10 +146,8 @@ class Task:
         if len(rows):
             self._write.buffered.append((topic_partition, rows))
             self._write.buffered_bytes += rows.bytes()
-        if (
-            not (self._resumer.left or self._resumer.left_foreign)
-            or self._write.buffered_bytes > self._write.plan.hold_bytes
-        ):
+        if not self._resumer.may_match() or self._write.buffered_bytes > self._write.plan.hold_bytes:
+            self._resumer.read_rest()
             self._write.has_unmatched |= self._resumer.left > 0
             self._release()
 

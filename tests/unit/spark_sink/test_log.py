@@ -85,7 +85,7 @@ class Brokers(FakeCluster):
 
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
-    with Brokers(2, t=1, u=2) as running:
+    with Brokers(2, t=1, u=2, w=6) as running:
         yield running
 
 
@@ -139,6 +139,24 @@ def test_each_partition_is_queried_at_its_leader(brokers: Brokers, log: Log) -> 
     assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
 
     assert (brokers.queried[1, LIST_OFFSETS], brokers.queried[2, LIST_OFFSETS]) == (2, 2)
+
+
+def test_last_batches_take_one_request_per_broker(brokers: Brokers, log: Log) -> None:
+    ends = dict.fromkeys(range(6), 1)
+    for partition in ends:
+        log.append("w", partition, chunk()).result(ANSWER_SECONDS)
+    found = log.last_batches("w", ends)
+    assert {logged and logged.commit_tag for logged in found.values()} == {b"m"}
+    assert list(found) == list(ends)
+    assert sorted(count for (_, key), count in brokers.queried.items() if key == FETCH) == [1, 1]
+
+
+def test_last_batch_is_queried_alone_after_an_error(brokers: Brokers, log: Log) -> None:
+    for partition in range(2):
+        log.append("u", partition, chunk()).result(ANSWER_SECONDS)
+    codes = iter([NOT_LEADER, NOT_LEADER])
+    brokers.refusing = lambda: next(codes, 0)
+    assert all(log.last_batches("u", {0: 1, 1: 1}).values())
 
 
 def test_query_waits_until_partition_has_leader(brokers: Brokers, log: Log) -> None:

@@ -683,6 +683,25 @@ def test_load_without_rows_can_be_repeated(log: Log) -> None:
     assert load(log, probed(log), keyed(1)) == {"found": 0, "appended": 1}
 
 
+def test_resumed_arranged_load_holds_one_append_of_the_log(log: Log) -> None:
+    """The task reads the log as far as its rows need it, and appends only after all of it is found."""
+    rows, plan = keyed(*range(200)), replace(PLAN, arranged=True)
+    first = write(log, probed(log), rows[:150], plan, query="")
+    assert first.appends > 10
+    current = Write(
+        plan, probed(log), query="", batch=0, task=0, attempt="b", log=log, framing=ModelFraming(), clock=Clock()
+    )
+    task = Task(current)
+    task.begin()
+    held = []
+    for at in range(0, 200, 5):
+        task.feed(TOPIC, pa.array(rows[at : at + 5], pa.large_binary()), [0] * 5, [True] * 5)
+        held.append(len(list(current.partitions[TOPIC, 0].there.left())))
+    assert max(held) <= 150 / first.appends + 10
+    done = task.finish()
+    assert (done.found, done.rows) == (150, 200)
+
+
 def test_stream_defers_no_row(log: Log) -> None:
     done = write(log, probed(log), keyed(1, 2), task=0)
     assert (done.deferred, done.total.rows, lying(log)) == (None, 0, Counter(keyed(1, 2)))
