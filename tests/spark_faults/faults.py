@@ -496,13 +496,13 @@ FAULTS = (
     Fault("load-more", "`df.write`: repeated when done, with more rows", partial(load_again, more=True)),
     Fault(
         "load-kill-before-mark",
-        "`df.write`: driver killed before it marks the load as done",
+        "`df.write`: driver killed before its commit appends the last rows",
         partial(load_commit_killed, where="commit"),
         OURS,
     ),
     Fault(
         "load-kill-after-mark",
-        "`df.write`: driver killed after it marks the load as done",
+        "`df.write`: driver killed after its commit appends the last rows",
         partial(load_commit_killed, where="committed"),
         OURS,
     ),
