@@ -11,6 +11,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "deploy" / "docker" / "README.md",
     ROOT / "spark_jobs" / "README.md",

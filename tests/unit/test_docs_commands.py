@@ -29,7 +29,7 @@ RUN_BY: Final = {
     r"kafka-transactions\.sh .* abort .*": "tests/integration/test_stuck_transactions.py"
     "::test_hanging_transaction_is_shown_found_and_aborted",
     r"make demo": "tests/integration/test_demo.py::test_interrupted_demo_leaves_no_process_or_file",
-    r"make test": ".ci/run::make test",
+    r"make (lint|test)": ".ci/run::make test",
     r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
     r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
     rf"{_FENCEPOST} (append|read|kafka-topics|kafka-configs) .*": f"{_DOCS}::test_readme_commands_append_and_refuse",
