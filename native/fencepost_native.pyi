@@ -1,10 +1,12 @@
 """The hot path of the proxy in native code: `native/src`. Python decides everything that it leaves."""
 
+from collections.abc import Callable
 from typing import Protocol, final
 from uuid import UUID
 
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.permits import IssuedPermit
+from fencepost_proxy.session.cutter import Watch
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -13,10 +15,19 @@ from fencepost_proxy.types import TopicPartition
 INTERFACE: int
 __version__: str
 
+def changed() -> None:
+    """Something changed of what `Settings` with a `Shared` remembers of the services."""
+
 class Maker(Protocol):
     """Makes a sequencer's object for an append that was sent by permission."""
 
     def permitted_append(self, source: Source, sent_at: float, *, alone: bool, taken_over: bool) -> PendingAppend: ...
+
+class Watches(Protocol):
+    """Makes watches. `head`: of the request, without its length. `topic_end`: of the topic's name there."""
+
+    def request_watch(self, head: bytes, topic_end: int, version: int) -> Watch | None: ...
+    def response_watch(self, api_key: int, version: int, frame_bytes: int) -> Watch | None: ...
 
 class Proxied(Protocol):
     """Of a connection. `read_from_…`: after native code has read; `read_client`, `read_upstream`: instead of it."""
@@ -51,8 +62,27 @@ GivenBack = tuple[int, int, int, tuple[Known, Grounds, bytes, int, float, list[t
 #: Whether anything was received, bytes of frames done with, received bytes that are not, bytes that could not be sent,
 #: errno of the other socket, errno of this one (0: the peer has closed).
 Pumped = tuple[bool, int, bytes | None, bytes | None, int | None, int | None]
+#: Of a frame that is relayed as it arrives: bytes left, watch, bytes before the next probe, what the last one raised.
+Left = tuple[int, Watch | None, int, Exception | None]
 #: Of a distribution: counts per bucket, and the sum.
 Seconds = tuple[list[int], float]
+
+@final
+class MemoryBudget:
+    """As `transport.memory_budget.MemoryBudget`."""
+
+    def __new__(cls, bytes_max: int) -> MemoryBudget: ...
+    def reserve(self, byte_count: int) -> bool: ...
+    def release(self, byte_count: int) -> None: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    def resize(self, bytes_max: int) -> None: ...
+
+@final
+class Shared:
+    """Of services that report changes. `fresh_until`: monotonic seconds. `verify`: fail if one was not reported."""
+
+    def __new__(cls, fresh_until: Callable[[], float], memory: MemoryBudget, verify: bool) -> Shared: ...
 
 @final
 class Settings:
@@ -60,6 +90,7 @@ class Settings:
 
     `names`: record headers with expected offset, partition count and write id. `read_bytes_max`: of the batches of one
     request. `producer_ids_end`: greater producer ids are for Python. `seconds`: bounds of the distributions.
+    `shared`: None if changes of the services are not reported by `changed`; then they are asked each time.
     """
 
     def __new__(
@@ -71,6 +102,7 @@ class Settings:
         read_bytes_max: int,
         producer_ids_end: int,
         seconds: tuple[float, ...],
+        shared: Shared | None,
     ) -> Settings: ...
     def take_counts(self) -> tuple[list[tuple[int, int, int]], int, int, int, Seconds, Seconds]:
         """Since the last call: requests by API key and version, admitted appends, bytes to Kafka and to clients,
@@ -183,6 +215,7 @@ class Connection:
     """
 
     known: Known | None
+    watches: Watches | None
     ticking: bool
     def __new__(
         cls, settings: Settings, connection: int, opened_at: float, may_write: dict[str, float]
@@ -196,6 +229,9 @@ class Connection:
     def due(self) -> float | None: ...
     @property
     def collecting_since(self) -> float | None: ...
+    def take_passing(self) -> tuple[Left | None, Left | None]:
+        """What Python relays from now on, after `give_back`: of the client's frame, and of the broker's."""
+
     @property
     def client_received_at(self) -> float: ...
     @property

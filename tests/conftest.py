@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
+# Before the product is imported, and for its processes: what native code remembers is compared with what Python says.
+os.environ.setdefault("FENCEPOST_NATIVE", "verify")
+
 from fencepost_dev import ports
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy

@@ -15,15 +15,24 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::batch::{self, HEADER_BYTES, Scan};
 use crate::bytes::Cursor;
 use crate::fetch;
+use crate::frame::Frame;
 use crate::known::{Grounds, Known};
+use crate::passing::{Left, Passing};
 use crate::permit::{Circumstances, Mode, Permit, Source};
 use crate::produce::{self, Batch};
-use crate::pump::Pumped;
+use crate::pump::{Direction, Pumped};
 use crate::settings::Settings;
+use crate::standing::{Standing, unreported};
 
 const LENGTH_BYTES: usize = 4;
 const REQUEST_BYTES_MIN: usize = 8;
 const RESPONSE_BYTES_MIN: usize = 4;
+/// Indexes of `Connection.large`.
+const UP: usize = Direction::Up as usize;
+const DOWN: usize = Direction::Down as usize;
+const LARGE_BYTES: usize = 64 * 1024;
+/// Of a request, for its watch.
+const REQUEST_HEAD_BYTES: usize = 8 * 1024;
 const PRODUCE: i16 = 0;
 const FETCH: i16 = 1;
 const SHARE_FETCH: i16 = 78;
@@ -54,7 +63,7 @@ struct Sent {
 
 struct Checked {
     known: Py<Known>,
-    frame: Arc<Vec<u8>>,
+    frame: Arc<Frame>,
     grounds: Py<Grounds>,
     starts_at: i64,
     answer_by: f64,
@@ -62,31 +71,45 @@ struct Checked {
 }
 
 /// A request with appends of which only the beginning is there. Memory for all of it is reserved.
-struct Collecting {
-    frame: Vec<u8>,
-    length: usize,
+pub struct Collecting {
+    frame: Frame,
+    filled: usize,
     since: f64,
 }
 
 impl Collecting {
     fn without(mut self, last_bytes: usize) -> Self {
-        self.frame.truncate(self.frame.len() - last_bytes);
+        self.filled -= last_bytes;
         self
+    }
+
+    /// Where the next bytes of the request belong.
+    pub fn missing(&mut self) -> &mut [u8] {
+        &mut self.frame[self.filled..]
+    }
+
+    pub fn is_complete(&self) -> bool {
+        self.filled == self.frame.len()
+    }
+
+    pub fn received(&mut self, byte_count: usize) {
+        self.filled += byte_count;
     }
 }
 
 /// Bytes to send: received ones, parts of a request, or made here.
 pub enum Piece {
     Received(Range<usize>),
-    Kept(Arc<Vec<u8>>, Range<usize>),
+    Kept(Arc<Frame>, Range<usize>),
     Made(Vec<u8>),
 }
 
-/// How many bytes are done with: of the data, and of whole frames.
+/// How many bytes are done with: of the data, and of frames. `is_for_python`: what was collected.
 #[derive(Default)]
 pub struct Taken {
     pub data: usize,
     pub frames: usize,
+    pub is_for_python: bool,
 }
 
 /// Attributes: `due` – when the first answer is due, None without appends in flight. `missing` – set if the last call
@@ -101,7 +124,15 @@ pub struct Connection {
     queue: VecDeque<Sent>,
     #[pyo3(get)]
     missing: Option<Vec<i32>>,
-    collecting: Option<Collecting>,
+    /// Makes the watches of frames that are relayed as they arrive.
+    #[pyo3(get, set)]
+    watches: Option<Py<PyAny>>,
+    pub collecting: Option<Collecting>,
+    /// The frames of the client and of the broker that are being relayed as they arrive.
+    pub up: Option<Passing>,
+    pub down: Option<Passing>,
+    /// Whether the last frames were large: then the beginning of the next one is read alone, and the rest where it goes.
+    pub large: [bool; 2],
     /// The `ProxiedConnection`, from when both sockets are open until both are closed.
     proxied: Option<Py<PyAny>>,
     pub armed: Option<Armed>,
@@ -128,7 +159,11 @@ impl Connection {
             known: None,
             queue: VecDeque::new(),
             missing: None,
+            watches: None,
             collecting: None,
+            up: None,
+            down: None,
+            large: [false; 2],
             proxied: None,
             armed: None,
             ticking: false,
@@ -158,13 +193,18 @@ impl Connection {
         self.collecting.as_ref().map(|collecting| collecting.since)
     }
 
+    /// What Python relays from now on: the client's frame, and the broker's.
+    fn take_passing(&mut self) -> (Option<Left>, Option<Left>) {
+        (self.up.take().map(Passing::into_left), self.down.take().map(Passing::into_left))
+    }
+
     /// The beginning of an incomplete request, which Python collects from now on.
     fn take_collected<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let Some(collecting) = self.collecting.take() else {
             return Ok(None);
         };
-        self.release(py, collecting.length - LENGTH_BYTES)?;
-        Ok(Some(PyBytes::new(py, &collecting.frame)))
+        self.release(py, collecting.frame.len() - LENGTH_BYTES)?;
+        Ok(Some(PyBytes::new(py, &collecting.frame[..collecting.filled])))
     }
 
     /// See `FastPath.take_up`. `before`: requests in progress that Python keeps; `received`: bytes before `data`.
@@ -208,7 +248,7 @@ impl Connection {
         before: usize,
         received: i64,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        self.pump(py, from, to, limit, |it, data, out| it.take_up(py, data, now, before, received, out))?
+        self.pump(py, Direction::Up, from, to, limit, |it, data, out| it.take_up(py, data, now, before, received, out))?
             .into_pyobject(py)
     }
 
@@ -221,7 +261,8 @@ impl Connection {
         limit: usize,
         now: f64,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        self.pump(py, from, to, limit, |it, data, out| it.take_down(py, data, now, out))?.into_pyobject(py)
+        self.pump(py, Direction::Down, from, to, limit, |it, data, out| it.take_down(py, data, now, out))?
+            .into_pyobject(py)
     }
 
     // ---- readable sockets
@@ -233,6 +274,7 @@ impl Connection {
     /// Drops what refers to this object: Python's garbage collection does not look inside it.
     fn disconnect(&mut self) {
         self.proxied = None;
+        self.watches = None;
         self.known = None;
         self.armed = None;
     }
@@ -351,6 +393,20 @@ impl Connection {
         self.queue.len()
     }
 
+    /// So many bytes that need not be read were relayed.
+    pub fn passed(&mut self, direction: Direction, byte_count: usize) {
+        let passing = match direction {
+            Direction::Up => &mut self.up,
+            Direction::Down => &mut self.down,
+        };
+        if let Some(it) = passing {
+            it.passed(byte_count);
+        }
+        if passing.take_if(|it| it.left == 0).is_some() && direction == Direction::Down {
+            self.queue.pop_front();
+        }
+    }
+
     pub fn lend_buffer(&self, py: Python<'_>) -> Vec<u8> {
         std::mem::take(&mut self.settings.borrow_mut(py).buffer)
     }
@@ -371,7 +427,7 @@ impl Connection {
         self.missing = None;
         let shared = self.settings.clone_ref(py);
         let services = shared.borrow(py).services.clone_ref(py).into_bound(py);
-        shared.borrow_mut(py).update_relayed(services.getattr(intern!(py, "relayed_versions"))?)?;
+        shared.borrow_mut(py).remember(py, now)?;
         let queued = self.queue.len();
         let taken = self.take_frames(py, &shared.borrow(py), &services, data, now, before, received, out)?;
         let counts = &mut shared.borrow_mut(py).counts;
@@ -395,21 +451,29 @@ impl Connection {
         out: &mut Vec<Piece>,
     ) -> PyResult<Taken> {
         let it = Arriving { settings, services, now };
-        let in_flight_max: usize = services.getattr(intern!(py, "in_flight_requests_max"))?.extract()?;
-        let mut taken = Taken::default();
+        let in_flight_max = it.standing().in_flight_max;
+        let (mut taken, mut relayed) = (Taken::default(), Relayed { from: 0 });
+        if let Some(passing) = &mut self.up {
+            taken.data = passing.take(py, data)?;
+            taken.frames = taken.data;
+            if self.up.take_if(|passing| passing.left == 0).is_none() {
+                relayed.end(taken.data, 0, out);
+                return Ok(taken);
+            }
+        }
         if self.collecting.is_some() {
             taken.data = self.collect(data);
-            if let Some(complete) = self.collecting.take_if(|it| it.frame.len() == it.length) {
+            if let Some(complete) = self.collecting.take_if(|it| it.is_complete()) {
                 let is_free = before + self.queue.len() < in_flight_max;
                 taken.frames = complete.frame.len();
                 if let Some(complete) = self.send_collected(py, &it, complete, is_free, received, out)? {
                     // The data that completes it goes to Python, after what was collected.
                     self.collecting = Some(complete.without(taken.data));
-                    return Ok(Taken::default());
+                    return Ok(Taken { is_for_python: true, ..Taken::default() });
                 }
             }
+            relayed.from = taken.data;
         }
-        let mut relayed = Relayed { from: taken.data };
         while before + self.queue.len() < in_flight_max {
             let at = taken.data;
             let Some((frame, head)) = whole_frame(data, at, REQUEST_BYTES_MIN, settings.frame_bytes_max) else {
@@ -418,9 +482,7 @@ impl Connection {
             let (api_key, version, correlation_id) = request_start(head);
             let end = at + frame.len();
             if let Some((version_min, version_max, inspected)) = settings.relayed(api_key) {
-                if !(version_min..=version_max).contains(&version)
-                    || inspected && concerns_state_topic(services, frame)?
-                {
+                if !(version_min..=version_max).contains(&version) || inspected && it.concerns_state_topic(frame) {
                     break;
                 }
                 self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
@@ -428,11 +490,11 @@ impl Connection {
                 let Some(known) = self.matching(py, frame, version) else {
                     break;
                 };
-                if !it.is_fresh()? {
+                if !it.standing().fresh {
                     break;
                 }
                 if !known.borrow(py).is_checked {
-                    if !may_relay(services, &known.borrow(py), frame, version)? {
+                    if !it.may_relay(&known.borrow(py), frame, version)? {
                         break;
                     }
                     self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
@@ -449,33 +511,121 @@ impl Connection {
             }
             taken.data = end;
             taken.frames += frame.len();
+            self.large[UP] = frame.len() >= LARGE_BYTES;
+        }
+        if taken.data < data.len() && before + self.queue.len() < in_flight_max {
+            let rest = &data[taken.data..];
+            if let Some((sent, mut passing)) = self.begin_passing(py, &it, rest)? {
+                let count = passing.take(py, rest)?;
+                if count > 0 {
+                    self.queue.push_back(sent);
+                    self.up = Some(passing);
+                }
+                taken.data += count;
+                taken.frames += count;
+            } else if self.begin_collecting(py, &it, rest)? {
+                relayed.end(taken.data, taken.data, out);
+                taken.data = data.len();
+                return Ok(taken);
+            }
         }
         relayed.end(taken.data, taken.data, out);
-        if taken.data < data.len()
-            && before + self.queue.len() < in_flight_max
-            && self.begin_collecting(py, &it, &data[taken.data..])?
-        {
-            taken.data = data.len();
-        }
         Ok(taken)
+    }
+
+    // ---- relayed requests that arrive in several pieces
+
+    /// The request whose beginning the rest of the data is, if it is relayed.
+    fn begin_passing(
+        &mut self,
+        py: Python<'_>,
+        it: &Arriving<'_, '_>,
+        rest: &[u8],
+    ) -> PyResult<Option<(Sent, Passing)>> {
+        let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, it.settings.frame_bytes_max) else {
+            return Ok(None);
+        };
+        if rest.len() >= LENGTH_BYTES + length {
+            return Ok(None);
+        }
+        let (api_key, version, correlation_id) = request_start(head);
+        let left = LENGTH_BYTES + length;
+        let passing = match it.settings.relayed(api_key) {
+            Some((version_min, version_max, inspected)) => {
+                if inspected || !(version_min..=version_max).contains(&version) {
+                    return Ok(None);
+                }
+                Passing::unwatched(left)
+            }
+            None if api_key == PRODUCE => {
+                let Some(known) = self.matching(py, rest, version) else {
+                    return Ok(None);
+                };
+                let known = known.borrow(py);
+                if known.is_checked || !it.standing().fresh || !it.is_unchecked(&known)? {
+                    return Ok(None);
+                }
+                let head = PyBytes::new(py, &rest[LENGTH_BYTES..rest.len().min(REQUEST_HEAD_BYTES)]);
+                let arguments = (head, REQUEST_BYTES_MIN + known.prefix.len(), version);
+                match self.watch(py, |watches| watches.call_method1(intern!(py, "request_watch"), arguments))? {
+                    Some(watch) => Passing::watched(left, watch)?,
+                    None => return Ok(None),
+                }
+            }
+            None => return Ok(None),
+        };
+        self.large[UP] = length >= LARGE_BYTES;
+        let sent = Sent { api_key, version, correlation_id, checked: None };
+        Ok(Some((sent, passing)))
+    }
+
+    /// The response to `sent`, if that is relayed and `rest` is the beginning of it.
+    fn begin_response(&self, py: Python<'_>, sent: &Sent, rest: &[u8]) -> PyResult<Option<Passing>> {
+        let Some((length, head)) = frame_start(rest, RESPONSE_BYTES_MIN, usize::MAX) else {
+            return Ok(None);
+        };
+        if sent.checked.is_some() || response_start(head) != sent.correlation_id {
+            return Ok(None);
+        }
+        let left = LENGTH_BYTES + length;
+        let is_watched = match sent.api_key {
+            PRODUCE if sent.version >= PRODUCE_ENDPOINTS_FROM => return Ok(None),
+            FETCH => sent.version >= FETCH_ENDPOINTS_FROM,
+            SHARE_FETCH | SHARE_ACKNOWLEDGE => true,
+            _ => false,
+        };
+        if !is_watched {
+            return Ok(Some(Passing::unwatched(left)));
+        }
+        let arguments = (sent.api_key, sent.version, length);
+        let watch = self.watch(py, |watches| watches.call_method1(intern!(py, "response_watch"), arguments))?;
+        watch.map(|watch| Passing::watched(left, watch)).transpose()
+    }
+
+    /// One of Python's watches. None: there is none for this frame.
+    fn watch<'py>(
+        &self,
+        py: Python<'py>,
+        make: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(watches) = &self.watches else {
+            return Ok(None);
+        };
+        let watch = make(watches.bind(py))?;
+        Ok((!watch.is_none()).then_some(watch))
     }
 
     // ---- requests with appends that arrive in several pieces
 
     /// Whether the rest of the data is the beginning of a request that is collected here.
     fn begin_collecting(&mut self, py: Python<'_>, it: &Arriving<'_, '_>, rest: &[u8]) -> PyResult<bool> {
-        let Some(length) = Cursor::new(rest, 0).i32().and_then(|length| usize::try_from(length).ok()) else {
-            return Ok(false);
-        };
-        let Some(head) = rest.get(LENGTH_BYTES..LENGTH_BYTES + REQUEST_BYTES_MIN) else {
+        let length_max = it.settings.frame_bytes_max.min(it.settings.read_bytes_max);
+        let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, length_max) else {
             return Ok(false);
         };
         let (api_key, version, _) = request_start(head);
         let whole = LENGTH_BYTES + length;
-        if rest.len() >= whole
-            || length > it.settings.frame_bytes_max.min(it.settings.read_bytes_max)
-            || api_key != PRODUCE
-        {
+        if rest.len() >= whole || api_key != PRODUCE {
             return Ok(false);
         }
         let Some(known) = self.matching(py, rest, version) else {
@@ -484,9 +634,10 @@ impl Connection {
         if !known.borrow(py).is_checked || it.grounds(&known.borrow(py))?.is_none() || !it.reserve(length)? {
             return Ok(false);
         }
-        let mut frame = Vec::with_capacity(whole);
-        frame.extend_from_slice(rest);
-        self.collecting = Some(Collecting { frame, length: whole, since: it.now });
+        self.large[UP] = whole >= LARGE_BYTES;
+        let mut frame = Frame::with_length(whole);
+        frame[..rest.len()].copy_from_slice(rest);
+        self.collecting = Some(Collecting { frame, filled: rest.len(), since: it.now });
         Ok(true)
     }
 
@@ -495,8 +646,10 @@ impl Connection {
         let Some(collecting) = &mut self.collecting else {
             return 0;
         };
-        let count = data.len().min(collecting.length - collecting.frame.len());
-        collecting.frame.extend_from_slice(&data[..count]);
+        let missing = collecting.missing();
+        let count = data.len().min(missing.len());
+        missing[..count].copy_from_slice(&data[..count]);
+        collecting.received(count);
         count
     }
 
@@ -514,7 +667,7 @@ impl Connection {
         let frame = Arc::new(complete.frame);
         let known = if is_free { self.matching(py, &frame, version) } else { None };
         if let Some(known) = known {
-            if it.is_fresh()?
+            if it.standing().fresh
                 && self.append(py, it, &known, &frame, Some(&frame), received + LENGTH_BYTES as i64, out)?
             {
                 return Ok(None);
@@ -524,8 +677,13 @@ impl Connection {
     }
 
     fn release(&self, py: Python<'_>, byte_count: usize) -> PyResult<()> {
-        let services = self.settings.borrow(py).services.clone_ref(py).into_bound(py);
-        services.call_method1(intern!(py, "release"), (byte_count,))?;
+        let settings = self.settings.borrow(py);
+        match &settings.shared {
+            Some(shared) => shared.get().memory.borrow_mut(py).release(byte_count as i64),
+            None => {
+                settings.services.call_method1(py, intern!(py, "release"), (byte_count,))?;
+            }
+        }
         Ok(())
     }
 
@@ -545,7 +703,7 @@ impl Connection {
         it: &Arriving<'_, '_>,
         known_start: &Py<Known>,
         frame: &[u8],
-        collected: Option<&Arc<Vec<u8>>>,
+        collected: Option<&Arc<Frame>>,
         starts_at: i64,
         out: &mut Vec<Piece>,
     ) -> PyResult<bool> {
@@ -571,7 +729,7 @@ impl Connection {
         if collected.is_none() && !it.reserve(frame.len() - LENGTH_BYTES)? {
             return Ok(false);
         }
-        let frame = collected.map_or_else(|| Arc::new(frame.to_vec()), Arc::clone);
+        let frame = collected.map_or_else(|| Arc::new(Frame::copy_of(frame)), Arc::clone);
 
         let mut heads = Vec::with_capacity(batches.len());
         let mut appends = Vec::with_capacity(batches.len());
@@ -632,10 +790,7 @@ impl Connection {
         known: &Known,
         grounds: &Grounds,
     ) -> PyResult<Option<Vec<Fitting>>> {
-        let services = it.services;
-        let instance_id: i16 = services.getattr(intern!(py, "instance_id"))?.extract()?;
-        let alone: bool = services.call_method1(intern!(py, "alone"), (it.now,))?.extract()?;
-        let taken_over: bool = services.call_method1(intern!(py, "taken_over"), (it.now,))?.extract()?;
+        let standing = it.standing();
         let mut bytes_left = it.settings.read_bytes_max;
         let mut fitting = Vec::with_capacity(batches.len());
         for batch in batches {
@@ -649,26 +804,25 @@ impl Connection {
                 return Ok(None);
             };
             if scan.producer_id >= 0
-                && (scan.producer_id >= settings.producer_ids_end || is_shared(services, scan.producer_id)?)
+                && (scan.producer_id >= settings.producer_ids_end || standing.producer_ids.contains(&scan.producer_id))
             {
                 return Ok(None);
             }
             let permit = known.permits[&batch.partition].clone_ref(py);
-            let partition = permit.borrow(py).partition(py);
             let circumstances = Circumstances {
                 connection: self.connection,
                 opened_at: self.opened_at,
                 now: it.now,
-                leader_epoch: services.call_method1(intern!(py, "leader_epoch"), (partition,))?.extract()?,
-                instance_id,
-                alone,
-                taken_over,
+                leader_epoch: it.leader_epoch(&mut permit.borrow_mut(py))?,
+                instance_id: standing.instance_id,
+                alone: standing.alone,
+                taken_over: standing.taken_over,
                 required: grounds.required,
             };
             let Some((mode, at)) = permit.borrow_mut(py).admits(py, &scan, &circumstances)? else {
                 return Ok(None);
             };
-            let fence = permit.borrow(py).fence(mode, at, instance_id);
+            let fence = permit.borrow(py).fence(mode, at, standing.instance_id);
             let Some(header) = batch::header_to_send(bytes, fence.as_ref()) else {
                 return Ok(None);
             };
@@ -680,8 +834,19 @@ impl Connection {
     pub fn take_down(&mut self, py: Python<'_>, data: &[u8], now: f64, out: &mut Vec<Piece>) -> PyResult<Taken> {
         let mut relayed = Relayed { from: 0 };
         let mut at = 0;
-        while let Some(sent) = self.queue.front() {
+        if let Some(passing) = &mut self.down {
+            at = passing.take(py, data)?;
+            if self.down.take_if(|passing| passing.left == 0).is_some() {
+                self.queue.pop_front();
+            }
+        }
+        while let Some(sent) = self.queue.front().filter(|_| self.down.is_none()) {
             let Some((frame, head)) = whole_frame(data, at, RESPONSE_BYTES_MIN, usize::MAX) else {
+                if let Some(mut passing) = self.begin_response(py, sent, &data[at..])? {
+                    self.large[DOWN] = passing.left >= LARGE_BYTES;
+                    at += passing.take(py, &data[at..])?;
+                    self.down = Some(passing);
+                }
                 break;
             };
             let end = at + frame.len();
@@ -697,11 +862,12 @@ impl Connection {
             } else if !names_no_broker(sent, frame) {
                 break;
             }
+            self.large[DOWN] = frame.len() >= LARGE_BYTES;
             self.queue.pop_front();
             at = end;
         }
         relayed.end(at, at, out);
-        Ok(Taken { data: at, frames: at })
+        Ok(Taken { data: at, frames: at, ..Taken::default() })
     }
 
     /// The answer to a request's appends, if all of it is the expected success. None: nothing has happened.
@@ -759,43 +925,101 @@ struct Fitting {
 }
 
 impl Arriving<'_, '_> {
-    /// Whether the virtual configs are recent enough to rely on.
-    fn is_fresh(&self) -> PyResult<bool> {
-        self.services.call_method1(intern!(self.services.py(), "fresh"), (self.now,))?.extract()
+    fn standing(&self) -> &Standing {
+        &self.settings.remembered.standing
     }
 
     fn reserve(&self, byte_count: usize) -> PyResult<bool> {
-        self.services.call_method1(intern!(self.services.py(), "reserve"), (byte_count,))?.extract()
+        let py = self.services.py();
+        match &self.settings.shared {
+            Some(shared) => Ok(shared.get().memory.borrow_mut(py).reserve(byte_count as i64)),
+            None => self.services.call_method1(intern!(py, "reserve"), (byte_count,))?.extract(),
+        }
     }
 
     /// What the permits rely on, if it still holds.
     fn grounds<'k>(&self, known: &'k Known) -> PyResult<Option<&'k Py<Grounds>>> {
-        let py = self.services.py();
         let Some(grounds) = &known.grounds else {
             return Ok(None);
         };
-        let held = grounds.get();
-        let topic = (&known.topic_name,);
-        if !self.services.call_method1(intern!(py, "policy"), topic)?.is(&held.policy) {
-            return Ok(None);
-        }
-        if !self.services.call_method1(intern!(py, "topic_id"), topic)?.is(&held.topic_id) {
-            return Ok(None);
-        }
-        let version_max: i64 = self.services.call_method0(intern!(py, "produce_version_max"))?.extract()?;
-        Ok((version_max >= PRODUCE_BY_ID).then_some(grounds))
+        let holds = self.remembered(known, || {
+            let (py, held, topic) = (self.services.py(), grounds.get(), (&known.topic_name,));
+            Ok(self.services.call_method1(intern!(py, "policy"), topic)?.is(&held.policy)
+                && self.services.call_method1(intern!(py, "topic_id"), topic)?.is(&held.topic_id))
+        })?;
+        Ok((holds && self.standing().produce_version_max >= PRODUCE_BY_ID).then_some(grounds))
     }
+
+    /// Whether a Produce request for a topic without checks may be relayed unread.
+    fn may_relay(&self, known: &Known, frame: &[u8], version: i16) -> PyResult<bool> {
+        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len();
+        let Some(producer_ids) = produce::producer_ids(frame, after_topic, version) else {
+            return Ok(false);
+        };
+        if producer_ids.iter().any(|id| self.standing().producer_ids.contains(id)) {
+            return Ok(false);
+        }
+        self.is_unchecked(known)
+    }
+
+    fn is_unchecked(&self, known: &Known) -> PyResult<bool> {
+        self.remembered(known, || {
+            let policy = self.services.call_method1(intern!(self.services.py(), "policy"), (&known.topic_name,))?;
+            Ok(policy.is_none())
+        })
+    }
+
+    /// What holds of its topic, asked only if it is not remembered.
+    fn remembered(&self, known: &Known, query: impl FnOnce() -> PyResult<bool>) -> PyResult<bool> {
+        let number = self.settings.remembered.number;
+        let remembered = known.holds(number);
+        if remembered && !self.settings.verifies() {
+            return Ok(true);
+        }
+        let holds = query()?;
+        if remembered && !holds {
+            return Err(unreported("a topic"));
+        }
+        if holds {
+            known.hold(number);
+        }
+        Ok(holds)
+    }
+
+    fn leader_epoch(&self, permit: &mut Permit) -> PyResult<i64> {
+        let (py, number) = (self.services.py(), self.settings.remembered.number);
+        let (asked, remembered) = permit.leader_epoch;
+        if asked == number && !self.settings.verifies() {
+            return Ok(remembered);
+        }
+        let partition = permit.partition(py);
+        let epoch = self.services.call_method1(intern!(py, "leader_epoch"), (partition,))?.extract()?;
+        if asked == number && epoch != remembered {
+            return Err(unreported("a leader"));
+        }
+        permit.leader_epoch = (number, epoch);
+        Ok(epoch)
+    }
+
+    fn concerns_state_topic(&self, frame: &[u8]) -> bool {
+        self.standing().state_topic_marks.iter().any(|mark| memmem::find(frame, mark).is_some())
+    }
+}
+
+/// The length of the frame that begins here, and its first bytes after the length.
+fn frame_start(rest: &[u8], bytes_min: usize, bytes_max: usize) -> Option<(usize, &[u8])> {
+    let length = usize::try_from(Cursor::new(rest, 0).i32()?).ok()?;
+    if length < bytes_min || length > bytes_max {
+        return None;
+    }
+    Some((length, rest.get(LENGTH_BYTES..LENGTH_BYTES + bytes_min)?))
 }
 
 /// The frame at `at` with its length, and its first bytes after the length, if all of it is there.
 fn whole_frame(data: &[u8], at: usize, bytes_min: usize, bytes_max: usize) -> Option<(&[u8], &[u8])> {
     let rest = data.get(at..)?;
-    let length = usize::try_from(Cursor::new(rest, 0).i32()?).ok()?;
-    if length < bytes_min || length > bytes_max {
-        return None;
-    }
-    let frame = rest.get(..LENGTH_BYTES + length)?;
-    Some((frame, &frame[LENGTH_BYTES..LENGTH_BYTES + bytes_min]))
+    let (length, head) = frame_start(rest, bytes_min, bytes_max)?;
+    Some((rest.get(..LENGTH_BYTES + length)?, head))
 }
 
 /// Whether a response certainly has no broker's address to be rewritten.
@@ -815,33 +1039,4 @@ fn request_start(head: &[u8]) -> (i16, i16, i32) {
 
 fn response_start(head: &[u8]) -> i32 {
     Cursor::new(head, 0).i32().unwrap_or(-1)
-}
-
-fn concerns_state_topic(services: &Bound<'_, PyAny>, frame: &[u8]) -> PyResult<bool> {
-    for mark in services.getattr(intern!(services.py(), "state_topic_marks"))?.try_iter()? {
-        if memmem::find(frame, mark?.extract()?).is_some() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Whether a Produce request for a topic without checks may be relayed unread.
-fn may_relay(services: &Bound<'_, PyAny>, known: &Known, frame: &[u8], version: i16) -> PyResult<bool> {
-    let Some(producer_ids) =
-        produce::producer_ids(frame, LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len(), version)
-    else {
-        return Ok(false);
-    };
-    for producer_id in producer_ids.into_iter().filter(|id| *id >= 0) {
-        if is_shared(services, producer_id)? {
-            return Ok(false);
-        }
-    }
-    Ok(services.call_method1(intern!(services.py(), "policy"), (&known.topic_name,))?.is_none())
-}
-
-/// Whether it is one of the proxy's own.
-fn is_shared(services: &Bound<'_, PyAny>, producer_id: i64) -> PyResult<bool> {
-    services.getattr(intern!(services.py(), "shared_producer_ids"))?.contains(producer_id)
 }

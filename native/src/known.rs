@@ -1,6 +1,7 @@
 //! What the next Produce request of a connection likely shares with its last one. See `session/known.py`.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -25,6 +26,18 @@ pub struct Known {
     #[pyo3(get, set)]
     pub grounds: Option<Py<Grounds>>,
     pub permits: HashMap<i32, Py<Permit>>,
+    /// When it was last known that they hold: `Remembered.number`. Without checks: that there are none.
+    hold_as_of: AtomicU64,
+}
+
+impl Known {
+    pub fn holds(&self, number: u64) -> bool {
+        self.hold_as_of.load(Ordering::Relaxed) == number
+    }
+
+    pub fn hold(&self, number: u64) {
+        self.hold_as_of.store(number, Ordering::Relaxed);
+    }
 }
 
 /// What holds of the topic: the permits rely on these objects, by identity.
@@ -79,6 +92,7 @@ impl Known {
             maker,
             grounds: None,
             permits: HashMap::new(),
+            hold_as_of: AtomicU64::new(0),
         }
     }
 

@@ -4,11 +4,16 @@ mod batch;
 mod bytes;
 mod connection;
 mod fetch;
+mod frame;
 mod known;
+mod memory;
+mod passing;
 mod permit;
 mod produce;
 mod pump;
 mod settings;
+mod splicing;
+mod standing;
 
 use pyo3::prelude::*;
 
@@ -23,7 +28,7 @@ const _: () = assert!(align_of::<known::Known>() <= ALIGNMENT_MAX);
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 2;
+    const INTERFACE: u32 = 3;
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
@@ -33,7 +38,11 @@ mod fencepost_native {
     #[pymodule_export]
     use crate::known::{Grounds, Known};
     #[pymodule_export]
+    use crate::memory::MemoryBudget;
+    #[pymodule_export]
     use crate::permit::Permit;
     #[pymodule_export]
-    use crate::settings::Settings;
+    use crate::settings::{Settings, Shared};
+    #[pymodule_export]
+    use crate::standing::changed;
 }

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::batch::{Digest, Fence, Scan};
+use crate::frame::Frame;
 use crate::known::{Grounds, Known};
 use crate::produce::Appended;
 
@@ -74,7 +75,7 @@ pub struct Source {
     pub known: Py<Known>,
     pub grounds: Py<Grounds>,
     /// With its length.
-    pub frame: Arc<Vec<u8>>,
+    pub frame: Arc<Frame>,
     pub partition: i32,
     pub start: usize,
     pub end: usize,
@@ -121,6 +122,8 @@ pub struct Permit {
     pass_through: VecDeque<(i64, i16, i32)>,
     last_grounds: Option<Py<Grounds>>,
     next_id: u64,
+    /// The leader epoch, and when it was asked: `Remembered.number`.
+    pub leader_epoch: (u64, i64),
     /// After it was taken back: the sequencer's objects for what was in flight.
     kept: HashMap<u64, Py<PyAny>>,
 }
@@ -174,6 +177,7 @@ impl Permit {
             pass_through: VecDeque::new(),
             last_grounds: None,
             next_id: 0,
+            leader_epoch: (0, -1),
             kept: HashMap::new(),
         }
     }

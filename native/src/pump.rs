@@ -12,9 +12,27 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::connection::{Connection, Piece, Taken};
+use crate::passing::Passing;
+use crate::splicing::Spliced;
 
 /// `IOV_MAX` of Linux and macOS.
 const CHUNKS_MAX: usize = 1024;
+/// Fewer bytes are read and written.
+const SPLICE_BYTES_MIN: usize = 16 * 1024;
+/// In one call.
+const READS_MAX: usize = 8;
+/// Read of a large frame to know what it is.
+const BEGINNING_BYTES: usize = 4 * 1024;
+#[cfg(target_os = "linux")]
+const MORE: MsgFlags = MsgFlags::from_bits_retain(nix::libc::MSG_MORE);
+#[cfg(not(target_os = "linux"))]
+const MORE: MsgFlags = MsgFlags::empty();
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Direction {
+    Up,
+    Down,
+}
 
 /// What became of a read.
 pub enum Pumped<'py> {
@@ -33,13 +51,19 @@ pub struct Read<'py> {
     failed: Option<Errno>,
 }
 
+impl Read<'_> {
+    fn is_done(&self) -> bool {
+        self.rest.is_none() && self.unsent.is_none() && self.failed.is_none()
+    }
+}
+
 impl<'py> Pumped<'py> {
     /// Whether nothing is left for Python.
     pub fn is_done(&self) -> bool {
         match self {
             Pumped::Again => true,
             Pumped::Ended(_) => false,
-            Pumped::Read(read) => read.rest.is_none() && read.unsent.is_none() && read.failed.is_none(),
+            Pumped::Read(read) => read.is_done(),
         }
     }
 
@@ -59,29 +83,120 @@ impl<'py> Pumped<'py> {
 }
 
 impl Connection {
+    /// Reads once; of a large frame, more often. `limit`: bytes of one read at most, 0 for no limit.
     pub fn pump<'py>(
         &mut self,
         py: Python<'py>,
+        direction: Direction,
         from: RawFd,
         to: RawFd,
         limit: usize,
-        take: impl FnOnce(&mut Self, &[u8], &mut Vec<Piece>) -> PyResult<Taken>,
+        mut take: impl FnMut(&mut Self, &[u8], &mut Vec<Piece>) -> PyResult<Taken>,
     ) -> PyResult<Pumped<'py>> {
+        let mut frame_bytes = 0;
+        for index in 0..READS_MAX {
+            // Of a large frame, what has to be read is read alone.
+            let is_large = self.large[direction as usize];
+            let limit = if is_large && self.unseen(direction) == 0 { BEGINNING_BYTES } else { limit };
+            match self.pump_once(py, direction, from, to, limit, &mut take)? {
+                Pumped::Again if index > 0 => break,
+                Pumped::Read(read) if read.is_done() && self.goes_on(direction) => frame_bytes += read.frame_bytes,
+                Pumped::Read(read) => {
+                    return Ok(Pumped::Read(Read { frame_bytes: frame_bytes + read.frame_bytes, ..read }));
+                }
+                other => return Ok(other),
+            }
+        }
+        Ok(Pumped::Read(Read { frame_bytes, rest: None, unsent: None, failed: None }))
+    }
+
+    /// Whether the rest of a large frame is probably there.
+    fn goes_on(&self, direction: Direction) -> bool {
+        let is_up = direction == Direction::Up;
+        let is_passing = if is_up { self.up.is_some() } else { self.down.is_some() };
+        let is_collecting = is_up && self.collecting.as_ref().is_some_and(|it| !it.is_complete());
+        self.large[direction as usize] && (is_collecting || is_passing)
+    }
+
+    fn unseen(&self, direction: Direction) -> usize {
+        let passing = if direction == Direction::Up { &self.up } else { &self.down };
+        passing.as_ref().map_or(0, Passing::unseen)
+    }
+
+    fn pump_once<'py>(
+        &mut self,
+        py: Python<'py>,
+        direction: Direction,
+        from: RawFd,
+        to: RawFd,
+        limit: usize,
+        take: &mut impl FnMut(&mut Self, &[u8], &mut Vec<Piece>) -> PyResult<Taken>,
+    ) -> PyResult<Pumped<'py>> {
+        let unseen = self.unseen(direction);
+        if unseen >= SPLICE_BYTES_MIN {
+            if let Some(pumped) = self.splice(py, direction, from, to, unseen) {
+                return Ok(pumped);
+            }
+        }
+        if let Some(collecting) = self.collecting.as_mut().filter(|_| direction == Direction::Up) {
+            return match received(recv(from, collecting.missing(), MsgFlags::empty())) {
+                Ok(count) => {
+                    collecting.received(count);
+                    self.take_and_send(py, direction, &[], to, take)
+                }
+                Err(pumped) => Ok(pumped),
+            };
+        }
         let mut buffer = self.lend_buffer(py);
         let size = if limit == 0 { buffer.len() } else { limit.min(buffer.len()) };
-        let pumped = match recv(from, &mut buffer[..size], MsgFlags::empty()) {
-            Ok(0) => Ok(Pumped::Ended(None)),
-            Ok(count) => {
-                let (data, mut out) = (&buffer[..count], Vec::new());
-                catch_unwind(AssertUnwindSafe(|| take(self, data, &mut out)))
-                    .unwrap_or_else(|_| Err(PyRuntimeError::new_err("native code panicked")))
-                    .map(|taken| Pumped::Read(send(py, data, &taken, &out, to)))
-            }
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(Pumped::Again),
-            Err(errno) => Ok(Pumped::Ended(Some(errno))),
+        let pumped = match received(recv(from, &mut buffer[..size], MsgFlags::empty())) {
+            Ok(count) => self.take_and_send(py, direction, &buffer[..count], to, take),
+            Err(pumped) => Ok(pumped),
         };
         self.return_buffer(py, buffer);
         pumped
+    }
+
+    fn take_and_send<'py>(
+        &mut self,
+        py: Python<'py>,
+        direction: Direction,
+        data: &[u8],
+        to: RawFd,
+        take: &mut impl FnMut(&mut Self, &[u8], &mut Vec<Piece>) -> PyResult<Taken>,
+    ) -> PyResult<Pumped<'py>> {
+        let mut out = Vec::new();
+        let taken = catch_unwind(AssertUnwindSafe(|| take(self, data, &mut out)))
+            .unwrap_or_else(|_| Err(PyRuntimeError::new_err("native code panicked")))?;
+        // The rest of a large frame follows at once: together they fill packets.
+        let more = self.unseen(direction) >= SPLICE_BYTES_MIN;
+        Ok(Pumped::Read(send(py, data, &taken, &out, to, more)))
+    }
+
+    /// Relays bytes that need not be read. None: not possible, read instead.
+    fn splice<'py>(
+        &mut self,
+        py: Python<'py>,
+        direction: Direction,
+        from: RawFd,
+        to: RawFd,
+        unseen: usize,
+    ) -> Option<Pumped<'py>> {
+        let mut settings = self.settings.borrow_mut(py);
+        let spliced = settings.pipe()?.relay(from, to, unseen);
+        let (count, unsent, failed) = match spliced {
+            Spliced::Again => return Some(Pumped::Again),
+            Spliced::Ended(failed) => return Some(Pumped::Ended(failed)),
+            Spliced::Unsupported => {
+                settings.cannot_splice();
+                return None;
+            }
+            Spliced::Relayed { count, unsent, failed } => (count, unsent, failed),
+        };
+        drop(settings);
+        self.passed(direction, count);
+        let unsent = unsent.map(|bytes| PyBytes::new(py, &bytes));
+        Some(Pumped::Read(Read { frame_bytes: count, rest: None, unsent, failed }))
     }
 
     /// None: Python has to read.
@@ -91,7 +206,8 @@ impl Connection {
             return Ok(None);
         };
         let (from, to, received, waiting) = (armed.client_fd, armed.upstream_fd, armed.received, self.len());
-        let pumped = self.pump(py, from, to, 0, |it, data, out| it.take_up(py, data, now, 0, received, out))?;
+        let pumped =
+            self.pump(py, Direction::Up, from, to, 0, |it, data, out| it.take_up(py, data, now, 0, received, out))?;
         if let Pumped::Read(read) = &pumped {
             self.client_received_at = now;
             if let Some(armed) = &mut self.armed {
@@ -111,7 +227,7 @@ impl Connection {
             return Ok(None);
         };
         let (from, to, waiting) = (armed.upstream_fd, armed.client_fd, self.len());
-        let pumped = self.pump(py, from, to, 0, |it, data, out| it.take_down(py, data, now, out))?;
+        let pumped = self.pump(py, Direction::Down, from, to, 0, |it, data, out| it.take_down(py, data, now, out))?;
         if let Pumped::Read(read) = &pumped {
             self.upstream_received_at = now;
             let counts = &mut self.settings.borrow_mut(py).counts;
@@ -126,8 +242,19 @@ fn monotonic() -> f64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0.0, |time| time.tv_sec() as f64 + time.tv_nsec() as f64 * 1e-9)
 }
 
-fn send<'py>(py: Python<'py>, data: &[u8], taken: &Taken, out: &[Piece], to: RawFd) -> Read<'py> {
-    let rest = (taken.data < data.len()).then(|| PyBytes::new(py, &data[taken.data..]));
+/// How many bytes were received.
+fn received<'py>(result: nix::Result<usize>) -> Result<usize, Pumped<'py>> {
+    match result {
+        Ok(0) => Err(Pumped::Ended(None)),
+        Ok(count) => Ok(count),
+        Err(Errno::EAGAIN | Errno::EINTR) => Err(Pumped::Again),
+        Err(errno) => Err(Pumped::Ended(Some(errno))),
+    }
+}
+
+fn send<'py>(py: Python<'py>, data: &[u8], taken: &Taken, out: &[Piece], to: RawFd, more: bool) -> Read<'py> {
+    let is_for_python = taken.data < data.len() || taken.is_for_python;
+    let rest = is_for_python.then(|| PyBytes::new(py, &data[taken.data..]));
     let mut read = Read { frame_bytes: taken.frames, rest, unsent: None, failed: None };
     if out.is_empty() {
         return read;
@@ -135,7 +262,7 @@ fn send<'py>(py: Python<'py>, data: &[u8], taken: &Taken, out: &[Piece], to: Raw
     let parts: Vec<&[u8]> = out.iter().map(|piece| piece.bytes(data)).collect();
     let slices: Vec<IoSlice<'_>> = parts.iter().take(CHUNKS_MAX).map(|part| IoSlice::new(part)).collect();
     let size: usize = parts.iter().map(|part| part.len()).sum();
-    match sendmsg::<()>(to, &slices, &[], MsgFlags::empty(), None) {
+    match sendmsg::<()>(to, &slices, &[], if more { MORE } else { MsgFlags::empty() }, None) {
         Ok(sent) if sent == size => (),
         Ok(sent) => read.unsent = Some(PyBytes::new(py, &parts.concat()[sent..])),
         Err(Errno::EAGAIN | Errno::EINTR) => read.unsent = Some(PyBytes::new(py, &parts.concat())),

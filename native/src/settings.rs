@@ -6,6 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::batch::HeaderNames;
+use crate::memory::MemoryBudget;
+use crate::splicing::{CAN_SPLICE, Pipe};
+use crate::standing::Remembered;
 
 /// Versions of an API that are relayed unread, and whether the state topic must not occur in their bytes.
 pub type Versions = (i16, i16, bool);
@@ -21,11 +24,30 @@ pub struct Settings {
     pub frame_bytes_max: usize,
     pub read_bytes_max: usize,
     pub producer_ids_end: i64,
-    relayed_from: Option<Py<PyAny>>,
-    relayed: HashMap<i16, Versions>,
+    pub shared: Option<Py<Shared>>,
+    pub remembered: Remembered,
     /// What a socket has received: processed before the next one is read.
     pub buffer: Vec<u8>,
+    /// Empty between calls. None before it is needed.
+    pipe: Option<Pipe>,
+    can_splice: bool,
     pub counts: Counts,
+}
+
+/// Of a process that reports every change by `changed`. `verify`: for tests, whether that is checked.
+#[pyclass(module = "fencepost_native", frozen)]
+pub struct Shared {
+    fresh_until: Py<PyAny>,
+    pub memory: Py<MemoryBudget>,
+    pub verify: bool,
+}
+
+#[pymethods]
+impl Shared {
+    #[new]
+    fn new(fresh_until: Py<PyAny>, memory: Py<MemoryBudget>, verify: bool) -> Self {
+        Shared { fresh_until, memory, verify }
+    }
 }
 
 /// For the metrics, since `take_counts`.
@@ -66,8 +88,9 @@ impl Distribution {
 #[pymethods]
 impl Settings {
     /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request.
-    /// `producer_ids_end`: greater producer ids are for Python.
+    /// `producer_ids_end`: greater producer ids are for Python. `shared`: None if changes are not reported.
     #[new]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         services: Py<PyAny>,
         names: (Vec<u8>, Vec<u8>, Vec<u8>),
@@ -76,6 +99,7 @@ impl Settings {
         read_bytes_max: usize,
         producer_ids_end: i64,
         seconds: Vec<f64>,
+        shared: Option<Py<Shared>>,
     ) -> Self {
         let names = Box::new(HeaderNames::new([names.0, names.1, names.2]));
         Settings {
@@ -85,9 +109,11 @@ impl Settings {
             frame_bytes_max,
             read_bytes_max,
             producer_ids_end,
-            relayed_from: None,
-            relayed: HashMap::new(),
+            shared,
+            remembered: Remembered::default(),
             buffer: vec![0; RECEIVE_BUFFER_BYTES],
+            pipe: None,
+            can_splice: CAN_SPLICE,
             counts: Counts {
                 request_seconds: Distribution::new(seconds.clone()),
                 response_seconds: Distribution::new(seconds),
@@ -108,16 +134,40 @@ impl Settings {
 }
 
 impl Settings {
-    pub fn update_relayed(&mut self, current: Bound<'_, PyAny>) -> PyResult<()> {
-        if !self.relayed_from.as_ref().is_some_and(|known| known.is(&current)) {
-            self.relayed =
-                current.call_method0("items")?.try_iter()?.map(|item| item?.extract()).collect::<PyResult<_>>()?;
-            self.relayed_from = Some(current.unbind());
+    pub fn verifies(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.get().verify)
+    }
+
+    /// Asks Python what it does not remember.
+    pub fn remember(&mut self, py: Python<'_>, now: f64) -> PyResult<()> {
+        let services = self.services.bind(py);
+        if self.remembered.holds(now) {
+            return if self.verifies() { self.remembered.verify(services, now) } else { Ok(()) };
         }
+        let fresh_until = match &self.shared {
+            Some(shared) => Some(shared.get().fresh_until.call0(py)?.extract(py)?),
+            None => None,
+        };
+        self.remembered = self.remembered.renewed(services, fresh_until, now)?;
         Ok(())
     }
 
+    /// None: bytes cannot be relayed through the kernel.
+    pub fn pipe(&mut self) -> Option<&mut Pipe> {
+        if !self.can_splice {
+            return None;
+        }
+        if self.pipe.is_none() {
+            self.pipe = Pipe::new();
+        }
+        self.pipe.as_mut()
+    }
+
+    pub fn cannot_splice(&mut self) {
+        self.can_splice = false;
+    }
+
     pub fn relayed(&self, api_key: i16) -> Option<Versions> {
-        self.relayed.get(&api_key).copied()
+        self.remembered.standing.relayed.versions.get(&api_key).copied()
     }
 }

@@ -86,7 +86,8 @@ class Proxy:
         self._watchdog = Watchdog(metrics.loop_late_seconds.observe)
         self._certificates = Certificates(config.listen_tls, config.upstream_tls, metrics)
         self._buffers = Buffers()
-        self._memory = MemoryBudget(config.limits.buffered_bytes_max)
+        make_budget = MemoryBudget if EXECUTOR.module is None else EXECUTOR.module.MemoryBudget
+        self._memory: MemoryBudget = make_budget(config.limits.buffered_bytes_max)
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
         self._listeners = listeners = Listeners(config, self._book)
         self._upstreams = Upstreams(config, self._book, self._certificates, self._buffers, metrics)

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BY
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
+from tests.support.executors import NATIVE, PYTHON, executing, needs_native
 from tests.unit.test_session import ServicesStandIn, Unchanged
 
 #: More than the kernel takes off a sender's hands on loopback.
@@ -130,6 +131,13 @@ async def pair(*, connected: bool = True, **services: Any) -> AsyncIterator[Pair
         await asyncio.sleep(0)
 
 
+@asynccontextmanager
+async def python_pair() -> AsyncIterator[Pair]:
+    with executing(PYTHON):
+        async with pair() as sockets:
+            yield sockets
+
+
 async def send(sock: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, data)
 
@@ -207,13 +215,20 @@ async def test_slow_bytes_that_native_code_leaves_are_read_in_smaller_pieces(mon
         assert client.read_bytes_max == 0
 
 
-@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
+@pytest.fixture(params=["spliced", "read", pytest.param("native", marks=needs_native)])
+def relayed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """By whom large frames are relayed: Python in either way, or native code."""
+    how: str = request.param
+    monkeypatch.setattr(unsent, "_CAN_SPLICE", how == "spliced")
+    with executing(NATIVE if how == "native" else PYTHON):
+        yield how
+
+
 @in_event_loop
-async def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_frame_arrives_as_it_was_sent(relayed: str) -> None:
     """In both directions, between small ones, in one piece or in many."""
-    monkeypatch.setattr(unsent, "_CAN_SPLICE", splice)
     async with pair(frame_bytes_max=1 << 30) as sockets:
-        for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 2)):
+        for number, size in enumerate((1, SPLICE_BYTES_MIN, 700_001, 3, 5_000_000, 700_002, 70_000, 100_000, 2)):
             there, back = request(number, os.urandom(size)), response(number, os.urandom(size))
             sending = asyncio.create_task(send(sockets.client, there))
             assert await receive(sockets.broker, len(there)) == there
@@ -222,15 +237,12 @@ async def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: p
             assert await receive(sockets.client, len(back)) == back
             await answering
         events = sockets.driver.observed(messages.ClientPassed), sockets.driver.observed(messages.UpstreamPassed)
-        assert all(events) if splice else events == ([], [])
+        assert all(events) if relayed == "spliced" else events == ([], [])
+        assert bool(sockets.driver.events) == (relayed != "native")
 
 
-@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
 @in_event_loop
-async def test_slow_reader_costs_bounded_memory_and_loses_nothing(
-    splice: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unsent, "_CAN_SPLICE", splice)
+async def test_slow_reader_costs_bounded_memory_and_loses_nothing(relayed: str) -> None:
     async with pair() as sockets:
         upstream = sockets.proxied.upstream
         assert upstream is not None
@@ -266,7 +278,7 @@ async def test_data_is_relayed_when_no_pipe_is_available(monkeypatch: pytest.Mon
 async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None:
     """Bytes left in a pipe must never appear on another connection."""
     before = _open_pipes()
-    async with pair() as sockets:
+    async with python_pair() as sockets:
         await send(sockets.client, request(1))
         await receive(sockets.broker, len(request(1)))
         sending = asyncio.create_task(send(sockets.broker, response(1, b"x" * SIZE)))

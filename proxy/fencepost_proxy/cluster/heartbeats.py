@@ -19,6 +19,7 @@ from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import StateError
+from fencepost_proxy.executor import changed
 from fencepost_proxy.topics.processes import (
     INSTANCE_ID_AGE_MAX,
     encode_heartbeat,
@@ -185,6 +186,7 @@ class Heartbeats:
         self._others.pop(process, None)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_heartbeats(), name="heartbeats")
+        changed()
         return any(sent_at - last_observed < _DEAD_SECONDS for last_observed in self._others.values())
 
     async def leave(self) -> None:

@@ -18,6 +18,7 @@ from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Le
 from fencepost_proxy.cluster.pool import ConnectionPool
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
+from fencepost_proxy.executor import changed
 from fencepost_proxy.types import NO_TOPIC_ID, Address, Bounded, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -147,6 +148,7 @@ class MetadataCache:
                 f"upstream is cluster {news.cluster_id} now, this proxy serves {known.cluster_id}"
             )
         self.known = merged(known, news, all_topics=all_topics)
+        changed()
         if news.brokers != known.brokers:
             for moved in self._pool.use(news.brokers):
                 self._tasks.run(moved.close(), "close a connection")

@@ -14,6 +14,7 @@ from typing import Final
 
 from fencepost_proxy.cluster.broker import Access, PooledConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.config import Limits
+from fencepost_proxy.executor import changed
 from fencepost_proxy.types import Address, NodeId
 
 _CLIENT_ID: Final = "fencepost"
@@ -43,7 +44,7 @@ class ConnectionPool:
     def use(self, brokers: Mapping[NodeId, Address]) -> list[PooledConnection]:
         """Adopts the brokers' addresses. Returns connections to former addresses, for the caller to close."""
         self._brokers = brokers
-        self._version_max.clear()
+        self._versions_changed()
         moved = [key for key, pooled in self._connections.items() if brokers.get(key[0]) != pooled.address]
         return [self._connections.pop(key) for key in moved]
 
@@ -59,7 +60,7 @@ class ConnectionPool:
                 self._brokers[node_id],
                 limits=self._limits,
                 client_id=_CLIENT_ID,
-                on_opened=self._version_max.clear,
+                on_opened=self._versions_changed,
                 access=self._access,
             )
             self._connections[node_id, purpose] = pooled
@@ -83,6 +84,10 @@ class ConnectionPool:
             newest = [0 if versions is None else versions.get(api_key, (0, 0))[1] for versions in reported]
             known = self._version_max[api_key] = min(newest, default=0)
         return known
+
+    def _versions_changed(self) -> None:
+        self._version_max.clear()
+        changed()
 
     async def learn_versions(self) -> None:
         """Connects to every reachable broker, to learn its API versions."""

@@ -13,6 +13,7 @@ from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import FencepostError, Reason
+from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.topics.state import StateView
@@ -80,6 +81,7 @@ class Membership:
                 limits=config.limits,
                 on_change=on_change,
             )
+            changed()
             try:
                 await state.start()
                 await state.acquire_producer_id()
@@ -91,6 +93,7 @@ class Membership:
         if await self.until_kafka_can(join, readiness.unusable(config.state_topic)):
             _log.info("other proxy processes serve this cluster, or stopped recently without deregistering")
             self.takeover_until = time.monotonic() + config.limits.takeover_seconds
+            changed()
         return self.joined
 
     async def until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], step: Reason) -> _T:

@@ -8,13 +8,14 @@ from uuid import UUID
 
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import error_name
+from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.expansion.counts import Client
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import AddedTime
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.native import settings_for
+from fencepost_proxy.session.native import settings_for, shared
 from fencepost_proxy.session.reading import HERE_BYTES_MAX
 from fencepost_proxy.session.services import RelayedVersions, and_addresses, but_for
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
@@ -87,12 +88,13 @@ class SessionServices:
         self.forwarded = added.forwarded
         self.answered = added.answered
 
-        self.native = settings_for(self)
+        self.native = settings_for(self, shared(membership.fresh_until, memory))
         self.relayed_versions: RelayedVersions = but_for(cluster.groups.relayed_versions, END_TXN)
 
     def reload(self, limits: Limits) -> None:
         self.in_flight_requests_max = limits.in_flight_requests_max
         self.sequencer_wait_max_seconds = limits.sequencer_wait_max_seconds
+        changed()
 
     def update_relayed_versions(self) -> None:
         """They depend on the state topic and on the groups."""
@@ -100,6 +102,7 @@ class SessionServices:
         if self._config.mode == "sidecar":
             versions = and_addresses(versions)
         self.relayed_versions = but_for(versions, END_TXN) if self._cluster.commits.validating else versions
+        changed()
 
     # ---- the cluster
 

@@ -12,6 +12,7 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.tasks import Spawn
+from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.counts import Counts
 from fencepost_proxy.topics.state import SetConfigs
 from fencepost_proxy.types import TopicPartition
@@ -82,6 +83,7 @@ class TopicLookups:
             reported, known = configs.get(topic), self.topic_id(topic)
             if reported is not None and known is not None and known != reported.topic_id:
                 self._unverified.add(topic)
+                changed()
                 self._spawn(self._look_up_again(topic, configs), f"look up {topic}")
 
     async def _look_up_again(self, topic: str, configs: Mapping[str, SetConfigs]) -> None:
@@ -96,6 +98,7 @@ class TopicLookups:
                     break
             await asyncio.sleep(_LOOK_UP_SECONDS)
         self._unverified.discard(topic)
+        changed()
         self.observer.replaced(topic)
         self.observer.verified()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.executor import changed
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, is_safe
 
@@ -31,6 +32,7 @@ class TopicPolicies:
         policy = self._membership.view.topic_policy(topic, self._topic_id(topic), self._config.configs_for)
         if len(self._policies) > _POLICIES_MAX:
             self._policies.clear()
+            changed()
         found = self._policies[topic] = policy if policy.read else None
         return found
 
@@ -44,6 +46,7 @@ class TopicPolicies:
 
     def forget(self, topic: str) -> None:
         self._policies.pop(topic, None)
+        changed()
 
     def state_changed(self) -> None:
         self._policies.clear()

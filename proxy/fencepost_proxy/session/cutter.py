@@ -163,6 +163,13 @@ class FrameCutter:
         if watch is not None:
             self._until_probe = LENGTH_BYTES + watch.first_at
 
+    def pass_rest(self, byte_count: int, watch: Watch | None, until_probe: int) -> None:
+        """In the midst of a frame, whose beginning native code has streamed."""
+        self.state = CutterState.PASSING
+        self._left = byte_count
+        self._watch = watch
+        self._until_probe = until_probe
+
     def collect_frame(self, length: int) -> None:
         self.state = CutterState.COLLECTING
         self._pos += LENGTH_BYTES

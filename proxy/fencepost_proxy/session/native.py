@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM
-from fencepost_proxy.executor import EXECUTOR
+from fencepost_proxy.executor import EXECUTOR, VERIFY
 from fencepost_proxy.metrics import ADDED_SECONDS
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.wire.batch_digest import SEED
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 MODULE = EXECUTOR.module
 
 
-def settings_for(services: Services) -> tuple[ModuleType, native.Settings] | None:
+def shared(fresh_until: Callable[[], float], memory: object) -> native.Shared | None:
+    """For services whose every change is reported by `executor.changed`. `memory` – the native budget of memory."""
+    if MODULE is None:
+        return None
+    made: native.Shared = MODULE.Shared(fresh_until, memory, VERIFY)
+    return made
+
+
+def settings_for(services: Services, shared: native.Shared | None = None) -> tuple[ModuleType, native.Settings] | None:
     """What its connections share; None without the module."""
     if MODULE is None:
         return None
@@ -30,4 +39,5 @@ def settings_for(services: Services) -> tuple[ModuleType, native.Settings] | Non
         services.read_here_bytes_max,
         MADE_UP_IDS_FROM,
         ADDED_SECONDS,
+        shared,
     )

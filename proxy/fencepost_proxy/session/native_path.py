@@ -18,10 +18,13 @@ from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.messages import Tick
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
+from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
-from fencepost_proxy.wire.produce import PartitionData
+from fencepost_proxy.wire.node_endpoints import EndpointWalk
+from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
+from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData
 
 if TYPE_CHECKING:
     import fencepost_native as native
@@ -49,6 +52,7 @@ class NativePath:
             self.connection = module.Connection(
                 settings, core.state.connection, core.state.opened_at, core.proofs.may_write
             )
+            self.connection.watches = self
 
     @property
     def waiting(self) -> int:
@@ -179,6 +183,34 @@ class NativePath:
                 pending_response = relayed(api_key, version, correlation_id)
             queue.to_client.append(pending_response)
             queue.from_upstream.append(pending_response)
+        self._take_over_streams()
+
+    # ---- frames that are relayed as they arrive
+
+    def request_watch(self, head: bytes, topic_end: int, version: int) -> ProducerIdWatch | None:
+        """For native code: of a Produce request to a topic without checks. None: for Python."""
+        flexible = version >= FLEXIBLE
+        try:
+            count, first_at = partitions_of(memoryview(head), topic_end, flexible=flexible)
+        except UNREADABLE:
+            return None
+        if not 0 < count <= STREAMED_PARTITIONS_MAX:
+            return None
+        return ProducerIdWatch(first_at, count, self._services.shared_producer_ids, flexible=flexible)
+
+    def response_watch(self, api_key: int, version: int, frame_bytes: int) -> EndpointWalk:
+        """For native code: of a response that may name brokers after its records."""
+        state, endpoint = self._state, self._services.endpoint
+        return EndpointWalk(api_key, version, frame_bytes, lambda each: endpoint(each, state.local_host))
+
+    def _take_over_streams(self) -> None:
+        """The frames that native code has relayed in part."""
+        assert self.connection is not None
+        state = self._state
+        for cutter, passing in zip((state.client, state.upstream), self.connection.take_passing(), strict=True):
+            if passing is not None:
+                left, watch, until_probe, error = passing
+                cutter.pass_rest(left, watch if error is None else _Failed(error), until_probe)
 
     def permitted_append(
         self, source: native.Source, sent_at: float, *, alone: bool, taken_over: bool
@@ -195,6 +227,23 @@ class NativePath:
         assert not isinstance(pending, Refusal)
         pending.alone, pending.taken_over, pending.topic_id = alone, taken_over, grounds.topic_id
         return pending
+
+
+class _Failed:
+    """In place of the watch of a frame whose last probe raised this."""
+
+    first_at = 0
+    head_bytes = 0
+    at_trailer = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def probe(self, head: memoryview) -> int:
+        raise self._error
+
+    def in_place(self, trailer: memoryview) -> memoryview:
+        raise NotImplementedError
 
 
 def _taken_back(permit: native.Permit, number: int) -> PendingAppend:

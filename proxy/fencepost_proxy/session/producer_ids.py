@@ -8,6 +8,8 @@ from typing import Final
 from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.wire.peeks import PARTITION_HEAD_BYTES, UNREADABLE, producer_id_of
 
+#: A Produce request with more partitions is collected: checking each one takes long.
+STREAMED_PARTITIONS_MAX: Final = 1000
 _NO_MORE: Final = sys.maxsize
 
 

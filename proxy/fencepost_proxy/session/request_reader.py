@@ -11,7 +11,7 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.known import known_start
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
 from fencepost_proxy.session.pending_responses import PendingResponse
-from fencepost_proxy.session.producer_ids import ProducerIdWatch
+from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
@@ -23,8 +23,6 @@ _PRODUCE_VERSION_MIN = 3
 _PEEK_BYTES_MAX = 4096
 #: Control messages up to this size are not charged to the memory budget.
 _SMALL_FRAME_BYTES = 16 * 1024
-#: A Produce request with more partitions is collected: checking each one takes long.
-_STREAMED_PARTITIONS_MAX = 1000
 
 
 class RequestReader:
@@ -207,7 +205,7 @@ class RequestReader:
             if len(head) < min(peek.end + 5, length):
                 return False
             count, first_at = 0, length
-        if count > _STREAMED_PARTITIONS_MAX:
+        if count > STREAMED_PARTITIONS_MAX:
             return self._collect(length, now)
         watch = ProducerIdWatch(first_at, count, services.shared_producer_ids, flexible=flexible)
         if peek.acks == 0:

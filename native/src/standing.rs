@@ -1,0 +1,112 @@
+//! What Python's services say of the moment. Remembered until something of it changes, where Python reports that.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::settings::Versions;
+
+/// How often Python has reported a change.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// To be called after every change of what the services would say.
+#[pyfunction]
+pub fn changed() {
+    CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+#[derive(PartialEq, Default)]
+pub struct Standing {
+    pub fresh: bool,
+    pub alone: bool,
+    pub taken_over: bool,
+    pub instance_id: i16,
+    pub in_flight_max: usize,
+    pub produce_version_max: i64,
+    pub producer_ids: HashSet<i64>,
+    pub state_topic_marks: Vec<Vec<u8>>,
+    pub relayed: Arc<Relayed>,
+}
+
+/// By API key; made from Python's dictionary, which is not modified.
+#[derive(Default)]
+pub struct Relayed {
+    pub versions: HashMap<i16, Versions>,
+    from: Option<Py<PyAny>>,
+}
+
+impl PartialEq for Relayed {
+    fn eq(&self, other: &Self) -> bool {
+        self.versions == other.versions
+    }
+}
+
+impl Relayed {
+    fn of(current: Bound<'_, PyAny>, earlier: &Arc<Self>) -> PyResult<Arc<Self>> {
+        if earlier.from.as_ref().is_some_and(|from| from.is(&current)) {
+            return Ok(Arc::clone(earlier));
+        }
+        let items = current.call_method0("items")?;
+        let versions = items.try_iter()?.map(|item| item?.extract()).collect::<PyResult<_>>()?;
+        Ok(Arc::new(Relayed { versions, from: Some(current.unbind()) }))
+    }
+}
+
+/// `number`: what was asked at an earlier number is asked again. `until`: monotonic seconds.
+#[derive(Default)]
+pub struct Remembered {
+    pub number: u64,
+    pub standing: Standing,
+    changes: u64,
+    until: f64,
+}
+
+impl Standing {
+    fn query(services: &Bound<'_, PyAny>, earlier: &Self, now: f64) -> PyResult<Self> {
+        let py = services.py();
+        let of_now = |name| -> PyResult<bool> { services.call_method1(name, (now,))?.extract() };
+        Ok(Standing {
+            fresh: of_now(intern!(py, "fresh"))?,
+            alone: of_now(intern!(py, "alone"))?,
+            taken_over: of_now(intern!(py, "taken_over"))?,
+            instance_id: services.getattr(intern!(py, "instance_id"))?.extract()?,
+            in_flight_max: services.getattr(intern!(py, "in_flight_requests_max"))?.extract()?,
+            produce_version_max: services.call_method0(intern!(py, "produce_version_max"))?.extract()?,
+            producer_ids: services.getattr(intern!(py, "shared_producer_ids"))?.extract()?,
+            state_topic_marks: services.getattr(intern!(py, "state_topic_marks"))?.extract()?,
+            relayed: Relayed::of(services.getattr(intern!(py, "relayed_versions"))?, &earlier.relayed)?,
+        })
+    }
+}
+
+impl Remembered {
+    /// Whether it still holds.
+    pub fn holds(&self, now: f64) -> bool {
+        now < self.until && self.changes == CHANGES.load(Ordering::Relaxed)
+    }
+
+    /// `fresh_until`: None if changes are not reported.
+    pub fn renewed(&self, services: &Bound<'_, PyAny>, fresh_until: Option<f64>, now: f64) -> PyResult<Self> {
+        let changes = CHANGES.load(Ordering::Relaxed);
+        let standing = Standing::query(services, &self.standing, now)?;
+        // What time alone changes is not remembered.
+        let until = fresh_until.filter(|_| standing.fresh && standing.taken_over).unwrap_or(f64::NEG_INFINITY);
+        Ok(Remembered { number: self.number + 1, standing, changes, until })
+    }
+
+    /// For tests: an error if a change was not reported.
+    pub fn verify(&self, services: &Bound<'_, PyAny>, now: f64) -> PyResult<()> {
+        let current = Standing::query(services, &self.standing, now)?;
+        // With time, other processes leave: that is noticed later.
+        let as_remembered = Standing { alone: current.alone && self.standing.alone, ..current };
+        if as_remembered == self.standing { Ok(()) } else { Err(unreported("the services' answers")) }
+    }
+}
+
+pub fn unreported(what: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("{what} changed, and `changed` was not called"))
+}
