@@ -32,7 +32,7 @@ from tests.support.spark import SETTINGS
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"fencepost", "fencepost_dev", "fencepost_policies", "fencepost_proxy"}
+PACKAGES = {"fencepost", "fencepost_dev", "fencepost_policies", "fencepost_proxy", "pyspark_fencepost"}
 NATIVE = "fencepost_native.abi3.so"
 
 
