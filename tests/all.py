@@ -54,6 +54,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/expansion",
         f"{_I}groups",
         f"{_I}group_rights",
+        f"{_I}share_groups",
         f"{_I}partition_",
         f"{_I}in_doubt_expansion",
         f"{_I}replaced_topics",

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -29,7 +29,7 @@ from tests.support.walk import BODIES, ProxiedSocket
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
-DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN = 32, 43, 45
+DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN, SHARE_FETCH = 32, 43, 45, 78
 PRODUCE_VERSION_MIN = 3
 FENCED_LEADER_EPOCH = 74
 #: Time for a coordinator to finish earlier requests, or for replicas to catch up.
@@ -413,4 +413,36 @@ def test_moved_leader_is_named_after_the_records(
         assert addresses.leaks(direct), "Kafka's response contains no address: the test proves nothing"
         (endpoint,) = answer["NodeEndpoints"]
         assert endpoint["NodeId"] == new == partition_answer["CurrentLeader"]["LeaderId"]
+        assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
+
+
+def test_moved_leader_is_named_to_share_consumers(
+    moved_topic: Callable[[], tuple[str, int, int]],
+    addresses: Addresses,
+    advertised: dict[int, tuple[int, int]],
+    query: Query,
+) -> None:
+    if SHARE_FETCH not in advertised or advertised[SHARE_FETCH][1] < 1:
+        pytest.skip("this Kafka has no share groups")
+    topic, old, new = moved_topic()
+    with RawConnection(addresses.direct[1]) as connection:
+        topic_id = connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
+    partition = {"PartitionIndex": 0, "AcknowledgementBatches": []}
+    for version in range(1, min(2, advertised[SHARE_FETCH][1]) + 1):
+        answers = {}
+        for side in ("d", "p"):
+            body = {
+                **{"GroupId": topic, "MemberId": str(uuid4()), "ShareSessionEpoch": 0, "MaxWaitMs": 100},
+                **{"MinBytes": 0, "MaxBytes": 1 << 20, "MaxRecords": 10, "BatchSize": 10},
+                "Topics": [{"TopicId": topic_id, "Partitions": [partition]}],
+            }
+            answers[side] = query(side, old, SHARE_FETCH, version, body)
+        direct, proxied = answers["d"], answers["p"]
+        assert isinstance(direct, bytes)
+        assert isinstance(proxied, bytes)
+        assert not addresses.leaks(proxied)
+        answer = decode_response(SHARE_FETCH, version, proxied)
+        assert addresses.leaks(direct), f"Kafka's response contains no address: {answer}"
+        (endpoint,) = answer["NodeEndpoints"]
+        assert endpoint["NodeId"] == new
         assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]

@@ -249,7 +249,7 @@ def versions_in(submitted: Message) -> set[tuple[int, int]]:
 # --- Kafka's message definitions, from the locked jar -----------------------------------------------------------------
 
 ADDRESSES_REPLACED = {
-    *(apis.PRODUCE, apis.FETCH, apis.METADATA),
+    *(apis.PRODUCE, apis.FETCH, apis.METADATA, apis.SHARE_FETCH, apis.SHARE_ACKNOWLEDGE),
     *(apis.FIND_COORDINATOR, apis.DESCRIBE_CLUSTER, apis.DESCRIBE_QUORUM),
 }
 #: Not a broker's address: see `wire/apis.py`.

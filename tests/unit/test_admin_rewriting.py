@@ -8,6 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
@@ -31,10 +33,20 @@ from fencepost_proxy.wire.apis import (
     LIST_OFFSETS,
     METADATA,
     OFFSET_FOR_LEADER_EPOCH,
+    SHARE_ACKNOWLEDGE,
+    SHARE_FETCH,
+    SHARE_GROUP_HEARTBEAT,
     WRITE_TXN_MARKERS,
     Handling,
 )
-from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
+from fencepost_proxy.wire.control import (
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_request_frame,
+    encode_response,
+    parse_request_header,
+)
 from fencepost_proxy.wire.schema import Message
 
 CHECK, SOURCE = "fencepost.check.expected.offsets", "fencepost.expected.offsets.source"
@@ -136,7 +148,7 @@ def test_planned_and_closed_apis_match_the_api_table() -> None:
         CREATE_PARTITIONS,
         WRITE_TXN_MARKERS,
     }
-    assert inspected == set(CLOSED_APIS)
+    assert inspected - {SHARE_GROUP_HEARTBEAT} == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None
 
 
@@ -594,6 +606,13 @@ def fetch(*topics: Mapping[str, object]) -> tuple[Message, Message]:
 
 RESOURCES = [resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]
 ON_ORDERS = Message(name="orders", partitions=[Message(partition_index=1)])
+
+
+def shared() -> tuple[Message, Message]:
+    topics = [Message(topic_id=each, partitions=[Message(partition_index=1)]) for each in (ORDERS, STATE)]
+    return Message(group_id="g", member_id="m", topics=topics), Message(responses=topics[:1])
+
+
 CLOSED = [
     (
         CREATE_TOPICS,
@@ -636,6 +655,7 @@ CLOSED = [
     ),
     (FETCH, 12, *fetch({"topic": "orders"}, {"topic": STATE_TOPIC})),
     (FETCH, 13, *fetch({"topic_id": ORDERS}, {"topic_id": STATE})),
+    *((api_key, version, *shared()) for api_key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) for version in (1, 2)),
     (LIST_OFFSETS, 5, *of_partitions("partition_index")),
     (OFFSET_FOR_LEADER_EPOCH, 4, *of_partitions("partition")),
     (DESCRIBE_PRODUCERS, 0, Message(topics=both("name", partition_indexes=[1])), Message(topics=[ON_ORDERS])),
@@ -683,7 +703,18 @@ def test_every_inspected_or_rewritten_api_is_covered() -> None:
         METADATA,
         DESCRIBE_TOPIC_PARTITIONS,
         CONSUMER_GROUP_HEARTBEAT,
+        SHARE_GROUP_HEARTBEAT,
     }
+
+
+def test_share_group_never_subscribes_to_the_state_topic() -> None:
+    request = Message(group_id="g", member_id="m", subscribed_topic_names=["orders", STATE_TOPIC])
+    rewriters = RequestRewriters(AddressBook(19092), World().known, frozenset, lambda nodes: None)
+    frame = memoryview(encode_request_frame(SHARE_GROUP_HEARTBEAT, 1, 5, "c", request))[4:]
+    forward = rewriters.begin(SHARE_GROUP_HEARTBEAT, 1, frame, "proxy").forward
+    assert forward is not None
+    body = forward[4 + parse_request_header(forward[4:]).body_offset :]
+    assert decode_request(SHARE_GROUP_HEARTBEAT, 1, body).subscribed_topic_names == ["orders"]
 
 
 @pytest.mark.parametrize(

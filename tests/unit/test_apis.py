@@ -30,7 +30,16 @@ NOT_A_BROKER = {
     ("DeleteAcls", "host"),
 }
 #: Treated here, and every address in it replaced by `addresses.py`, `node_endpoints.py` or the Produce path.
-ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "DescribeQuorum", "Produce", "Fetch"}
+ADDRESSES_REPLACED = {
+    "Metadata",
+    "FindCoordinator",
+    "DescribeCluster",
+    "DescribeQuorum",
+    "Produce",
+    "Fetch",
+    "ShareFetch",
+    "ShareAcknowledge",
+}
 
 
 #: What Kafka 4.4 added, and kio does not have: compared with Kafka's own definitions in the integration tests.

@@ -18,6 +18,7 @@ from fencepost_proxy.expansion.queries import (
     IsAssigned,
     LookedUp,
     MayHave,
+    SharesTopics,
     WhatIsAssigned,
     WhereToBegin,
 )
@@ -343,3 +344,20 @@ def test_requests_naming_too_many_partitions_are_ignored() -> None:
     assert Played().queries_to_send(apis.LIST_OFFSETS, 7, request).finish(reported).notice is None
     entries.pop()
     assert Played().queries_to_send(apis.LIST_OFFSETS, 7, request).finish(reported).notice == LookedUp("app", (P0,), ())
+
+
+# ---- share groups
+
+
+@pytest.mark.parametrize(("names", "reported"), [(["other", "orders"], ("orders",)), (["other"], ()), (None, ())])
+def test_share_group_of_expanded_topic_is_reported_and_not_gated(
+    names: list[str] | None, reported: tuple[str, ...]
+) -> None:
+    request = Message(group_id="g", member_id="m", subscribed_topic_names=names)
+    plan = Played().queries_to_send(apis.SHARE_GROUP_HEARTBEAT, 1, request)
+    answer = Message(assignment=Message(topic_partitions=[Message(topic_id=ID, partitions=[0, 2, 3])]))
+    outcome = plan.finish(answer)
+    assert plan.forward is None
+    assert not outcome.changed
+    assert outcome.notice == (SharesTopics("g", reported) if reported else None)
+    assert _partitions(answer) == [0, 2, 3]

@@ -147,6 +147,7 @@ def test_group_requests_are_relayed_without_expansions() -> None:
     assert relayed_versions_without(ASSIGNING).keys() == RELAYED_VERSIONS.keys() - {
         apis.SYNC_GROUP,
         apis.CONSUMER_GROUP_HEARTBEAT,
+        apis.SHARE_GROUP_HEARTBEAT,
     }
 
     talk = Talk()

@@ -6,6 +6,7 @@
 | Heartbeat | REBALANCE_IN_PROGRESS for a member that lacks a partition that is no longer gated |
 | ConsumerGroupHeartbeat | both: gated partitions are removed from the assignment, and added later |
 | OffsetFetch | "no commit" on a new partition becomes its beginning, for groups that existed before |
+| ShareGroupHeartbeat | none; reported: a share group keeps no order, so that nothing is gated for it |
 | ListOffsets | none; recorded, since a group without commits that begins at a prior partition's end has read it |
 
 Answers that depend on a group's progress wait for it (`queries.py`). Heartbeats of members that lack nothing do not.
@@ -29,6 +30,7 @@ from fencepost_proxy.expansion.queries import (
     Notice,
     Query,
     Reply,
+    SharesTopics,
     WhatIsAssigned,
     WhereToBegin,
 )
@@ -39,12 +41,13 @@ from fencepost_proxy.wire.apis import (
     HEARTBEAT,
     LIST_OFFSETS,
     OFFSET_FETCH,
+    SHARE_GROUP_HEARTBEAT,
     SYNC_GROUP,
 )
 from fencepost_proxy.wire.schema import Message
 
 #: Decoded while a topic may be expanded in order; `FOLLOWING`: once one has been.
-ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT})
+ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT})
 FOLLOWING: Final = ASSIGNING | {HEARTBEAT, OFFSET_FETCH, LIST_OFFSETS}
 
 #: More than a member of a group has. Only admin clients query more, and all of this takes the event loop's time.
@@ -118,7 +121,13 @@ class AssignmentFilter:
             return GroupPlan(None, lambda answer: self._offsets(version, request, answer))
         if api_key == LIST_OFFSETS:
             return GroupPlan(None, lambda answer: self._looked_up(request, client_id, answer))
+        if api_key == SHARE_GROUP_HEARTBEAT:
+            return GroupPlan(None, lambda answer: self._shared(request))
         return self._consumer_heartbeat(request, client_id)
+
+    def _shared(self, request: Message) -> Outcome:
+        topics = tuple(each for each in request.subscribed_topic_names or () if self._expansion_view.expands(each))
+        return Outcome(notice=SharesTopics(request.group_id, topics)) if topics else _UNCHANGED
 
     # ---- the classic protocol
 

@@ -61,6 +61,14 @@ class HasTasks:
 
 
 @value
+class SharesTopics:
+    """Notice without a reply: the group shares the partitions of expanded topics, so none is gated."""
+
+    group: str
+    topics: tuple[str, ...]
+
+
+@value
 class LookedUp:
     """Notice without a reply: a client requested end offsets (`latest`), or other offsets, of partitions."""
 
@@ -70,5 +78,5 @@ class LookedUp:
 
 
 Query = MayHave | WhereToBegin | WhatIsAssigned
-Notice = HasTasks | LookedUp
+Notice = HasTasks | SharesTopics | LookedUp
 Reply = GatedPartitions | Beginnings | IsAssigned

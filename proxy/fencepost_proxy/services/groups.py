@@ -34,6 +34,7 @@ from fencepost_proxy.expansion.queries import (
     Notice,
     Query,
     Reply,
+    SharesTopics,
     WhatIsAssigned,
     WhereToBegin,
 )
@@ -43,6 +44,7 @@ from fencepost_proxy.observability.status import GatedStatus
 from fencepost_proxy.services.expanded_topics import ExpandedTopics
 from fencepost_proxy.services.gating_decisions import GatingDecisions
 from fencepost_proxy.services.group_stories import GroupStories
+from fencepost_proxy.services.topic_warnings import some
 from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
 from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
 from fencepost_proxy.topics.state import StateView
@@ -110,6 +112,8 @@ class GroupProgressTracker:
             self.topics, self._stories, limits, metrics, groups=groups, unread=self._unread, lookups=self._lookups
         )
         self._with_tasks: set[str] = set()
+        #: Topics that a share group reads.
+        self._shared: set[str] = set()
         self.relayed_versions: RelayedVersions = ALL_RELAYED_VERSIONS
         self.watch = Watch()
         self.assignment_filter = AssignmentFilter(self.watch, self.topics, time.monotonic)
@@ -352,6 +356,16 @@ class GroupProgressTracker:
                         "group assigns tasks, not only partitions (Kafka Streams?): its partitions are not gated, and "
                         "it may read records of a key out of order after an expansion",
                         group=group,
+                    )
+            case SharesTopics(group, topics):
+                new = set(topics) - self._shared
+                if new and len(self._shared) < _CLIENTS_MAX:
+                    self._shared |= new
+                    _log.warning(
+                        "a share group reads topics that expand in order: share groups keep no order, so that their "
+                        "assignments are not gated (read these topics with a consumer group, if order matters)",
+                        group=group,
+                        topics=some(sorted(new)),
                     )
             case LookedUp(client_id, latest, others):
                 self._lookups.record((host, client_id), latest, others, now)

@@ -40,6 +40,7 @@ from fencepost_proxy.wire.apis import (
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     METADATA,
+    SHARE_GROUP_HEARTBEAT,
     Handling,
 )
 from fencepost_proxy.wire.control import (
@@ -155,7 +156,7 @@ class RequestRewriters:
         if named and api_key in CLOSED_APIS:
             request = decode_request(api_key, version, frame[header.body_offset :])
             return self._planned(header, frame, plan_closed(api_key, request, known), local_host)
-        if named and api_key == CONSUMER_GROUP_HEARTBEAT:
+        if named and api_key in (CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT):
             request = decode_request(api_key, version, frame[header.body_offset :])
             leave_out_of_subscription(request, known)
             body = encode_request(api_key, version, request)

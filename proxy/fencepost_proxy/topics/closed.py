@@ -18,7 +18,15 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NO_TOPIC_ID
-from fencepost_proxy.wire.apis import DELETE_RECORDS, DESCRIBE_PRODUCERS, FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
+from fencepost_proxy.wire.apis import (
+    DELETE_RECORDS,
+    DESCRIBE_PRODUCERS,
+    FETCH,
+    LIST_OFFSETS,
+    OFFSET_FOR_LEADER_EPOCH,
+    SHARE_ACKNOWLEDGE,
+    SHARE_FETCH,
+)
 from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
@@ -72,7 +80,8 @@ def plan_closed(api_key: int, request: Message, known: Known) -> Plan:
     api = CLOSED_APIS[api_key]
 
     def is_closed(topic: Message) -> bool:
-        return known.is_state_topic(*(getattr(topic, each) for each in api.named))
+        fields = vars(topic)
+        return known.is_state_topic(fields.get("name") or fields.get("topic"), fields.get("topic_id"))
 
     denied = [
         Message(
@@ -90,11 +99,11 @@ def plan_closed(api_key: int, request: Message, known: Known) -> Plan:
 
 
 def leave_out_of_subscription(request: Message, known: Known) -> None:
-    """For ConsumerGroupHeartbeat: as if the topic did not exist, and the member had none of its partitions."""
+    """For heartbeats of groups: as if the topic did not exist, and the member had none of its partitions."""
     if request.subscribed_topic_names is not None:
         names = request.subscribed_topic_names
         request.subscribed_topic_names = [name for name in names if not known.is_state_topic(name)]
-    if request.topic_partitions is not None:
+    if getattr(request, "topic_partitions", None) is not None:
         _take(request, "topic_partitions", lambda topic: known.is_state_topic(None, topic.topic_id))
 
 
@@ -140,6 +149,16 @@ CLOSED_APIS: Final[Mapping[int, _Closed]] = {
     OFFSET_FOR_LEADER_EPOCH: _Closed(
         lambda each, _: Message(partition=each.partition, error_code=DENIED, leader_epoch=-1, end_offset=-1),
         named=("topic",),
+    ),
+    **dict.fromkeys(
+        (SHARE_FETCH, SHARE_ACKNOWLEDGE),
+        _Closed(
+            lambda each, known: Message(
+                partition_index=each.partition_index, error_code=DENIED, error_message=denied_message(known)
+            ),
+            named=("topic_id",),
+            answers="responses",
+        ),
     ),
     DESCRIBE_PRODUCERS: _Closed(
         lambda index, known: Message(partition_index=index, error_code=DENIED, error_message=denied_message(known)),

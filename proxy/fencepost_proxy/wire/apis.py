@@ -75,7 +75,7 @@ _HIDDEN = Handling.HIDDEN
 
 _REMOVED = "removed in Kafka 4.0; was used between brokers"
 _INTERNAL = "between brokers and controllers"
-_SHARE = "responses of ShareFetch and ShareAcknowledge contain leaders' addresses after record data; not rewritten yet"
+_SHARE_EARLY = "v0 was the early access of Kafka 4.0, which later releases removed"
 _SHARE_STATE = "between brokers: state of share groups"
 _LEADERS = "responses may contain leaders' addresses after the records; "
 _TOPIC_CONFIGS = "virtual topic configs"
@@ -171,10 +171,10 @@ _TABLE: Final = (
     Api(73, "AssignReplicasToDirs", _HIDDEN, 0, 0, 0, _INTERNAL),
     Api(74, "ListConfigResources", _RELAY, 0, 1, 0),
     Api(75, "DescribeTopicPartitions", _LISTS_TOPICS, 0, 0, 0, _STATE_TOPIC),
-    Api(76, "ShareGroupHeartbeat", _HIDDEN, 0, 0, 0, "a share consumer fails at its first request: " + _SHARE),
+    Api(76, "ShareGroupHeartbeat", _INSPECT, 1, 1, 0, "removes the state topic from subscriptions; " + _SHARE_EARLY),
     Api(77, "ShareGroupDescribe", _RELAY, 0, 1, 0),
-    Api(78, "ShareFetch", _HIDDEN, 0, 0, 0, _SHARE),
-    Api(79, "ShareAcknowledge", _HIDDEN, 0, 0, 0, _SHARE),
+    Api(78, "ShareFetch", _RECORDS, 1, 2, 0, _LEADERS + _STATE_TOPIC + "; " + _SHARE_EARLY),
+    Api(79, "ShareAcknowledge", _RECORDS, 1, 2, 0, _LEADERS + _STATE_TOPIC + "; " + _SHARE_EARLY),
     Api(80, "AddRaftVoter", _RELAY, 0, 1, 0),
     Api(81, "RemoveRaftVoter", _RELAY, 0, 0, 0),
     Api(82, "UpdateRaftVoter", _HIDDEN, 0, 0, 0, _INTERNAL + "; contains the leader's address"),

@@ -45,7 +45,7 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import fields_of, fixed_bytes, untagged_fields
 
 #: First version whose response can name brokers.
-ENDPOINTS_FROM: Final = {FETCH: 16, SHARE_FETCH: 0, SHARE_ACKNOWLEDGE: 0}
+ENDPOINTS_FROM: Final = {FETCH: 16, SHARE_FETCH: 1, SHARE_ACKNOWLEDGE: 1}
 #: More than 1,000 brokers with long names.
 TRAILER_BYTES_MAX: Final = 1 << 18
 _FIELD: Final = "NodeEndpoints"
