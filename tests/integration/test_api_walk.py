@@ -18,7 +18,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
-from fencepost_proxy.wire.apis import APIS
+from fencepost_proxy.wire.apis import APIS, decides
 from tests.kit.waiting import until
 from tests.pages.apis import handling_of
 from tests.support.batches import batch
@@ -119,6 +119,13 @@ def test_client_gets_versions_common_to_table_and_broker(
         if api is not None and not api.gated and max(low, api.min_version) <= min(high, api.max_version):
             common[key] = (max(low, api.min_version), min(high, api.max_version))
 
+    undecided = [
+        (definitions()[key].name if key in definitions() else key, version)
+        for key, (low, high) in advertised.items()
+        for version in range(low, high + 1)
+        if not decides(key, version)
+    ]
+    assert undecided == [], "this Kafka has versions that wire/apis.py does not decide about"
     for address in addresses.proxied.values():
         assert _versions(address) == common
 
@@ -446,3 +453,25 @@ def test_moved_leader_is_named_to_share_consumers(
         (endpoint,) = answer["NodeEndpoints"]
         assert endpoint["NodeId"] == new
         assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
+
+
+def test_client_that_expects_another_broker_is_answered_like_kafka(
+    addresses: Addresses, advertised: dict[int, tuple[int, int]], query: Query
+) -> None:
+    """ApiVersions v5 (KIP-1242) names the cluster and the node that the client expects."""
+    if advertised[API_VERSIONS][1] < 5:
+        pytest.skip("this Kafka has no ApiVersions v5")
+    with RawConnection(addresses.direct[1]) as connection:
+        cluster_id = connection.query(60, 0, {})["ClusterId"]
+
+    def errors(expected: str | None, node_id: int) -> list[int]:
+        body = {"ClientSoftwareName": "walk", "ClientSoftwareVersion": "1", "ClusterId": expected, "NodeId": node_id}
+        frames = [query(side, 2, API_VERSIONS, 5, body) for side in ("d", "p")]
+        assert all(isinstance(frame, bytes) for frame in frames)
+        return [decode_response(API_VERSIONS, 5, frame)["ErrorCode"] for frame in frames]  # type: ignore[arg-type]
+
+    assert errors(None, -1) == [0, 0]
+    assert errors(cluster_id, 2) == [0, 0]
+    for expected, node_id in ((cluster_id, 3), ("another", 2)):
+        direct, proxied = errors(expected, node_id)
+        assert direct == proxied != 0

@@ -43,7 +43,7 @@ ADDRESSES_REPLACED = {
 
 
 #: What Kafka 4.4 added, and kio does not have: compared with Kafka's own definitions in the integration tests.
-NEWER_THAN_KIO = {28: 6, 42: 3, 88: 1, 89: 1, 93: 0, 94: 0}
+NEWER_THAN_KIO = {18: 5, 28: 6, 42: 3, 88: 1, 89: 1, 93: 0, 94: 0}
 
 
 def kafka_versions(api_key: int) -> list[int]:
@@ -96,7 +96,11 @@ def test_a_row_caps_versions_only_for_a_reason(api_key: int) -> None:
     newest = NEWER_THAN_KIO.get(api_key, kafka_versions(api_key)[-1])
     if not api.gated:
         assert api.max_version <= newest, "a version that Kafka does not have is not ours to advertise"
-        assert api.max_version == newest or api.reason, f"{api.name} stops at {api.max_version} of {newest}: say why"
+        cap = apis.CAPS.get(api_key)
+        assert (cap is None) is (api.max_version == newest), (
+            f"{api.name} stops at {api.max_version} of {newest}: say why"
+        )
+        assert cap is None or cap.newest == newest
     else:
         assert api.reason
 
@@ -154,6 +158,15 @@ def test_unlisted_apis_and_versions_are_not_served() -> None:
     assert not apis.serves(62, 0), "BrokerRegistration is not for clients"
 
 
+def test_table_decides_about_no_version_that_it_does_not_know() -> None:
+    assert apis.decides(apis.PRODUCE, 13)
+    assert not apis.decides(apis.PRODUCE, 14)
+    assert apis.decides(apis.FETCH, 18)
+    assert not apis.decides(apis.FETCH, 19)
+    assert apis.decides(62, 9), "whatever it is, it is not for clients"
+    assert not apis.decides(95, 0)
+
+
 # --- ApiVersions ------------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +209,7 @@ def test_api_versions_reports_overlap_of_broker_and_table() -> None:
 
 
 def test_too_new_api_versions_request_gets_oldest_format() -> None:
-    body = encode_response(apis.API_VERSIONS, 5, unsupported_api_versions())
+    body = encode_response(apis.API_VERSIONS, 6, unsupported_api_versions())
 
-    assert body == bytes.fromhex("0023 00000001 0012 0000 0004")
+    assert body == bytes.fromhex("0023 00000001 0012 0000 0005")
     assert decode_response(apis.API_VERSIONS, 4, body).error_code == Error.UNSUPPORTED_VERSION

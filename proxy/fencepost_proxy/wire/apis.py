@@ -5,8 +5,8 @@ not served: a version added to Kafka later may carry a broker's address. docs/ka
 a new Kafka release.
 
 A client's ApiVersions response is the intersection of this table and the broker's response (`wire/api_versions.py`).
-The table gives the reason of each cap. `tests/unit/test_apis.py` and `tests/integration/test_control_messages.py` walk
-the response schemas, and fail if a served version could contain an address that is not rewritten.
+`CAPS` has the reason of each cap. `tests/unit/test_apis.py` and `tests/integration/test_control_messages.py` walk the
+response schemas, and fail if a served version could contain an address that is not rewritten.
 
 Not rewritten, because they are no broker addresses: `ClientHost` of group members (the proxy's host),
 `Host` of ACLs (data), `UserEndpoint` of Kafka Streams (the application).
@@ -65,6 +65,16 @@ class Api:
         return not self.gated and self.min_version <= version <= self.max_version
 
 
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """Why clients do not get the newest version (Kafka 4.4's), what that costs them, and what it would take."""
+
+    newest: int
+    reason: str
+    cost: str
+    needs: str
+
+
 _RELAY = Handling.RELAY
 _INSPECT = Handling.INSPECT_REQUEST
 _PLAN = Handling.REWRITE_REQUEST | Handling.REWRITE_RESPONSE
@@ -83,8 +93,7 @@ _STATE_TOPIC = "clients cannot access the state topic"
 
 _TABLE: Final = (
     Api(0, "Produce", Handling.PRODUCE, 0, 12, 9, (
-        "v13 names topics only by id; v12 is needed by transactions v2. Kafka advertises 0–2 for old librdkafka "
-        "(KAFKA-18659), but closes a connection that uses them")),
+        "Kafka advertises 0–2 for old librdkafka (KAFKA-18659), but closes a connection that uses them")),
     Api(1, "Fetch", _RECORDS, 4, 18, 12, _LEADERS + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
     Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "contains broker addresses; " + _STATE_TOPIC),
@@ -104,8 +113,7 @@ _TABLE: Final = (
     Api(17, "SaslHandshake", Handling.ALONE, 0, 1, None, (
         "sent to Kafka as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until "
         "authentication completes, Kafka accepts no other request, not even from the proxy")),
-    Api(18, "ApiVersions", Handling.REWRITE_RESPONSE, 0, 4, 3, (
-        "v5 names the cluster and the node that the client expects; not served yet")),
+    Api(18, "ApiVersions", Handling.REWRITE_RESPONSE, 0, 5, 3, "only versions of this table"),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
     Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "deletes the topic's virtual configs"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
@@ -114,7 +122,7 @@ _TABLE: Final = (
         "`safe`")),
     Api(23, "OffsetForLeaderEpoch", _INSPECT, 0, 4, 4, _STATE_TOPIC),
     Api(24, "AddPartitionsToTxn", _PLAN, 0, 3, 3, (
-        "v4+ is used between brokers; a transaction marker takes an offset without an append check; " + _STATE_TOPIC)),
+        "a transaction marker takes an offset without an append check; " + _STATE_TOPIC)),
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
     Api(26, "EndTxn", _RELAY, 0, 5, 3, "a commit is delayed and validated while any topic checks expected offsets"),
     Api(27, "WriteTxnMarkers", _PLAN, 1, 2, 1, (
@@ -194,6 +202,25 @@ _TABLE: Final = (
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({api.key: api for api in _TABLE})
 
+#: The only APIs for clients of which Kafka 4.4 has newer versions.
+CAPS: Final[Mapping[int, Cap]] = MappingProxyType(
+    {
+        0: Cap(
+            13,
+            "requests name topics only by id; the proxy decides by name before it has read a request",
+            "no feature: v12 has transactions v2. A producer that kept the id of a topic that was deleted and created "
+            "again writes to the new topic, as with Kafka 4.0. Checked appends are sent to Kafka as v13",
+            "a lookup of ids that waits for metadata, on the fast path too",
+        ),
+        24: Cap(
+            5,
+            "v4 and v5 add partitions of several transactions, and need CLUSTER_ACTION: Kafka's brokers use them",
+            "nothing: no client uses them",
+            "a client that does",
+        ),
+    }
+)
+
 #: Counted for versions outside the table.
 UNKNOWN_VERSION: Final = -1
 
@@ -237,6 +264,15 @@ def serves(api_key: int, version: int) -> bool:
     """Whether a client may send this API and version; False for an unknown API."""
     api = APIS.get(api_key)
     return api is not None and api.serves(version)
+
+
+def decides(api_key: int, version: int) -> bool:
+    """Whether the table decides about that version: it is served, or there is a reason why not."""
+    api = APIS.get(api_key)
+    if api is None:
+        return False
+    cap = CAPS.get(api_key)
+    return api.gated or version <= (api.max_version if cap is None else cap.newest)
 
 
 def api_name(api_key: int) -> str:
