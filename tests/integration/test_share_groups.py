@@ -70,10 +70,10 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
     ).output
     parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
     ran = zip(commands, parts[::2], parts[1::2], strict=True)
-    return [(tool, int(code), _plain(tool, text, prefix)) for (tool, _, _), code, text in ran]
+    return [(tool, int(code), _normal(tool, text, prefix)) for (tool, _, _), code, text in ran]
 
 
-def _plain(tool: str, text: str, prefix: str) -> object:
+def _normal(tool: str, text: str, prefix: str) -> object:
     text = text.replace(prefix, "x")
     if tool == "kafka-console-share-consumer":
         return sorted(text.split())

@@ -52,6 +52,12 @@ _FIELD: Final = "NodeEndpoints"
 #: Tags that no version of Kafka uses: of one byte, and of two.
 _UNKNOWN_TAGS: Final = (0x7F, 0x3FFF)
 _CORRELATION_ID_BYTES: Final = 4
+#: Header tags, throttle time, error code, session id.
+_FETCH_TOPICS_AT: Final = _CORRELATION_ID_BYTES + 1 + 10
+_TOPIC_ID_BYTES: Final = 16
+#: Index, error code, high watermark, last stable offset, log start offset.
+_FETCH_PARTITION_BYTES: Final = 30
+_PREFERRED_REPLICA_BYTES: Final = 4
 
 Readdress = Callable[[NodeEndpoint], NodeEndpoint]
 
@@ -188,9 +194,36 @@ def _trailer_at(api_key: int, version: int, frame: memoryview) -> int:
 
 def names_no_node(frame: memoryview, api_key: int, version: int) -> bool:
     """Whether a whole response, without its length, certainly has no such addresses. False if it is malformed."""
+    if api_key == FETCH and _is_usual_fetch(frame):
+        return True
     try:
         return not _has_endpoints(api_key, frame[_trailer_at(api_key, version, frame) :])
     except UpstreamProtocolError:
+        return False
+
+
+def _is_usual_fetch(frame: memoryview) -> bool:
+    """Whether it has the common form, without tagged fields and aborted transactions. False: unknown."""
+    try:
+        if frame[_CORRELATION_ID_BYTES]:
+            return False
+        topic_count, at = read_uvarint(frame, _FETCH_TOPICS_AT)
+        for _ in range(topic_count - 1):
+            partition_count, at = read_uvarint(frame, at + _TOPIC_ID_BYTES)
+            for _ in range(partition_count - 1):
+                at += _FETCH_PARTITION_BYTES
+                if frame[at] > 1:  # aborted transactions: null, none, or some
+                    return False
+                length, at = read_uvarint(frame, at + 1 + _PREFERRED_REPLICA_BYTES)
+                at += max(length - 1, 0)
+                if frame[at]:
+                    return False
+                at += 1
+            if frame[at]:
+                return False
+            at += 1
+        return frame[at] == 0 and at + 1 == len(frame)
+    except (IndexError, Malformed):
         return False
 
 
