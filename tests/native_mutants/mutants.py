@@ -75,6 +75,18 @@ MUTANTS = [
     NativeMutant(name, edits)
     for name, *edits_of in [
         (
+            "Fetch responses are relayed unread",
+            (
+                "connection.rs",
+                "FETCH => sent.version < FETCH_ENDPOINTS_FROM || fetch::names_no_broker(frame),",
+                "FETCH => sent.version >= 0,",
+            ),
+        ),
+        (
+            "tagged fields after the records are not noticed",
+            ("fetch.rs", "    no_tags(&mut cursor)?;\n    (cursor.at == frame.len())", "    (cursor.at < frame.len())"),
+        ),
+        (
             "appends have no fence",
             ("batch.rs", "if let Some(fence) = fence {", "if let Some(fence) = fence.filter(|_| false) {"),
         ),
