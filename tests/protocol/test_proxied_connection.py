@@ -21,6 +21,9 @@ from fencepost_proxy.transport import unsent
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, ProxiedSocket
 from fencepost_proxy.types import Address
+from fencepost_proxy.wire.apis import FETCH
+from fencepost_proxy.wire.control import decode_response, encode_response
+from fencepost_proxy.wire.schema import Message
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.support.executors import NATIVE, PYTHON, executing, needs_native
@@ -222,6 +225,26 @@ def relayed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(unsent, "_CAN_SPLICE", how == "spliced")
     with executing(NATIVE if how == "native" else PYTHON):
         yield how
+
+
+@in_event_loop
+async def test_addresses_after_spliced_records_do_not_reach_the_client(relayed: str) -> None:
+    async with pair() as sockets:
+        fetch = struct.pack(">ihhi", 8, FETCH, 17, 1)
+        await send(sockets.client, fetch)
+        assert await receive(sockets.broker, len(fetch)) == fetch
+        partition = {"records": bytes(5_000_000), "error_code": 6}
+        topic = Message(partitions=[Message(partition_index=each, **partition) for each in range(2)])
+        node = Message(node_id=2, host="broker.internal", port=9092, rack=None)
+        sent = response(1, b"\0" + encode_response(FETCH, 17, Message(responses=[topic], node_endpoints=[node])))
+        assert b"broker.internal" in sent
+        answering = asyncio.create_task(send(sockets.broker, sent))
+        got = await receive(sockets.client, len(sent))
+        await answering
+        assert b"broker.internal" not in got
+        reported = decode_response(FETCH, 17, got[9:])
+        assert [each.error_code for each in reported.responses[0].partitions] == [6, 6]
+        assert reported.node_endpoints == []
 
 
 @in_event_loop
