@@ -97,7 +97,8 @@ impl Connection {
         for index in 0..READS_MAX {
             // Of a large frame, what has to be read is read alone.
             let is_large = self.large[direction as usize];
-            let limit = if is_large && self.unseen(direction) == 0 { BEGINNING_BYTES } else { limit };
+            let is_read_alone = limit == 0 && is_large && self.unseen(direction) == 0;
+            let limit = if is_read_alone { BEGINNING_BYTES } else { limit };
             match self.pump_once(py, direction, from, to, limit, &mut take)? {
                 Pumped::Again if index > 0 => break,
                 Pumped::Read(read) if read.is_done() && self.goes_on(direction) => frame_bytes += read.frame_bytes,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fencepost_native
 
+from tests.fuzz.dialogue import SHARED
 from tests.support.executors import NATIVE
 from tests.unit import test_native as side_by_side
 from tests.unit.test_fast_path import _GeneralRemembers, _GeneralRun, _Remembers, _Run, _run_both, _Steady
@@ -43,6 +44,17 @@ def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
         yield "CRC", lambda size=size: side_by_side.test_wrong_crc_is_noticed(17, size)  # type: ignore[misc]
     for expects in (False, True):
         yield "connections", lambda expects=expects: side_by_side.test_other_connections_count_for_both(expects)  # type: ignore[misc]
+    for name in sorted(_CIRCUMSTANCES.keys() - {"no memory"}):
+        reported = side_by_side.test_reported_changes_count_where_native_code_remembers
+        yield f"{name}, reported", lambda name=name, reported=reported: reported(name)  # type: ignore[misc]
+    yield "time", side_by_side.test_what_time_ends_is_not_reported
+    yield "memory", side_by_side.test_memory_is_shared_with_python
+    for at in (0, 2):
+        watched = side_by_side.test_producer_ids_of_relayed_requests_are_read_wherever_they_are_cut
+        yield "producer ids", lambda at=at, watched=watched: watched(12, SHARED, at)  # type: ignore[misc]
+    yield "addresses", side_by_side.test_addresses_after_records_are_rewritten_in_the_same_way
+    malformed = side_by_side.test_malformed_response_that_arrives_in_pieces_closes_the_connection
+    yield "malformed response", lambda: malformed(33, b"\xff" * 5)
     yield "batches", side_by_side.test_any_batch_is_read_as_python_reads_it
     for seed in range(_SEEDS):
         kinds: tuple[type, type] = (_GeneralRun, _Run)

@@ -156,6 +156,35 @@ MUTANTS = [
                 "self.log_end",
             ),
         ),
+        (
+            "what Python reported is remembered after a change",
+            ("standing.rs", "now < self.until && self.changes == CHANGES.load(Ordering::Relaxed)", "now < self.until"),
+        ),
+        (
+            "virtual configs are fresh for ever",
+            ("standing.rs", "now < self.until && self.changes", "self.changes"),
+        ),
+        (
+            "a policy is remembered after a change",
+            ("known.rs", "self.hold_as_of.load(Ordering::Relaxed) == number", "number > 0"),
+            ("connection.rs", "if remembered && !self.settings.verifies() {", "if remembered {"),
+        ),
+        (
+            "a leader epoch is remembered after a change",
+            ("connection.rs", "if asked == number && !self.settings.verifies() {", "if asked > 0 {"),
+        ),
+        (
+            "a relayed request is not looked at after its beginning",
+            ("passing.rs", "self.until_probe = until_probe.extract(py)?;", "self.until_probe = usize::MAX;"),
+        ),
+        (
+            "an error of a watch is forgotten",
+            ("passing.rs", "watch.until_probe, watch.error)", "watch.until_probe, None)"),
+        ),
+        (
+            "the bytes before the next probe are miscounted",
+            ("passing.rs", "watch.until_probe -= byte_count;", "watch.until_probe -= byte_count.min(1);"),
+        ),
     ]
     for edits in [tuple(edits_of)]
 ]

@@ -21,6 +21,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.executor import changed
+from fencepost_proxy.session.messages import CloseClient, Command
 from fencepost_proxy.session.native import MODULE, settings_for
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport.memory_budget import MemoryBudget
@@ -29,7 +30,7 @@ from fencepost_proxy.wire.apis import FETCH
 from fencepost_proxy.wire.control import encode_response
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
 from fencepost_proxy.wire.schema import Message
-from tests.fuzz.dialogue import NOW_MS, SHARED, TOPIC_IDS, FuzzServices
+from tests.fuzz.dialogue import NOW_MS, SHARED, TOPIC_IDS, FuzzServices, Wires
 from tests.support import native_counts
 from tests.support.batches import Row, batch, built_by, expecting
 from tests.support.executors import NATIVE, PYTHON, executing, needs_native
@@ -52,6 +53,13 @@ class _Services(FuzzServices):
 
 
 class _Proxy(_Talk):
+    closed_because = ""
+
+    def _command(self, wires: Wires, command: Command) -> None:
+        if isinstance(command, CloseClient):
+            self.closed_because = command.reason
+        super()._command(wires, command)
+
     @property
     def free_bytes(self) -> int:
         free: int = self.services.free_bytes
@@ -64,12 +72,14 @@ class _Proxy(_Talk):
 class _Remembered(_Services):
     """As the services of a process: changes are reported."""
 
+    fresh_until = float("inf")
+
     def __init__(self, setup: dict[str, Any]) -> None:
         super().__init__(setup)
         if self.native is not None:
             self.memory = self.native[0].MemoryBudget(self.free_bytes)
             self.reserve, self.release = self.memory.reserve, self.memory.release
-            self.native = settings_for(self, self.native[0].Shared(lambda: float("inf"), self.memory, True))  # type: ignore[arg-type]
+            self.native = settings_for(self, self.native[0].Shared(lambda: self.fresh_until, self.memory, True))  # type: ignore[arg-type]
 
 
 class _RememberingProxy(_Proxy):
@@ -143,10 +153,10 @@ class _Both:
     def same(self, when: str = "") -> None:
         for name in ("client_got", "upstream_got", "proxy_closed_client", "client_paused", "upstream_paused"):
             ours, theirs = (getattr(proxy.client, name) for proxy in (self.native, self.python))
-            if name == "upstream_got" and self.native.client.proxy_closed_client:
-                # How much the broker got of a request that closed the connection depends on how it was relayed.
+            if name.endswith("_got") and self.native.client.proxy_closed_client:
+                # How much was relayed of a frame that closed the connection depends on how it was relayed.
                 assert ours.startswith(theirs) or theirs.startswith(ours)
-                assert self.requests_of(ours) == self.requests_of(theirs)
+                assert self.frames_of(ours) == self.frames_of(theirs)
             else:
                 assert ours == theirs, f"{name} {when}"
         assert self.native.free_bytes == self.python.free_bytes, when
@@ -154,7 +164,7 @@ class _Both:
         assert logs[0] == logs[1], when
 
     @staticmethod
-    def requests_of(data: bytearray) -> int:
+    def frames_of(data: bytearray) -> int:
         """Complete ones."""
         at = count = 0
         while at + 4 + int.from_bytes(data[at : at + 4] or b"\xff" * 4, "big") <= len(data):
@@ -469,6 +479,29 @@ def test_addresses_after_records_are_rewritten_in_the_same_way(
     both.end()
 
 
+@pytest.mark.parametrize("topics", [b"\x7f", b"\xff" * 5])
+@pytest.mark.parametrize("cut", [20, 33, 50, 120])
+def test_malformed_response_that_arrives_in_pieces_closes_the_connection(cut: int, topics: bytes) -> None:
+    both = _Both("relay")
+    request = struct.pack(">hhih", FETCH, 17, 0, -1) + b"\0..."
+    both.send(struct.pack(">i", len(request)) + request)
+    partition = Message(partition_index=0, records=bytes(100))
+    made = Message(responses=[Message(topic_id=UUID(int=5), partitions=[partition])])
+    data = bytearray(struct.pack(">i", 0) + b"\0" + encode_response(FETCH, 17, made))
+    data[15 : 15 + len(topics)] = topics  # their number
+
+    def answer(proxy: _Proxy) -> None:
+        proxy.client.queried.clear()
+        proxy.client.lied = True
+        proxy.client.upstream_wrote += struct.pack(">i", len(data)) + data
+        proxy._deliver_upstream(proxy.client, cut)
+
+    both.each(answer)
+    assert both.native.client.proxy_closed_client
+    for proxy in both.proxies:
+        assert "malformed Fetch v17 response" in proxy.closed_because
+
+
 def _fetched(kind: str, correlation_id: int, version: int, rng: random.Random) -> bytes:
     partition = Message(partition_index=0, records=rng.randbytes(rng.randrange(300)))
     partition.aborted_transactions = rng.choice((None, [], [Message(producer_id=1, first_offset=2)] * 3))
@@ -664,6 +697,20 @@ def test_verification_finds_a_change_that_was_not_reported(circumstance: str) ->
     both.each(_CIRCUMSTANCES[circumstance])
     with pytest.raises(RuntimeError, match="`changed` was not called"):
         both.append({0: expecting(4, b"z", timestamp_ms=NOW_MS)})
+
+
+def test_what_time_ends_is_not_reported() -> None:
+    both = _Both("checked", make=_RememberingProxy)
+    for offset in range(1, 4):
+        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+        both.answer()
+        both.native.services.fresh_until = both.native.now + 5
+        changed()
+    both.each(_passes(5))
+    both.each(_set("is_fresh", False))
+    both.append({0: expecting(4, b"z", timestamp_ms=NOW_MS)}, [], 2)
+    assert both.counts["native: completed"] == 2
+    assert _decisive(both.native) == _decisive(both.python)
 
 
 def test_memory_is_shared_with_python() -> None:
