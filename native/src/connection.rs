@@ -104,12 +104,11 @@ pub enum Piece {
     Made(Vec<u8>),
 }
 
-/// How many bytes are done with: of the data, and of frames. `is_for_python`: what was collected.
+/// How many bytes are done with: of the data, and of frames.
 #[derive(Default)]
 pub struct Taken {
     pub data: usize,
     pub frames: usize,
-    pub is_for_python: bool,
 }
 
 /// Attributes: `due` – when the first answer is due, None without appends in flight. `missing` – set if the last call
@@ -131,7 +130,8 @@ pub struct Connection {
     /// The frames of the client and of the broker that are being relayed as they arrive.
     pub up: Option<Passing>,
     pub down: Option<Passing>,
-    /// Whether the last frames were large: then the beginning of the next one is read alone, and the rest where it goes.
+    /// Whether the last request was a large append, and the last response large: then the beginning of the next one is read
+    /// alone, and the rest where it goes.
     pub large: [bool; 2],
     /// The `ProxiedConnection`, from when both sockets are open until both are closed.
     proxied: Option<Py<PyAny>>,
@@ -469,7 +469,7 @@ impl Connection {
                 if let Some(complete) = self.send_collected(py, &it, complete, is_free, received, out)? {
                     // The data that completes it goes to Python, after what was collected.
                     self.collecting = Some(complete.without(taken.data));
-                    return Ok(Taken { is_for_python: true, ..Taken::default() });
+                    return Ok(Taken::default());
                 }
             }
             relayed.from = taken.data;
@@ -511,7 +511,8 @@ impl Connection {
             }
             taken.data = end;
             taken.frames += frame.len();
-            self.large[UP] = frame.len() >= LARGE_BYTES;
+            let is_append = self.queue.back().is_some_and(|sent| sent.checked.is_some());
+            self.large[UP] = is_append && frame.len() >= LARGE_BYTES;
         }
         if taken.data < data.len() && before + self.queue.len() < in_flight_max {
             let rest = &data[taken.data..];
@@ -574,7 +575,7 @@ impl Connection {
             }
             None => return Ok(None),
         };
-        self.large[UP] = length >= LARGE_BYTES;
+        self.large[UP] = false;
         let sent = Sent { api_key, version, correlation_id, checked: None };
         Ok(Some((sent, passing)))
     }
@@ -867,7 +868,7 @@ impl Connection {
             at = end;
         }
         relayed.end(at, at, out);
-        Ok(Taken { data: at, frames: at, ..Taken::default() })
+        Ok(Taken { data: at, frames: at })
     }
 
     /// The answer to a request's appends, if all of it is the expected success. None: nothing has happened.

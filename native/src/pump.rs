@@ -18,7 +18,7 @@ use crate::splicing::Spliced;
 /// `IOV_MAX` of Linux and macOS.
 const CHUNKS_MAX: usize = 1024;
 /// Fewer bytes are read and written.
-const SPLICE_BYTES_MIN: usize = 16 * 1024;
+const SPLICE_BYTES_MIN: usize = 64 * 1024;
 /// In one call.
 const READS_MAX: usize = 8;
 /// Read of a large frame to know what it is.
@@ -142,8 +142,10 @@ impl Connection {
         if let Some(collecting) = self.collecting.as_mut().filter(|_| direction == Direction::Up) {
             return match received(recv(from, collecting.missing(), MsgFlags::empty())) {
                 Ok(count) => {
-                    collecting.received(count);
-                    self.take_and_send(py, direction, &[], to, take)
+                    // The last byte is taken as any other data: what cannot be taken is left to Python.
+                    let last = [collecting.missing()[count - 1]];
+                    collecting.received(count - 1);
+                    self.take_and_send(py, direction, &last, to, take)
                 }
                 Err(pumped) => Ok(pumped),
             };
@@ -254,8 +256,7 @@ fn received<'py>(result: nix::Result<usize>) -> Result<usize, Pumped<'py>> {
 }
 
 fn send<'py>(py: Python<'py>, data: &[u8], taken: &Taken, out: &[Piece], to: RawFd, more: bool) -> Read<'py> {
-    let is_for_python = taken.data < data.len() || taken.is_for_python;
-    let rest = is_for_python.then(|| PyBytes::new(py, &data[taken.data..]));
+    let rest = (taken.data < data.len()).then(|| PyBytes::new(py, &data[taken.data..]));
     let mut read = Read { frame_bytes: taken.frames, rest, unsent: None, failed: None };
     if out.is_empty() {
         return read;

@@ -6,6 +6,7 @@ Whole dialogues are compared in `test_fast_path.py`.
 from __future__ import annotations
 
 import random
+import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -131,10 +132,15 @@ class _Both:
         self.each(send)
 
     def request(self, batches: dict[int, Any], correlation_id: int = 1) -> bytes:
+        return self.request_of(self.topic, batches, correlation_id, self.version)
+
+    @staticmethod
+    def request_of(topic: str, batches: dict[int, Any], correlation_id: int, version: int = 12) -> bytes:
         data = tuple(PartitionData(partition, memoryview(bytes(made))) for partition, made in batches.items())
-        topics = (TopicData(self.topic, None, data),)
-        request = ProduceRequest(self.version, correlation_id, "client", b"", None, -1, 30_000, topics)
-        return b"".join(encode_produce_request(request))
+        topics = (TopicData(topic, None, data),)
+        return b"".join(
+            encode_produce_request(ProduceRequest(version, correlation_id, "client", b"", None, -1, 30_000, topics))
+        )
 
     def append(self, batches: dict[int, Any], cuts: Sequence[int] = (), correlation_id: int = 1) -> None:
         self.send(self.request(batches, correlation_id), cuts)
@@ -620,6 +626,43 @@ def test_topic_ids_of_answers_are_compared() -> None:
     both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
     _answer_with(both, list(enumerate(TOPIC_IDS["checked"].bytes, _TOPIC_ID_AT)))
     assert both.native.client.proxy_closed_client
+
+
+def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
+    """It is received where it stays, so no other bytes come with its last ones."""
+    both = _Both("required")
+    for offset in (1, 2):
+        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+        both.answer()
+    proxy = both.native
+    proxy.services.free_bytes = proxy.services.memory_bytes = 1 << 20
+    session = proxy.dispatcher.sessions[proxy.client.number]
+    client, near_client = socket.socketpair()
+    broker, near_broker = socket.socketpair()
+    with client, near_client, broker, near_broker:
+        for sock in (client, near_client, broker, near_broker):
+            sock.setblocking(False)
+        fds = near_client.fileno(), near_broker.fileno()
+
+        def pump() -> Any:
+            return session.fast_path.pump_up(*fds, 0, proxy.now)
+
+        requests = [
+            _Both.request_of("required", {0: expecting(offset, b"x" * 100_000, timestamp_ms=NOW_MS)}, offset)
+            for offset in (3, 4)
+        ]
+        client.send(requests[0])
+        assert pump()[2:4] == (None, None)  # large ones are expected from now on
+        assert len(broker.recv(1 << 20)) > 100_000
+        client.send(requests[1][:50_000])
+        assert pump()[2:4] == (None, None)
+        proxy.dispatcher.sequencer(TopicPartition("required", 0)).issued.take_back()
+        client.send(requests[1][50_000:])
+        rest = pump()[2]
+        assert rest
+        taken, out = session.fast_path.take_up(memoryview(rest), proxy.now)
+        assert taken == len(rest)
+        assert len(b"".join(out)) > 100_000
 
 
 # --- circumstances ----------------------------------------------------------------------------------------------------
