@@ -211,7 +211,8 @@ class Connection:
     """The requests of one connection that need no decision.
 
     `due`: when the first answer to appends is due. `missing`: set if the last `take_up` stopped at an append without a
-    permit: its partitions, empty if `Known.grounds` do not hold.
+    permit: its partitions, empty if `Known.grounds` do not hold. `watches`: None if Python relays frames that arrive in
+    pieces.
     """
 
     known: Known | None

@@ -123,7 +123,7 @@ pub struct Connection {
     queue: VecDeque<Sent>,
     #[pyo3(get)]
     missing: Option<Vec<i32>>,
-    /// Makes the watches of frames that are relayed as they arrive.
+    /// Makes the watches of frames that are relayed as they arrive. None: Python relays such frames.
     #[pyo3(get, set)]
     watches: Option<Py<PyAny>>,
     pub collecting: Option<Collecting>,
@@ -546,7 +546,7 @@ impl Connection {
         let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, it.settings.frame_bytes_max) else {
             return Ok(None);
         };
-        if rest.len() >= LENGTH_BYTES + length {
+        if rest.len() >= LENGTH_BYTES + length || self.watches.is_none() {
             return Ok(None);
         }
         let (api_key, version, correlation_id) = request_start(head);
@@ -585,7 +585,7 @@ impl Connection {
         let Some((length, head)) = frame_start(rest, RESPONSE_BYTES_MIN, usize::MAX) else {
             return Ok(None);
         };
-        if sent.checked.is_some() || response_start(head) != sent.correlation_id {
+        if sent.checked.is_some() || response_start(head) != sent.correlation_id || self.watches.is_none() {
             return Ok(None);
         }
         let left = LENGTH_BYTES + length;

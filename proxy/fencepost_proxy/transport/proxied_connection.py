@@ -282,6 +282,8 @@ class ProxiedConnection:
         native = session.fast_path.native.connection
         if native is not None:
             native.connect(self)
+            if self.client.secured or upstream.secured:
+                native.watches = None  # a TLS socket has to know how many bytes of a frame are left
             self.client.reader, upstream.reader = native.client_readable, native.upstream_readable
         upstream.resume()
         self.client.resume(Paused.CONNECTING)
