@@ -50,6 +50,8 @@ from tests.support.mutants import Change, Mutant, edit
 from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
 
 _PROGRAMS = 40
+#: At most, until one shows the defect. Programs depend on the table of APIs.
+_DEFECT_PROGRAMS = 1000
 #: How often each thing happens in a block of programs.
 _LEAST = {PYTHON: 5, NATIVE: 1}
 _RELAYED = [(key, version) for key, version in SERVED if key in RELAYED_VERSIONS]
@@ -830,5 +832,5 @@ def test_defective_sequencer_fast_path_is_noticed(defect: str) -> None:
 def test_defective_session_fast_path_is_noticed(defect: str) -> None:
     assert any(
         _differ(_SESSION_DEFECTS[defect], lambda seed=seed: _run_both(_Programs().program(seed)))
-        for seed in range(_PROGRAMS)
+        for seed in range(_DEFECT_PROGRAMS)
     ), defect
