@@ -78,13 +78,17 @@ def test_future_broker_does_not_change_advertised_versions(
     assert promised == {key: (low, high + NEWER_BY) for key, (low, high) in known.items()} | NEW_APIS
 
     with ProxyProcess(of_today.bootstrap, tmp_path) as proxy_of_today:
-        for version in range(APIS[API_VERSIONS].max_version + 1):
+        for version in range(_API_VERSIONS_MAX + 1):
             reported = []
             for address in (proxy_of_today.bootstrap, future.proxy.bootstrap):
                 with Connection(address) as client:
                     reported.append(client.api_versions(version))
             # The result may only add APIs that this release lacks, up to the versions that the proxy supports.
             assert reported[1] == {key: _up_to_the_table(key, known[key]) for key in reported[0]}, version
+
+
+#: Of kafka-python. The response of v5 is that of v4.
+_API_VERSIONS_MAX = 4
 
 
 def _up_to_the_table(key: int, known: tuple[int, int]) -> tuple[int, int]:
