@@ -248,8 +248,10 @@ impl Connection {
         before: usize,
         received: i64,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        self.pump(py, Direction::Up, from, to, limit, |it, data, out| it.take_up(py, data, now, before, received, out))?
-            .into_pyobject(py)
+        self.pump(py, Direction::Up, from, to, limit, |it, data, done, out| {
+            it.take_up(py, data, now, before, received + done as i64, out)
+        })?
+        .into_pyobject(py)
     }
 
     /// `take_down` for what the broker's socket `from` has received; writes to the client's socket `to`.
@@ -261,7 +263,7 @@ impl Connection {
         limit: usize,
         now: f64,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        self.pump(py, Direction::Down, from, to, limit, |it, data, out| it.take_down(py, data, now, out))?
+        self.pump(py, Direction::Down, from, to, limit, |it, data, _, out| it.take_down(py, data, now, out))?
             .into_pyobject(py)
     }
 

@@ -83,7 +83,8 @@ impl<'py> Pumped<'py> {
 }
 
 impl Connection {
-    /// Reads once; of a large frame, more often. `limit`: bytes of one read at most, 0 for no limit.
+    /// Reads once; of a large frame, more often. `limit`: bytes of one read at most, 0 for no limit. `take` gets the data and
+    /// how many bytes of frames this call was done with before.
     pub fn pump<'py>(
         &mut self,
         py: Python<'py>,
@@ -91,7 +92,7 @@ impl Connection {
         from: RawFd,
         to: RawFd,
         limit: usize,
-        mut take: impl FnMut(&mut Self, &[u8], &mut Vec<Piece>) -> PyResult<Taken>,
+        mut take: impl FnMut(&mut Self, &[u8], usize, &mut Vec<Piece>) -> PyResult<Taken>,
     ) -> PyResult<Pumped<'py>> {
         let mut frame_bytes = 0;
         for index in 0..READS_MAX {
@@ -99,7 +100,8 @@ impl Connection {
             let is_large = self.large[direction as usize];
             let is_read_alone = limit == 0 && is_large && self.unseen(direction) == 0;
             let limit = if is_read_alone { BEGINNING_BYTES } else { limit };
-            match self.pump_once(py, direction, from, to, limit, &mut take)? {
+            let mut take_next = |it: &mut Self, data: &[u8], out: &mut Vec<Piece>| take(it, data, frame_bytes, out);
+            match self.pump_once(py, direction, from, to, limit, &mut take_next)? {
                 Pumped::Again if index > 0 => break,
                 Pumped::Read(read) if read.is_done() && self.goes_on(direction) => frame_bytes += read.frame_bytes,
                 Pumped::Read(read) => {
@@ -209,8 +211,9 @@ impl Connection {
             return Ok(None);
         };
         let (from, to, received, waiting) = (armed.client_fd, armed.upstream_fd, armed.received, self.len());
-        let pumped =
-            self.pump(py, Direction::Up, from, to, 0, |it, data, out| it.take_up(py, data, now, 0, received, out))?;
+        let pumped = self.pump(py, Direction::Up, from, to, 0, |it, data, done, out| {
+            it.take_up(py, data, now, 0, received + done as i64, out)
+        })?;
         if let Pumped::Read(read) = &pumped {
             self.client_received_at = now;
             if let Some(armed) = &mut self.armed {
@@ -230,7 +233,8 @@ impl Connection {
             return Ok(None);
         };
         let (from, to, waiting) = (armed.upstream_fd, armed.client_fd, self.len());
-        let pumped = self.pump(py, Direction::Down, from, to, 0, |it, data, out| it.take_down(py, data, now, out))?;
+        let pumped =
+            self.pump(py, Direction::Down, from, to, 0, |it, data, _, out| it.take_down(py, data, now, out))?;
         if let Pumped::Read(read) = &pumped {
             self.upstream_received_at = now;
             let counts = &mut self.settings.borrow_mut(py).counts;

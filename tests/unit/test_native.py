@@ -665,6 +665,34 @@ def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
         assert len(b"".join(out)) > 100_000
 
 
+def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
+    """They are done with in the same call."""
+    both = _Both("required")
+    for offset in (1, 2):
+        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+        both.answer()
+    proxy = both.native
+    proxy.services.free_bytes = proxy.services.memory_bytes = 1 << 20
+    session = proxy.dispatcher.sessions[proxy.client.number]
+    client, near_client = socket.socketpair()
+    broker, near_broker = socket.socketpair()
+    with client, near_client, broker, near_broker:
+        for sock in (client, near_client, broker, near_broker):
+            sock.setblocking(False)
+        large, small, last = (
+            _Both.request_of("required", {0: expecting(offset, b"x" * size, timestamp_ms=NOW_MS)}, offset)
+            for offset, size in ((3, 100_000), (4, 10), (5, 100_000))
+        )
+        first = session.state.received_bytes
+        for data in (large, small + last):
+            client.send(data)
+            session.fast_path.pump_up(near_client.fileno(), near_broker.fileno(), 0, proxy.now)
+        connection = session.fast_path.native.connection
+        assert connection is not None
+        starts = [checked[3] for *_, checked in connection.give_back() if checked is not None]
+    assert starts == [first + 4, first + len(large) + 4, first + len(large + small) + 4]
+
+
 # --- circumstances ----------------------------------------------------------------------------------------------------
 
 
