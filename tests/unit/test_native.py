@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -144,6 +144,12 @@ class _Both:
 
     def append(self, batches: dict[int, Any], cuts: Sequence[int] = (), correlation_id: int = 1) -> None:
         self.send(self.request(batches, correlation_id), cuts)
+
+    def append_at(self, offsets: Iterable[int]) -> None:
+        """A record at each, one after the other."""
+        for offset in offsets:
+            self.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
+            self.answer()
 
     def answer(self, cut: int = 0, count: int = 3) -> None:
         """Kafka answers everything, the log is read."""
@@ -631,9 +637,7 @@ def test_topic_ids_of_answers_are_compared() -> None:
 def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
     """It is received where it stays, so no other bytes come with its last ones."""
     both = _Both("required")
-    for offset in (1, 2):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at((1, 2))
     proxy = both.native
     proxy.services.free_bytes = proxy.services.memory_bytes = 1 << 20
     session = proxy.dispatcher.sessions[proxy.client.number]
@@ -668,9 +672,7 @@ def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
 def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
     """They are done with in the same call."""
     both = _Both("required")
-    for offset in (1, 2):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at((1, 2))
     proxy = both.native
     proxy.services.free_bytes = proxy.services.memory_bytes = 1 << 20
     session = proxy.dispatcher.sessions[proxy.client.number]
@@ -730,9 +732,7 @@ _CIRCUMSTANCES: dict[str, Callable[[_Proxy], object]] = {
 @pytest.mark.parametrize("in_flight", [0, 1])
 def test_circumstances_count_for_both(circumstance: str, in_flight: int) -> None:
     both = _Both("checked")
-    for offset in range(1, 3):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at(range(1, 3))
     if in_flight:
         both.append({0: expecting(3, b"y", timestamp_ms=NOW_MS)})
     assert both.counts["native: appended"] == 1 + in_flight
@@ -747,9 +747,7 @@ def test_circumstances_count_for_both(circumstance: str, in_flight: int) -> None
 @pytest.mark.parametrize("circumstance", sorted(_CIRCUMSTANCES.keys() - {"no memory"}))
 def test_reported_changes_count_where_native_code_remembers(circumstance: str) -> None:
     both = _Both("checked", make=_RememberingProxy)
-    for offset in range(1, 4):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at(range(1, 4))
     both.each(_CIRCUMSTANCES[circumstance])
     changed()
     both.append({0: expecting(4, b"z", timestamp_ms=NOW_MS)}, [], 2)
@@ -762,9 +760,7 @@ def test_reported_changes_count_where_native_code_remembers(circumstance: str) -
 )
 def test_verification_finds_a_change_that_was_not_reported(circumstance: str) -> None:
     both = _Both("checked", make=_RememberingProxy)
-    for offset in range(1, 4):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at(range(1, 4))
     both.each(_CIRCUMSTANCES[circumstance])
     with pytest.raises(RuntimeError, match="`changed` was not called"):
         both.append({0: expecting(4, b"z", timestamp_ms=NOW_MS)})
@@ -810,9 +806,7 @@ def test_budgets_are_the_same(make: type[MemoryBudget]) -> None:
 
 def test_check_of_an_append_in_flight_counts_for_both() -> None:
     both, requires = _Both("checked"), TopicPolicy(Check.REQUIRED)
-    for offset in (1, 2):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at((1, 2))
     both.each(_set("policy", lambda topic: requires))
     both.append({0: expecting(3, b"x", timestamp_ms=NOW_MS)})
     assert both.counts["native: appended"] == 2
