@@ -12,11 +12,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from fencepost_dev.cluster import KafkaCluster
@@ -86,11 +88,28 @@ def conditional(proxy: ProxyProcess, topic: str, expected: int) -> Answer:
         return client.append(topic, batch(b"mine", expected=expected))
 
 
-def transactions(*arguments: str) -> tuple[int, str]:
+def transactions(*arguments: str, typed: str = "") -> tuple[int, str]:
     """Exit status and output, stdout and stderr, of `fencepost transactions`."""
     command = [sys.executable, "-m", "fencepost_proxy", "transactions", *arguments]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_PATIENCE_SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", timeout=_PATIENCE_SECONDS, check=False, input=typed
+    )
     return done.returncode, done.stdout + done.stderr
+
+
+def committed(bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
+    """A committed reader gets exactly these values of partition 0 at first."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
+    with closing(consumer):
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        read: list[bytes] = []
+        until(
+            lambda: read.extend(each.value for some in consumer.poll(500).values() for each in some) or read,
+            f"{values}",
+            accept=lambda found: len(found) >= len(values),
+        )
+        assert read == list(values)
 
 
 def of_json(*arguments: str) -> dict[str, Any]:
@@ -140,6 +159,10 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         assert (place["start_offset"], place["last_stable_offset"], place["high_watermark"]) == (0, 0, 2)
         status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
         assert (status, text.splitlines()[0]) == (0, "no hanging transactions found")
+        first = ("abort", "--bootstrap", proxy.bootstrap, "--topic", topic, "--partition", "0", "--start-offset", "0")
+        status, text = transactions(*first, "--yes")
+        assert (status, "its coordinator will end it" in text) == (1, True)
+        assert open_transactions(trusting_kafka.bootstrap, topic) == {producer.producer.id}
 
         # Its coordinator ends it, and a late batch arrives.
         assert producer.end(commit=True) == 0
@@ -183,12 +206,25 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         )
         assert topic in listed
 
-        # An operator runs the suggested command through the proxy.
-        assert len(advice) == 2
-        for each in advice:
-            tool, *arguments = shlex.split(each)
-            assert tool == "kafka-transactions.sh"
-            kafka_transactions(*arguments)
+        # An operator runs the suggested command through the proxy, and aborts only after a confirmation.
+        committed(proxy.bootstrap, topic, [b"a", b"b"])
+        mine, another = ([*shlex.split(each)[2:]] for each in sorted(advice, key=lambda each: "--partition 1" in each))
+        for arguments, typed, expected in (
+            ([*mine, "--dry-run", "--yes"], "", (0, "nothing written (--dry-run)")),
+            (mine, "", (1, "nothing written")),
+            ([*mine[:-1], "4"], "yes", (2, f"open: producer {producer.producer.id} from offset 3")),
+        ):
+            status, text = transactions(*arguments, typed=typed)
+            assert (status, expected[1] in text) == (expected[0], True), text
+            assert open_transactions(trusting_kafka.bootstrap, topic) == {producer.producer.id}
+        status, text = transactions(*mine, typed="yes\n")
+        assert (status, text.splitlines()[-1]) == (0, "Abort it? (yes) aborted; last stable offset 5")
+        # Directly at Kafka, by its producer.
+        producer_of_another = ("--producer-id", "987654321", "--producer-epoch", "0", "--coordinator-epoch", "0")
+        assert another[-2:] == ["--start-offset", "0"]
+        direct = ("--bootstrap-server", trusting_kafka.bootstrap)
+        status, text = transactions(*another[:-2], *producer_of_another, *direct, "--yes")
+        assert (status, "no coordinator lists its producer" in text) == (0, True), text
 
         # No transaction hangs any more.
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the markers")
@@ -200,6 +236,7 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
             lambda: conditional(proxy, topic, 5), "its turn", accept=lambda answer: answer.error_code != NOT_LEADER
         )
         assert (appended_batch.error_code, appended_batch.base_offset) == (0, 5)
+        committed(proxy.bootstrap, topic, [b"a", b"b", b"mine"])
         assert transactions("hanging", "--bootstrap", proxy.bootstrap)[0] == 0
 
 

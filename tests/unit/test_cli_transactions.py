@@ -37,6 +37,7 @@ HANGING = {
     "transactional_id": None,
     "why": "unknown_to_coordinator",
 }
+ABORT = ("abort", "--topic", "orders", "--partition", "0")
 REPORT: dict[str, Any] = {
     "open": [],
     "hanging": [],
@@ -83,7 +84,7 @@ def test_hanging_transaction_is_reported_with_abort_command(
     text = capsys.readouterr().out
     assert text.startswith("orders-0: hanging from offset 41: its coordinator does not know of it")
     advice = shlex.split(next(line for line in text.splitlines() if "to abort it" in line).partition("to abort it:")[2])
-    assert advice[1:4] == ["--bootstrap-server", "proxy:19092", "abort"]
+    assert advice[:5] == ["fencepost", "transactions", "abort", "--bootstrap-server", "proxy:19092"]
     assert advice[-1] == "41"
 
 
@@ -99,7 +100,7 @@ def test_abort_command_takes_the_given_login(
     monkeypatch.setattr(transactions, "_probe", probed)
     (login := tmp_path / "client.properties").write_text("security.protocol=PLAINTEXT\n")
     assert main(["transactions", "hanging", "--bootstrap-server", "kafka:9092", "--command-config", str(login)]) == 1
-    assert f"--bootstrap-server kafka:9092 --command-config {login} abort --topic" in capsys.readouterr().out
+    assert f"abort --bootstrap-server kafka:9092 --command-config {login} --topic" in capsys.readouterr().out
 
 
 def test_what_is_beyond_its_timeout_counts_too(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +123,7 @@ def test_programs_get_json(page: dict[str, Any], capsys: pytest.CaptureFixture[s
     assert run("hanging", "--json") == 1
     (found,) = json.loads(capsys.readouterr().out)["hanging"]
     assert found["start_offset"] == 41
-    assert found["to_end_it"].startswith("kafka-transactions.sh ")
+    assert found["to_end_it"].startswith("fencepost transactions abort ")
 
 
 def test_a_name_is_no_command_to_a_terminal(page: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +141,13 @@ def test_a_name_is_no_command_to_a_terminal(page: dict[str, Any], capsys: pytest
         (["list", "payments-7", "--status", "x:1"], "unexpected 'payments-7'"),
         ([], "no source given"),
         (["--bootstrap", "nowhere"], "HOST:PORT"),
+        (["abort", "--start-offset", "3"], "--topic and --partition"),
+        ([*ABORT], "--start-offset, or"),
+        ([*ABORT, "--producer-id", "5", "--producer-epoch", "0"], "--start-offset, or"),
+        ([*ABORT, "--start-offset", "3", "--producer-id", "5"], "--start-offset, or"),
+        ([*ABORT, "--start-offset", "3", "--json"], "no --json"),
+        ([*ABORT, "--start-offset", "3", "--status", "x:1"], "abort needs --bootstrap-server"),
+        (["hanging", "--start-offset", "3", "--status", "x:1"], "options of abort"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], requested: str, capsys: pytest.CaptureFixture[str]) -> None:

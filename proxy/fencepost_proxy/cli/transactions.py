@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fencepost_proxy import logs
+from fencepost_proxy.cli import abort
 from fencepost_proxy.cli.options import Subparsers, add_command, add_source, require_source
 from fencepost_proxy.cli.status_client import status_page
 from fencepost_proxy.cli.tables import Columns, duration, printable, table, table_of, utc
@@ -42,7 +43,12 @@ Show transactions of a Kafka cluster: list the open ones, describe one, or find 
 open in a partition's log, but no coordinator knows it. Readers with read_committed stop there indefinitely.
 
 Query brokers (--bootstrap-server: Kafka or a proxy), or the status page of a proxy that watches transactions
-(--status)."""
+(--status).
+
+`abort` ends a hanging transaction on one partition, like kafka-transactions.sh abort (KIP-664). It refuses a
+transaction that a coordinator still has open there. The principal needs ALTER on the cluster (before Kafka 3.8
+CLUSTER_ACTION), READ on the topic, and DESCRIBE on the transactional id. Kafka and the proxy both accept it; on a
+checked topic, the proxy writes the marker while no conditional append is in progress."""
 
 _EXAMPLES: Final = """\
 examples:
@@ -55,6 +61,9 @@ examples:
   fencepost transactions hanging --bootstrap-server kafka-1:9092
       read every partition, and print the command that aborts each hanging transaction
 
+  fencepost transactions abort --topic orders --partition 0 --start-offset 3 --dry-run
+      show the transaction that begins at offset 3, and what to check before it is aborted
+
   fencepost transactions --bootstrap-server kafka-1:9093 --config fencepost.toml
       connect with the TLS and SASL settings of a proxy's config file
 
@@ -64,17 +73,18 @@ examples:
   fencepost transactions hanging --status 127.0.0.1:8080 --json
       print what the proxy has found as JSON
 
-exit code: 0; `hanging`: 1 if a transaction hangs, 2 if none was found but not everything could be read.
+exit code: 0; `hanging`: 1 if a transaction hangs, 2 if none was found but not everything could be read; `abort`: 1 if
+nothing was written.
 ACLs: DESCRIBE on transactional ids; for `hanging` also DESCRIBE and READ on topics. Without DESCRIBE on its id, an open
 transaction is reported as hanging. docs/stuck-transactions.md describes what to do.
 """
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    summary = "list open transactions, and find hanging ones"
+    summary = "list open transactions, find and abort hanging ones"
     parser = add_command(subparsers, "transactions", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     add = parser.add_argument
-    add("what", nargs="?", choices=("list", "describe", "hanging"), default="list", help="default: list")
+    add("what", nargs="?", choices=("list", "describe", "hanging", "abort"), default="list", help="default: list")
     add("id", nargs="?", metavar="ID", help="transactional id (describe only)")
     add_source(parser, "brokers or a proxy")
     add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap-server: take TLS and SASL from a proxy's "
@@ -82,6 +92,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--json", action="store_true", help="print one JSON object")
     add("--partitions-per-second", type=float, default=_PARTITIONS_PER_SECOND, metavar="N",
         help=f"hanging only: read rate (default {_PARTITIONS_PER_SECOND:g})")  # fmt: skip
+    abort.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,7 +102,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.partitions_per_second > 0:
         raise ConfigError("--partitions-per-second must be above 0")
+    abort.require(args)
     require_source(args)
+    if args.what == "abort" and args.status is not None:
+        raise ConfigError("abort needs --bootstrap-server HOST:PORT (brokers or a proxy)")
     if args.status is not None:
         return _of_status(args)
     logs.setup("error", "console")
@@ -139,6 +153,8 @@ async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
         await control.start(timeout_seconds=0.0)  # each server once
         if args.what == "describe":
             return await _describe(args, control)
+        if args.what == "abort":
+            return await abort.abort(args, control)
         report = await _probe(args, control)
     finally:
         await control.close()

@@ -1,6 +1,6 @@
 """Transactions: DescribeTransactions v0, to the transaction coordinator. Needs DESCRIBE on the transactional id.
 
-Retried, with a new FindCoordinator, on errors 14, 15, 16 and the like.
+Retried, with a new FindCoordinator, on errors 14, 15, 16 and the like. WriteTxnMarkers v1 is sent once.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost_proxy.cluster.broker import BrokerConnection
+from fencepost_proxy.cluster.broker import BrokerConnection, Call
 from fencepost_proxy.cluster.client import TRANSACTION_COORDINATOR, KafkaClient
 from fencepost_proxy.cluster.responses import check, only
-from fencepost_proxy.transactions.watched import Described
-from fencepost_proxy.types import Monotonic, ProducerId, TopicPartition
+from fencepost_proxy.transactions.watched import Described, OpenInLog
+from fencepost_proxy.types import Monotonic, NodeId, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
@@ -55,3 +55,26 @@ def read_described(state: Message) -> Described:
         state.transaction_start_time_ms,
         frozenset(TopicPartition(topic.topic, each) for topic in state.topics for each in topic.partitions),
     )
+
+
+async def write_abort_marker(
+    kafka: KafkaClient, leader: NodeId, tp: TopicPartition, opened: OpenInLog, *, timeout_seconds: float
+) -> int:
+    """Kafka's error code. Never repeated: a second marker could end the producer's next transaction.
+
+    Needs ALTER on the cluster (before Kafka 3.8 CLUSTER_ACTION). Raises UpstreamUnavailable.
+    """
+    marker = Message(
+        producer_id=opened.producer_id,
+        producer_epoch=opened.producer_epoch,
+        transaction_result=False,
+        topics=[Message(name=tp.topic, partition_indexes=[tp.partition])],
+        coordinator_epoch=max(opened.coordinator_epoch, 0),
+    )
+
+    def calls(connection: BrokerConnection) -> list[Call]:
+        return [connection.call(apis.WRITE_TXN_MARKERS, Message(markers=[marker]), at_most=1)]
+
+    (answer,) = await kafka.query_broker(leader, calls, timeout_seconds=timeout_seconds)
+    topic = only(only(answer.markers, "WriteTxnMarkers").topics, "WriteTxnMarkers")
+    return int(only(topic.partitions, "WriteTxnMarkers").error_code)

@@ -95,6 +95,6 @@ def _where(hanging: HangingTransaction) -> tuple[TopicPartition, int]:
 def abort_command(connect: str, topic: str, partition: int, start_offset: int) -> str:
     """Command that ends a hanging transaction. `connect`: HOST:PORT of the proxy or Kafka, and perhaps more options."""
     return (
-        f"kafka-transactions.sh --bootstrap-server {connect} abort --topic {topic} "
+        f"fencepost transactions abort --bootstrap-server {connect} --topic {topic} "
         f"--partition {partition} --start-offset {start_offset}"
     )
