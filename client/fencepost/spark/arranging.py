@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.functions as sf
 
-from fencepost.spark.encoding import murmur2
+from fencepost.spark.columns import murmur2
 from fencepost.spark.errors import SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options

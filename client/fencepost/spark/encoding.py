@@ -14,10 +14,9 @@ It removes the headers that the sink adds to the first or last record of a batch
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import cramjam
 import crc32c
@@ -27,8 +26,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka import codec
 from aiokafka.record.legacy_records import LegacyRecordBatch
-from aiokafka.record.util import decode_varint, encode_varint
+from aiokafka.record.util import decode_varint
 
+from fencepost.spark.columns import (
+    BATCH_RECORDS_MAX,
+    Bodies,
+    Int64s,
+    as_binary,
+    deltas,
+    joined,
+    lengths_of,
+    murmur2,
+    prefixed,
+    scalar,
+    sizes,
+    valid,
+    varint,
+)
 from fencepost.spark.commit_tags import HEADER as COMMIT_TAG_HEADER
 from fencepost.spark.errors import SinkError
 
@@ -53,8 +67,6 @@ RESERVED_HEADERS = (
 REQUEST_BYTES_MAX = 1 << 20
 #: Largest size of a record without its body: length (5), attributes, timestamp delta, offset delta (3).
 RECORD_OVERHEAD_BYTES = 10
-#: Records in one batch: size of the table of offset deltas.
-BATCH_RECORDS_MAX = 1 << 16
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -63,9 +75,6 @@ _HEADER_BYTES = _HEADER.size
 _LENGTH_AT, _MAGIC_AT, _CRC_AT, _CHECKED_AT = 8, 16, 17, 21
 _CODEC_MASK, _CONTROL = 0x07, 0x20
 
-_Bodies: TypeAlias = pa.LargeBinaryArray
-_Int64s = npt.NDArray[np.int64]
-
 
 class UnfitRow(SinkError):
     """A row that cannot become a record. `row`: its index in the RecordBatch."""
@@ -73,88 +82,6 @@ class UnfitRow(SinkError):
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
         self.row = row
-
-
-# --- varints ----------------------------------------------------------------------------------------------------------
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    encode_varint(value, out.append)
-    return bytes(out)
-
-
-def _varints(values: _Int64s, suffix: bytes = b"") -> _Bodies:
-    """The varint of each value (from -1 up to 2^34), followed by `suffix`."""
-    zigzag = (values << 1) ^ (values >> 63)
-    widths = np.ones(len(values), np.int64)
-    for bits in (7, 14, 21, 28):
-        widths += zigzag >> bits != 0
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(widths + len(suffix), out=offsets[1:])
-    data = np.zeros(int(offsets[-1]), np.uint8)
-    for byte_index in range(5):
-        there = np.flatnonzero(widths > byte_index)
-        if not len(there):
-            break
-        more = (widths[there] > byte_index + 1).astype(np.uint8) << 7
-        data[offsets[:-1][there] + byte_index] = (zigzag[there] >> 7 * byte_index & 0x7F).astype(np.uint8) | more
-    for byte_index, byte in enumerate(suffix):
-        data[offsets[1:] - len(suffix) + byte_index] = byte
-    return _binary(offsets, data)
-
-
-def _binary(offsets: _Int64s, data: Any) -> _Bodies:
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-#: Lengths below this come from a table, three times as fast as `_varints`.
-_TABLE_MAX = 1 << 14
-
-
-@functools.cache
-def _lengths_table(suffix: bytes) -> _Bodies:
-    return _varints(np.arange(-1, _TABLE_MAX, dtype=np.int64), suffix)
-
-
-def _lengths(lengths: _Int64s, suffix: bytes = b"") -> _Bodies:
-    if len(lengths) == 0 or int(lengths.max()) < _TABLE_MAX:
-        return _lengths_table(suffix).take(pa.array(lengths + 1))
-    return _varints(lengths, suffix)
-
-
-@functools.cache
-def _deltas() -> tuple[_Bodies, _Int64s]:
-    """The offset deltas, and the size of each."""
-    deltas = _varints(np.arange(BATCH_RECORDS_MAX, dtype=np.int64))
-    return deltas, _sizes(deltas)
-
-
-def _sizes(column: Any) -> _Int64s:
-    """Size of each value in bytes; -1 for null."""
-    lengths = pc.binary_length(column)
-    if lengths.null_count:
-        lengths = pc.fill_null(lengths, -1)
-    return np.asarray(lengths.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
-
-
-def _scalar(value: bytes) -> pa.Scalar:
-    return pa.scalar(value, pa.large_binary())
-
-
-def _joined(*pieces: Any) -> _Bodies:
-    return pc.binary_join_element_wise(*pieces, _scalar(b""))
-
-
-def _as_binary(column: Any) -> Any:
-    """Strings as UTF-8."""
-    return column if column.type == pa.large_binary() else column.cast(pa.large_binary())
-
-
-def _prefixed(column: Any) -> tuple[_Bodies, Any]:
-    """Length of each value (-1 for null), and the values."""
-    lengths = _lengths(_sizes(column))
-    return lengths, pc.fill_null(column, _scalar(b"")) if column.null_count else column
 
 
 # --- rows to bodies ---------------------------------------------------------------------------------------------------
@@ -176,16 +103,16 @@ class Encoder:
             if name in self._has and not fits(schema.field(name).type):
                 raise SinkError(f"column {name!r} is {schema.field(name).type}; it must be {type_names}")
 
-    def bodies(self, batch: pa.RecordBatch) -> _Bodies:
+    def bodies(self, batch: pa.RecordBatch) -> Bodies:
         """The body of each row. Raises UnfitRow."""
-        value = _as_binary(batch.column("value"))
-        pieces: list[Any] = [*_prefixed(_as_binary(batch.column("key")))] if "key" in self._has else [_scalar(b"\x01")]
-        pieces += _prefixed(value)
-        bodies = _joined(*pieces, *self._headers(batch))
+        value = as_binary(batch.column("value"))
+        pieces: list[Any] = [*prefixed(as_binary(batch.column("key")))] if "key" in self._has else [scalar(b"\x01")]
+        pieces += prefixed(value)
+        bodies = joined(*pieces, *self._headers(batch))
         if len(bodies):
-            sizes = _sizes(bodies)
-            row = int(sizes.argmax())
-            if (record_bytes := int(sizes[row]) + RECORD_OVERHEAD_BYTES + _HEADER_BYTES) > self._record_bytes_max:
+            byte_counts = sizes(bodies)
+            row = int(byte_counts.argmax())
+            if (record_bytes := int(byte_counts[row]) + RECORD_OVERHEAD_BYTES + _HEADER_BYTES) > self._record_bytes_max:
                 raise UnfitRow(
                     row,
                     f"a row needs {record_bytes} bytes as a record, more than kafka.max.request.size "
@@ -196,7 +123,7 @@ class Encoder:
     def _headers(self, batch: pa.RecordBatch) -> list[Any]:
         """Header count and headers."""
         if "headers" not in self._has and "timestamp" not in self._has:
-            return [_scalar(b"\x00")]
+            return [scalar(b"\x00")]
         counts = np.zeros(batch.num_rows, np.int64)
         pieces = []
         if "headers" in self._has:
@@ -207,17 +134,17 @@ class Encoder:
             known, event_times = _event_times(batch.column("timestamp"))
             counts += known
             pieces.append(event_times)
-        return [_lengths(counts), *pieces]
+        return [lengths_of(counts), *pieces]
 
     def placements(self, batch: pa.RecordBatch, partition_count: int, default_partition: int) -> npt.NDArray[np.int32]:
         """The partition of each row: its column `partition`, else the Java producer's for its key, else
         `default_partition`. Raises UnfitRow."""
         placed = np.full(batch.num_rows, default_partition, np.int64)
         if "key" in self._has:
-            key = _as_binary(batch.column("key"))
+            key = as_binary(batch.column("key"))
             if key.null_count < len(key):
                 hashed = murmur2(key) % partition_count
-                placed = hashed if not key.null_count else np.where(_valid(key), hashed, placed)
+                placed = hashed if not key.null_count else np.where(valid(key), hashed, placed)
         if "partition" in self._has:
             stated = batch.column("partition")
             if stated.null_count < len(stated):
@@ -230,11 +157,11 @@ class Encoder:
                         f"column 'partition' of a row is {numbers[row]}, but the topic has {partition_count} "
                         "partitions",
                     )
-                placed = numbers if not stated.null_count else np.where(_valid(stated), numbers, placed)
+                placed = numbers if not stated.null_count else np.where(valid(stated), numbers, placed)
         return placed.astype(np.int32)
 
 
-def _header_lists(column: Any) -> tuple[_Int64s, Any]:
+def _header_lists(column: Any) -> tuple[Int64s, Any]:
     """Header count of each row, and the encoded headers."""
     counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     headers = pc.list_flatten(column)
@@ -250,30 +177,26 @@ def _header_lists(column: Any) -> tuple[_Int64s, Any]:
             f"a row has the header {names[reserved].as_py()!r}, which the sink or the proxy reserves "
             f"(drop it: filter(headers, h -> h.key NOT IN ({', '.join(map(repr, RESERVED_HEADERS))})))",
         )
-    joined = _joined(*_prefixed(_as_binary(names)), *_prefixed(_as_binary(pc.struct_field(headers, [1]))))
+    encoded = joined(*prefixed(as_binary(names)), *prefixed(as_binary(pc.struct_field(headers, [1]))))
     offsets = np.zeros(len(counts) + 1, np.int64)
     offsets[1:] = ends
-    return counts, pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), joined), _scalar(b""))
+    return counts, pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), encoded), scalar(b""))
 
 
 _UNITS_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
-def _event_times(column: Any) -> tuple[_Int64s, Any]:
+def _event_times(column: Any) -> tuple[Int64s, Any]:
     """1 for each row with a time, else 0, and its header."""
     ticks = np.asarray(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     ms = ticks * 1000 if column.type.unit == "s" else ticks // _UNITS_PER_MS[column.type.unit]
     digits = pa.array(ms).cast(pa.large_string()).cast(pa.large_binary())
     name = EVENT_TIME_HEADER.encode()
-    header = _joined(_scalar(_varint(len(name)) + name), *_prefixed(digits))
+    header = joined(scalar(varint(len(name)) + name), *prefixed(digits))
     if not column.null_count:
         return np.ones(len(column), np.int64), header
-    valid = _valid(column)
-    return valid.astype(np.int64), pc.if_else(pa.array(valid), header, _scalar(b""))
-
-
-def _valid(column: Any) -> npt.NDArray[np.bool_]:
-    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+    known = valid(column)
+    return known.astype(np.int64), pc.if_else(pa.array(known), header, scalar(b""))
 
 
 def _is_binary(type_: pa.DataType) -> bool:
@@ -296,56 +219,7 @@ _TYPES = (
 )
 
 
-# --- partitioning ----------------------------------------------------------------------------------------------------
-
-
-def layout(column: Any, spare_bytes: int = 4) -> tuple[npt.NDArray[np.uint8], _Int64s, _Int64s]:
-    """Bytes of all values plus zero bytes, start of each value, and its length (arbitrary for null)."""
-    _, offsets_buffer, data_buffer = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
-    first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + spare_bytes, np.uint8)
-    if data_buffer is not None:
-        data[:-spare_bytes] = np.frombuffer(data_buffer, np.uint8)[first:last]
-    return data, offsets[:-1] - first, np.diff(offsets)
-
-
-_M = np.uint32(0x5BD1E995)
-
-
-def murmur2(keys: Any) -> _Int64s:
-    """Hash of each key (large binary) as in Java's default partitioner, which takes it modulo the partition count;
-    arbitrary for null."""
-    if len(keys) == 0:
-        return np.zeros(0, np.int64)
-    data, starts, lengths = layout(keys)
-    # Longest first: the keys with an i-th word are then a prefix.
-    order = np.argsort(-lengths, kind="stable") if int(lengths.min()) != int(lengths.max()) else None
-    if order is not None:
-        starts, lengths = starts[order], lengths[order]
-    words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))  # the word at each byte
-    whole = lengths >> 2
-    h = np.uint32(0x9747B28C) ^ lengths.astype(np.uint32)
-    for word_index in range(int(whole[0])):
-        count = len(h) if order is None else int(np.searchsorted(-whole, -word_index, "left"))
-        k = words[starts[:count] + 4 * word_index] * _M
-        k ^= k >> np.uint32(24)
-        h[:count] = h[:count] * _M ^ k * _M
-    rest = lengths & 3
-    kept = (np.uint32(1) << (8 * rest).astype(np.uint32)) - np.uint32(1)
-    last_word = (h ^ words[starts + (lengths & ~3)] & kept) * _M
-    h = np.where(rest > 0, last_word, h)
-    h = (h ^ h >> np.uint32(13)) * _M
-    h ^= h >> np.uint32(15)
-    found = (h & np.uint32(0x7FFFFFFF)).astype(np.int64)
-    if order is None:
-        return found
-    placed = np.empty_like(found)
-    placed[order] = found
-    return placed
-
-
-def split(bodies: _Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[int, _Bodies, npt.NDArray[np.int64]]]:
+def split(bodies: Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[int, Bodies, npt.NDArray[np.int64]]]:
     """Each partition, its rows in order, and their indexes. Partitions share no memory, so queued rows of one partition
     do not keep rows of another in memory."""
     if len(bodies) == 0:
@@ -364,7 +238,7 @@ def split(bodies: _Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[
 
 
 def build(
-    bodies: _Bodies | Sequence[bytes],
+    bodies: Bodies | Sequence[bytes],
     *,
     commit_tag: bytes | None,
     expected: int,
@@ -387,15 +261,15 @@ def build(
     last = [] if commit_tag is None else [(COMMIT_TAG_HEADER, commit_tag)]
     if count == 1:
         first, last = [], first + last
-    deltas, delta_sizes = _deltas()
+    offset_deltas, delta_sizes = deltas()
     begin = 1 if first else 0
     middle = column.slice(begin, count - begin - (1 if last else 0))
     sections: list[Any] = []
     if first:
         sections.append(_record(0, _with_headers(column[0].as_py(), first)))
     if len(middle):
-        lengths = _lengths(_sizes(middle) + delta_sizes[begin : begin + len(middle)] + 2, b"\0\0")
-        records = _joined(lengths, deltas.slice(begin, len(middle)), middle)
+        lengths = lengths_of(sizes(middle) + delta_sizes[begin : begin + len(middle)] + 2, b"\0\0")
+        records = joined(lengths, offset_deltas.slice(begin, len(middle)), middle)
         sections.append(records.buffers()[2])
     if last:
         sections.append(_record(count - 1, _with_headers(column[count - 1].as_py(), last)))
@@ -422,8 +296,8 @@ def _sealed(
 
 
 def _record(delta: int, body: bytes) -> bytes:
-    delta_bytes = _varint(delta)
-    return b"".join([_varint(2 + len(delta_bytes) + len(body)), b"\0\0", delta_bytes, body])
+    delta_bytes = varint(delta)
+    return b"".join([varint(2 + len(delta_bytes) + len(body)), b"\0\0", delta_bytes, body])
 
 
 def _compress(records: bytes, compression: str, level: int | None) -> Any:
@@ -465,9 +339,9 @@ def _split_headers(body: bytes) -> tuple[bytes, list[tuple[bytes, bytes | None]]
 
 
 def _body(front: bytes, headers: Sequence[tuple[bytes, bytes | None]]) -> bytes:
-    pieces = [front, _varint(len(headers))]
+    pieces = [front, varint(len(headers))]
     for name, value in headers:
-        pieces += [_varint(len(name)), name, _varint(-1 if value is None else len(value)), value or b""]
+        pieces += [varint(len(name)), name, varint(-1 if value is None else len(value)), value or b""]
     return b"".join(pieces)
 
 

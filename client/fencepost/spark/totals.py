@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fencepost.spark.encoding import layout
+from fencepost.spark.columns import layout
 
 #: Longer rows are hashed one by one, since each word of the longest row of an array costs several numpy calls.
 _LONG_BYTES = 2048
