@@ -1,4 +1,7 @@
-"""The hot path of the proxy in native code: `native/src`. Python decides everything that it leaves."""
+"""The hot path of the proxy in native code: `native/src`. Python decides everything that it leaves.
+
+And that of the Spark sink, which `client/fencepost/spark/columns.py` describes.
+"""
 
 from collections.abc import Callable
 from typing import Protocol, final
@@ -13,6 +16,8 @@ from fencepost_proxy.types import TopicPartition
 
 #: See `proxy/fencepost_proxy/executor.py`.
 INTERFACE: int
+#: See `client/fencepost/spark/native.py`.
+ENCODING_INTERFACE: int
 __version__: str
 
 def changed() -> None:
@@ -253,3 +258,22 @@ class Connection:
     def client_readable(self) -> None: ...
     def upstream_readable(self) -> None: ...
     def give_back(self) -> list[GivenBack]: ...
+
+#: For each value 0 if it is null (None: none is), 64-bit offsets, and the bytes from the first offset to the last.
+Column = tuple[bytes | None, bytes, bytes]
+
+def bodies(
+    begin: int,
+    key: Column | None,
+    value: Column,
+    headers: tuple[bytes, Column, Column] | None,
+    time: tuple[bytes, bytes, bytes] | None,
+) -> tuple[bytes, bytes]:
+    """The end of each body as 64-bit numbers, and the bodies. `begin`: where the first one starts.
+
+    `headers`: 64-bit counts, names, values. `time`: encoded name, for each row 0 if it has none, 64-bit values.
+    """
+
+def batch(header: bytes | None, first: bytes, bodies: Column, delta: int, last: bytes) -> bytes: ...
+def java_partitions(keys: Column, partition_count: int) -> bytes:
+    """32-bit numbers."""

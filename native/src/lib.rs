@@ -1,8 +1,10 @@
 //! The hot path of the proxy: frames that are relayed, and appends that permits allow. Python decides everything else.
+//! And that of the Spark sink (`encoding`).
 
 mod batch;
 mod bytes;
 mod connection;
+mod encoding;
 mod fetch;
 mod frame;
 mod known;
@@ -29,12 +31,17 @@ mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
     const INTERFACE: u32 = 3;
+    /// `client/fencepost/spark/native.py` accepts no other number.
+    #[pymodule_export]
+    const ENCODING_INTERFACE: u32 = 1;
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_export]
     use crate::connection::Connection;
+    #[pymodule_export]
+    use crate::encoding::{batch, bodies, java_partitions};
     #[pymodule_export]
     use crate::known::{Grounds, Known};
     #[pymodule_export]

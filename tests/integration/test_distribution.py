@@ -246,6 +246,9 @@ def test_every_spark_job_from_its_extra_alone(
 ) -> None:
     """From locks/spark.txt, without the other packages of the test environment."""
     programs = environment(tmp_path / "environment", wheel, "spark", "spark.txt")
+    executor = "native" if wheel_is_native(wheel) else "columns"
+    code = "from fencepost.spark.native import EXECUTOR; print(EXECUTOR.batch.__module__)"
+    assert run(programs / "python", "-c", code, cwd=tmp_path) == f"fencepost.spark.{executor}\n"
     loaded, copied = (create_topic(proxied.bootstrap, each, check="true") for each in ("loaded.rows", "copied.rows"))
     rows = tmp_path / "rows.csv"
     with rows.open("w", newline="") as file:

@@ -16,6 +16,7 @@ import fencepost_native
 from tests.fuzz.dialogue import SHARED
 from tests.support.executors import NATIVE
 from tests.unit import test_native as side_by_side
+from tests.unit.spark_sink import test_native as of_the_sink
 from tests.unit.test_fast_path import _GeneralRemembers, _GeneralRun, _Remembers, _Run, _run_both, _Steady
 from tests.unit.test_native import _CIRCUMSTANCES, _HEADERS
 
@@ -56,6 +57,10 @@ def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
     malformed = side_by_side.test_malformed_response_that_arrives_in_pieces_closes_the_connection
     yield "malformed response", lambda: malformed(33, b"\xff" * 5)
     yield "batches", side_by_side.test_any_batch_is_read_as_python_reads_it
+    yield "rows", of_the_sink.test_any_rows_are_encoded_as_by_numpy
+    yield "fullest batch", of_the_sink.test_fullest_batches_are_encoded_as_by_numpy
+    yield "partitions", of_the_sink.test_java_partitions_are_those_of_the_client
+    yield "overflow", of_the_sink.test_numbers_that_overflow_are_errors
     for seed in range(_SEEDS):
         kinds: tuple[type, type] = (_GeneralRun, _Run)
         if seed % 2:

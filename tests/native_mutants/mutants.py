@@ -185,6 +185,26 @@ MUTANTS = [
             "the bytes before the next probe are miscounted",
             ("passing.rs", "watch.until_probe -= byte_count;", "watch.until_probe -= byte_count.min(1);"),
         ),
+        (
+            "a null row is an empty one",
+            ("encoding.rs", "if *valid.get(index)? == 0 =>", "if *valid.get(index)? > 1 =>"),
+        ),
+        (
+            "a time is not counted as a header",
+            ("encoding.rs", "usize::from(time.is_some())", "0 * usize::from(time.is_some())"),
+        ),
+        (
+            "an offset delta takes one byte",
+            ("encoding.rs", "2 + delta_bytes.len() + body.len()", "3 + body.len()"),
+        ),
+        (
+            "the end of a key does not count for its partition",
+            ("encoding.rs", "    if !rest.is_empty() {", "    if rest.len() > 3 {"),
+        ),
+        (
+            "the CRC of a batch leaves its attributes out",
+            ("encoding.rs", "crc32c::crc32c(batch.get(CHECKED_AT..)?)", "crc32c::crc32c(batch.get(CHECKED_AT + 2..)?)"),
+        ),
     ]
     for edits in [tuple(edits_of)]
 ]

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.functions as sf
 
-from fencepost.spark.columns import murmur2
 from fencepost.spark.errors import SinkError
 from fencepost.spark.log import Log
+from fencepost.spark.native import EXECUTOR
 from fencepost.spark.options import client_options
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def _java_placement(key: pa.Array, count: pa.Array) -> pa.Array:
     if not len(key):
         return pa.array([], pa.int32())
     filled = pc.fill_null(key.cast(pa.large_binary()), pa.scalar(b"", pa.large_binary()))
-    found = murmur2(filled) % count[0].as_py()
-    return pc.if_else(key.is_valid(), pa.array(found, pa.int32()), pa.scalar(None, pa.int32()))
+    found = EXECUTOR.java_partitions(filled, count[0].as_py())
+    return pc.if_else(key.is_valid(), pa.array(found), pa.scalar(None, pa.int32()))
 
 
 def _placement(key: Column, count: Column) -> Any:

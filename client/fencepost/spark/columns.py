@@ -1,21 +1,48 @@
-"""Joins and hashes of Arrow columns, in numpy, without a Python object per row."""
+"""Joins and hashes of Arrow columns, in numpy, without a Python object per row.
+
+`bodies`, `batch` and `java_partitions` are the reference of the native module (`native.py`), and its fallback.
+
+A v2 batch stores a record as
+
+    length | attributes, timestamp delta (0, 0) | offset delta | body
+
+The *body* is the row's own content: key, value and headers, each with its length. It is built once per row.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeAlias
+import struct
+from typing import Any, NamedTuple, TypeAlias
 
+import crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka.record.util import encode_varint
 
-#: Records in one batch: size of the table of offset deltas.
-BATCH_RECORDS_MAX = 1 << 16
-
 Bodies: TypeAlias = pa.LargeBinaryArray
 Int64s = npt.NDArray[np.int64]
+
+#: Where a batch's header has the batch's length, and its CRC-32C of all that follows.
+LENGTH_AT, CRC_AT = slice(8, 12), slice(17, 21)
+
+
+class Headers(NamedTuple):
+    """Headers of all rows, in order. `counts`: of each row. `names`, `values`: large binary."""
+
+    counts: Int64s
+    names: pa.Array
+    values: pa.Array
+
+
+class Decimals(NamedTuple):
+    """A header whose value is a decimal number. `known`: the rows that have it."""
+
+    name: bytes
+    known: npt.NDArray[np.bool_]
+    values: Int64s
 
 
 def varint(value: int) -> bytes:
@@ -24,50 +51,35 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def varints(values: Int64s, suffix: bytes = b"") -> Bodies:
-    """The varint of each value (from -1 up to 2^34), followed by `suffix`."""
+#: Smaller numbers are taken from a table, which is faster than to encode them.
+_TABLE_MAX = 1 << 16
+
+
+@functools.cache
+def _table() -> Bodies:
+    return _encoded(np.arange(-1, _TABLE_MAX))
+
+
+def _varints(values: Int64s) -> Bodies:
+    """The varint of each value (from -1 up to 2^34)."""
+    if len(values) == 0 or int(values.max()) < _TABLE_MAX:
+        return _table().take(pa.array(values + 1))
+    return _encoded(values)
+
+
+def _encoded(values: Int64s) -> Bodies:
     zigzag = (values << 1) ^ (values >> 63)
     widths = np.ones(len(values), np.int64)
     for bits in (7, 14, 21, 28):
         widths += zigzag >> bits != 0
     offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(widths + len(suffix), out=offsets[1:])
+    np.cumsum(widths, out=offsets[1:])
     data = np.zeros(int(offsets[-1]), np.uint8)
     for byte_index in range(5):
         there = np.flatnonzero(widths > byte_index)
-        if not len(there):
-            break
         more = (widths[there] > byte_index + 1).astype(np.uint8) << 7
         data[offsets[:-1][there] + byte_index] = (zigzag[there] >> 7 * byte_index & 0x7F).astype(np.uint8) | more
-    for byte_index, byte in enumerate(suffix):
-        data[offsets[1:] - len(suffix) + byte_index] = byte
-    return _binary(offsets, data)
-
-
-def _binary(offsets: Int64s, data: Any) -> Bodies:
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-#: Lengths below this come from a table, three times as fast as `varints`.
-_TABLE_MAX = 1 << 14
-
-
-@functools.cache
-def _lengths_table(suffix: bytes) -> Bodies:
-    return varints(np.arange(-1, _TABLE_MAX, dtype=np.int64), suffix)
-
-
-def lengths_of(lengths: Int64s, suffix: bytes = b"") -> Bodies:
-    if len(lengths) == 0 or int(lengths.max()) < _TABLE_MAX:
-        return _lengths_table(suffix).take(pa.array(lengths + 1))
-    return varints(lengths, suffix)
-
-
-@functools.cache
-def deltas() -> tuple[Bodies, Int64s]:
-    """The offset deltas, and the size of each."""
-    values = varints(np.arange(BATCH_RECORDS_MAX, dtype=np.int64))
-    return values, sizes(values)
+    return pa.Array.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def sizes(column: Any) -> Int64s:
@@ -78,12 +90,12 @@ def sizes(column: Any) -> Int64s:
     return np.asarray(lengths.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
 
 
-def scalar(value: bytes) -> pa.Scalar:
+def _scalar(value: bytes) -> pa.Scalar:
     return pa.scalar(value, pa.large_binary())
 
 
-def joined(*pieces: Any) -> Bodies:
-    return pc.binary_join_element_wise(*pieces, scalar(b""))
+def _joined(*pieces: Any) -> Bodies:
+    return pc.binary_join_element_wise(*pieces, _scalar(b""))
 
 
 def as_binary(column: Any) -> Any:
@@ -91,14 +103,62 @@ def as_binary(column: Any) -> Any:
     return column if column.type == pa.large_binary() else column.cast(pa.large_binary())
 
 
-def prefixed(column: Any) -> tuple[Bodies, Any]:
+def _prefixed(column: Any) -> tuple[Bodies, Any]:
     """Length of each value (-1 for null), and the values."""
-    lengths = lengths_of(sizes(column))
-    return lengths, pc.fill_null(column, scalar(b"")) if column.null_count else column
+    return _varints(sizes(column)), pc.fill_null(column, _scalar(b"")) if column.null_count else column
 
 
 def valid(column: Any) -> npt.NDArray[np.bool_]:
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def bodies(key: Any, value: Any, headers: Headers | None, time: Decimals | None) -> Bodies:
+    """The body of each row. `key`, `value`: large binary; None: no row has a key."""
+    counts = np.zeros(len(value), np.int64)
+    pieces: list[Any] = []
+    if headers is not None:
+        counts += headers.counts
+        pieces.append(_lists(headers))
+    if time is not None:
+        counts += time.known
+        digits = pa.array(time.values).cast(pa.large_string()).cast(pa.large_binary())
+        header = _joined(_scalar(varint(len(time.name)) + time.name), *_prefixed(digits))
+        pieces.append(pc.if_else(pa.array(time.known), header, _scalar(b"")))
+    keys = [_scalar(b"\x01")] if key is None else _prefixed(key)
+    return _joined(*keys, *_prefixed(value), _varints(counts) if pieces else _scalar(b"\0"), *pieces)
+
+
+def _lists(headers: Headers) -> Any:
+    """The encoded headers of each row."""
+    encoded = _joined(*_prefixed(headers.names), *_prefixed(headers.values))
+    offsets = np.zeros(len(headers.counts) + 1, np.int64)
+    np.cumsum(headers.counts, out=offsets[1:])
+    return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), encoded), _scalar(b""))
+
+
+def batch(header: bytes | None, first: bytes, bodies: Bodies, delta: int, last: bytes) -> bytes:
+    """A batch of the records `first`, one of each body, and `last`. `delta`: offset delta of the first body.
+
+    `header`: see `sealed`; None: only the records.
+    """
+    records = b"".join([first, _records(bodies, delta), last])
+    return records if header is None else sealed(header, records)
+
+
+def _records(bodies: Bodies, delta: int) -> Any:
+    if not len(bodies):
+        return b""
+    deltas = _varints(np.arange(delta, delta + len(bodies)))
+    # Arrow pads the capacity of buffers, not their size.
+    return _joined(_varints(sizes(bodies) + sizes(deltas) + 2), _scalar(b"\0\0"), deltas, bodies).buffers()[2]
+
+
+def sealed(header: bytes, records: bytes) -> bytes:
+    """A batch. `header`: its header, in which length and CRC are set."""
+    sealed = bytearray(header)
+    sealed[LENGTH_AT] = struct.pack(">i", len(header) - LENGTH_AT.stop + len(records))
+    sealed[CRC_AT] = struct.pack(">I", crc32c.crc32c(records, crc32c.crc32c(sealed[CRC_AT.stop :])))
+    return bytes(sealed) + records
 
 
 def layout(column: Any, spare_bytes: int = 4) -> tuple[npt.NDArray[np.uint8], Int64s, Int64s]:
@@ -115,21 +175,19 @@ def layout(column: Any, spare_bytes: int = 4) -> tuple[npt.NDArray[np.uint8], In
 _M = np.uint32(0x5BD1E995)
 
 
-def murmur2(keys: Any) -> Int64s:
-    """Hash of each key (large binary) as in Java's default partitioner, which takes it modulo the partition count;
-    arbitrary for null."""
+def java_partitions(keys: Any, partition_count: int) -> npt.NDArray[np.int32]:
+    """The partition of each key (large binary) as by Java's default partitioner: its murmur2 hash, modulo the partition
+    count. Arbitrary for null."""
     if len(keys) == 0:
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int32)
     data, starts, lengths = layout(keys)
-    # Longest first: the keys with an i-th word are then a prefix.
-    order = np.argsort(-lengths, kind="stable") if int(lengths.min()) != int(lengths.max()) else None
-    if order is not None:
-        starts, lengths = starts[order], lengths[order]
+    order = np.argsort(-lengths, kind="stable")  # longest first: the keys with an i-th word are then a prefix
+    starts, lengths = starts[order], lengths[order]
     words = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))  # the word at each byte
     whole = lengths >> 2
     h = np.uint32(0x9747B28C) ^ lengths.astype(np.uint32)
     for word_index in range(int(whole[0])):
-        count = len(h) if order is None else int(np.searchsorted(-whole, -word_index, "left"))
+        count = int(np.searchsorted(-whole, -word_index, "left"))
         k = words[starts[:count] + 4 * word_index] * _M
         k ^= k >> np.uint32(24)
         h[:count] = h[:count] * _M ^ k * _M
@@ -139,9 +197,6 @@ def murmur2(keys: Any) -> Int64s:
     h = np.where(rest > 0, last_word, h)
     h = (h ^ h >> np.uint32(13)) * _M
     h ^= h >> np.uint32(15)
-    found = (h & np.uint32(0x7FFFFFFF)).astype(np.int64)
-    if order is None:
-        return found
-    placed = np.empty_like(found)
-    placed[order] = found
+    placed = np.empty(len(keys), np.int32)
+    placed[order] = (h & np.uint32(0x7FFFFFFF)) % np.uint32(partition_count)
     return placed
