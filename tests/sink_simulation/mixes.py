@@ -22,6 +22,7 @@ def mixed(seed: int) -> Story:
         retriable=dice.choice((0, 0.05)),
         unreadable=dice.choice((0, 0.03)),
         kill=dice.choice((0, 0, 0.3)),
+        suspended=dice.choice((0, 0, 0.3)),
     )
     load = chance(0.25)
     arranged, restored, restarts = chance(0.2), chance(0.3) and not load, dice.choice((0, 1, 2, 4))
@@ -58,4 +59,5 @@ def mixed(seed: int) -> Story:
         keyless=keyless,
         explicit=chance(0.2) and not keyless,
         load=load,
+        machines=dice.choice((1, 2)),
     )

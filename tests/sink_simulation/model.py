@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from fencepost.spark.errors import CannotReach, Unknown
+from fencepost.spark.interfaces import NO_APPEND, LastAppend
 
 
 class Killed(BaseException):
@@ -89,6 +91,8 @@ class Faults:
     unreadable: float = 0.0
     foreign: float = 0.0
     kill: float = 0.0
+    #: Per task attempt: its process stops for seconds, with its locks.
+    suspended: float = 0.0
 
 
 class Actor:
@@ -101,6 +105,7 @@ class Actor:
         self.deadline: float | None = None
         self.ended = False
         self.killed = False
+        self.suspended_until = 0.0
         self.error: BaseException | None = None
         self._work = work
         self._baton = threading.Semaphore(0)
@@ -131,6 +136,20 @@ class Actor:
             raise Killed
 
 
+@dataclass(slots=True)
+class Lock:
+    holder: Actor | None = None
+    last: LastAppend = NO_APPEND
+
+
+@dataclass(slots=True)
+class Requests:
+    """Of the tasks, or of the drivers. `read_bytes`: of the batches that they fetched."""
+
+    queries: int = 0
+    read_bytes: int = 0
+
+
 class World:
     def __init__(self, seed: int, faults: Faults) -> None:
         self.random = random.Random(seed)
@@ -145,8 +164,10 @@ class World:
         self.current: Actor | None = None
         self.refusals = 0
         self.appends = 0
-        #: Reads of batches by tasks.
-        self.reads = 0
+        self.sent = 0
+        self.tasks, self.drivers = Requests(), Requests()
+        #: By machine, topic and partition.
+        self.locks: defaultdict[tuple[int, str, int], Lock] = defaultdict(Lock)
         #: Called between two steps: faults and changes of the story.
         self.meddle: Callable[[], None] = lambda: None
 
@@ -168,13 +189,17 @@ class World:
         self.time += 0.001
         self.meddle()
         self.actors = [actor for actor in self.actors if not actor.ended]
-        able = [a for a in self.actors if a.killed or a.ready() or (a.deadline is not None and a.deadline <= self.time)]
+        able = [a for a in self.actors if a.killed or self._is_able(a)]
         choices = len(able) + len(self.network)
         if self.late and (not choices or self.random.random() < 0.03):
             self._arrive(self.late.pop(self.random.randrange(len(self.late))))
             return
         if not choices:
-            deadlines = [actor.deadline for actor in self.actors if actor.deadline is not None]
+            deadlines = [
+                max(actor.suspended_until, 0.0 if actor.ready() else actor.deadline or 0.0)
+                for actor in self.actors
+                if actor.deadline is not None or actor.suspended_until > self.time
+            ]
             if not deadlines:
                 raise AssertionError("all wait for each other")
             self.time = max(self.time, min(deadlines))
@@ -186,6 +211,11 @@ class World:
         self.current = able[chosen]
         self.current.resume()
         self.current = None
+
+    def _is_able(self, actor: Actor) -> bool:
+        if actor.suspended_until > self.time:
+            return False
+        return actor.ready() or (actor.deadline is not None and actor.deadline <= self.time)
 
     def kill(self, actor: Actor) -> None:
         """Takes effect at its next step. Its requests stay in the network."""
@@ -253,9 +283,10 @@ class ModelLog:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _breathe(self) -> None:
+    def _breathe(self, queries: int = 1) -> None:
         world = self._world
         assert world.current is not None
+        self._requests().queries += queries
         world.current.pause(lambda: True, None)
         if world.random.random() < world.faults.unreadable:
             raise CannotReach("no answer")
@@ -264,8 +295,16 @@ class ModelLog:
         self._breathe()
         return len(self._world.topics[topic])
 
+    def _requests(self) -> Requests:
+        current = self._world.current
+        return self._world.tasks if current is not None and current.name.startswith("t") else self._world.drivers
+
+    def _fetched(self, stored: Stored) -> Stored:
+        self._requests().read_bytes += sum(map(len, stored.bodies))
+        return stored
+
     def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        self._breathe()
+        self._breathe(2)
         found = {}
         for number in partitions:
             partition = self._world.topics[topic][number]
@@ -276,30 +315,58 @@ class ModelLog:
 
     def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
         answer: Future[Any] = Future()
+        self._world.sent += 1
         self._world.network.append(Request((topic, partition), batch, answer))
         return answer
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Stored]:
         self._breathe()
         at = self._world.topics[topic][partition]
-        if self._world.current is not None and self._world.current.name.startswith("t"):
-            self._world.reads += 1
         if start < at.start:
             raise AssertionError(f"read below the log's start: {start}")
         at.high_watermark = max(at.high_watermark, min(end, at.end))
         for stored in list(at.stored):
             if stored.next_offset > start and stored.base_offset < end:
-                yield stored
+                yield self._fetched(stored)
 
     def last_batch(self, topic: str, partition: int, end: int) -> Stored | None:
-        self._breathe()
-        for stored in self._world.topics[topic][partition].stored:
-            if stored.next_offset == end:
-                return stored
-        return None
+        return self.last_batches(topic, {partition: end})[partition]
 
     def last_batches(self, topic: str, ends: Mapping[int, int]) -> dict[int, Stored | None]:
-        return {partition: self.last_batch(topic, partition, end) for partition, end in ends.items()}
+        self._breathe()
+        found: dict[int, Stored | None] = dict.fromkeys(ends)
+        for partition, end in ends.items():
+            for stored in self._world.topics[topic][partition].stored:
+                if stored.next_offset == end:
+                    found[partition] = self._fetched(stored)
+        return found
+
+
+class ModelLocks:
+    """`fencepost.spark.interfaces.Locks` of the current task. A suspended process does not release them."""
+
+    def __init__(self, world: World, machine: int) -> None:
+        self._world, self._machine = world, machine
+        assert world.current is not None
+        self._task = world.current
+
+    def take(self, topic_partition: tuple[str, int]) -> tuple[bool, LastAppend]:
+        lock = self._world.locks[(self._machine, *topic_partition)]
+        if lock.holder is None or lock.holder.ended or lock.holder.killed:
+            lock.holder = self._task
+        return lock.holder is self._task, lock.last
+
+    def store(self, topic_partition: tuple[str, int], last: LastAppend) -> None:
+        if self._is_running():
+            self._world.locks[(self._machine, *topic_partition)].last = last
+
+    def release(self, topic_partition: tuple[str, int]) -> None:
+        lock = self._world.locks[(self._machine, *topic_partition)]
+        if lock.holder is self._task and self._is_running():
+            lock.holder = None
+
+    def _is_running(self) -> bool:
+        return not self._task.killed and self._task.suspended_until <= self._world.time
 
 
 class ModelClock:

@@ -84,7 +84,7 @@ def _wrong_began(may_have_rows: Wrapped, write: Any, refusals: Any) -> Any:
 def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
     """The second append expects the log end that the first would leave."""
     send(self, topic_partition, partition)
-    if not partition.queue:
+    if partition.flight is None or not partition.queue:
         return
     first, end = partition.flight, partition.end
     partition.end = end + len(first.rows)
@@ -114,7 +114,7 @@ MUTANTS = (
         "no probe",
         "after a refusal the new end is believed without reading",
         ("speculation", "zombies", "lossy"),
-        edit(Appender, "_probe", ("not self._nothing_new(topic_partition, partition, end)", "False")),
+        edit(Appender, "_probe", ("not self._nothing_new(topic_partition, partition, end, encoded)", "False")),
     ),
     Mutant(
         "in doubt is success",
@@ -211,7 +211,7 @@ MUTANTS = (
     Mutant(
         "keys",
         "a task of other keys is taken for one of other data",
-        ("permuted, expansion",),
+        ("permuted, few rows", "permuted, expansion"),
         body(UnmatchedRows, "_keys_are_the_same", "return True"),
     ),
     Mutant(
@@ -243,6 +243,19 @@ MUTANTS = (
         "`task_appends` is not compared",
         ("speculation", "zombies"),
         body(Appender, "_nothing_new", "return True"),
+    ),
+    Mutant(
+        "lock is believed",
+        "the end that the last holder of the lock left is believed without its commit tag",
+        ("speculation", "speculation, other order", "tasks die"),
+        edit(
+            Appender,
+            "_has_lock",
+            (
+                "self._patience.patiently(lambda: self._probe(topic_partition, last.end, last.commit_tag))",
+                "partition.end = last.end",
+            ),
+        ),
     ),
     Mutant(
         "task appends",

@@ -17,7 +17,7 @@ from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.task import Task
 from fencepost.spark.write import Outcome, Plan, Write
 
-from .model import Actor, Faults, ModelClock, ModelFraming, ModelLog, Partition, World, body
+from .model import Actor, Faults, ModelClock, ModelFraming, ModelLocks, ModelLog, Partition, World, body
 
 TOPIC = "t"
 
@@ -75,6 +75,8 @@ class Story:
     quiet: bool = False
     #: `df.write`: one batch, which is done at its end. Killed drivers may go on.
     load: bool = False
+    #: Only tasks on one machine share append locks.
+    machines: int = 2
 
 
 @dataclass(slots=True)
@@ -262,13 +264,13 @@ class _Query:
             assert run.story.faults != _CALM
             return  # another attempt appended the last row
         self.committed = -1
-        reads = world.reads
+        queries = world.tasks.queries
         driver = _Driver(self, world.random.randrange(3), arranged=run.story.arranged)
         actor = world.start("done", driver.main)
         world.run(lambda: actor.ended)
         assert not actor.error, actor.error
         assert not driver.refused, driver.refused
-        assert world.reads == reads, "tasks of a finished load have read the log"
+        assert world.tasks.queries == queries, "tasks of a finished load have read the log"
         run.story = replace(run.story, strict=False)
         changed = [*truth[:-1], Row(truth[-1].key, b"something else", truth[-1].partition)]
         for run.rows[0] in ([*truth, *truth[-2:]], truth[:-1], changed):
@@ -455,6 +457,8 @@ class _Driver:
         world, story = run.world, run.story
         attempt = Attempt(None, number)  # type: ignore[arg-type]
         kill_after = world.random.randrange(1, 30) if world.random.random() < story.faults.kill else None
+        suspend_after = world.random.randrange(1, 30) if world.random.random() < story.faults.suspended else None
+        machine = world.random.randrange(story.machines)
         order = list(rows)
         if story.shuffled:
             world.random.shuffle(order)
@@ -462,7 +466,7 @@ class _Driver:
         def work() -> None:
             write = Write(
                 plan, probe, query=self.query.query, batch=batch, task=number, attempt=f"{world.random.random()}",
-                log=ModelLog(world), framing=ModelFraming(), clock=ModelClock(world),
+                log=ModelLog(world), framing=ModelFraming(), clock=ModelClock(world), locks=ModelLocks(world, machine),
             )  # fmt: skip
             one = Task(write)
             try:
@@ -491,22 +495,29 @@ class _Driver:
         attempt.actor = world.start(f"t{batch}.{number}", work)
         self.attempts.append(attempt)
         if kill_after is not None:
-            self._kill_later(attempt, kill_after)
+            self._later(attempt.actor, kill_after, lambda: world.kill(attempt.actor))
+        if suspend_after is not None:
+            self._later(attempt.actor, suspend_after, lambda: self._suspend(attempt.actor))
         return attempt
 
-    def _kill_later(self, attempt: Attempt, steps: int) -> None:
-        """An executor dies, in the middle of a step."""
+    def _suspend(self, actor: Actor) -> None:
+        """After this step."""
+        if not actor.suspended_until:
+            actor.suspended_until = self.query.run.world.time + self.query.run.world.random.choice((1.0, 30.0))
+
+    def _later(self, actor: Actor, steps: int, what: Callable[[], None]) -> None:
+        """An executor dies or stops, in the middle of a step."""
         left = steps
-        original: Callable[[], None] = attempt.actor.resume
+        original: Callable[[], None] = actor.resume
 
         def resume() -> None:
             nonlocal left
             left -= 1
             if left <= 0:
-                attempt.actor.killed = True
+                what()
             original()
 
-        attempt.actor.resume = resume  # type: ignore[method-assign]
+        actor.resume = resume  # type: ignore[method-assign]
 
 
 def _partition_of(row: Row, count: int) -> int:
@@ -560,7 +571,7 @@ def _check_order(run: Run, values: dict[bytes, list[bytes]]) -> None:
         assert order == sorted(order), f"{run.story.name}: key {key!r} out of order"
 
 
-_SOME = Faults(lost=0.05, answer_lost=0.08, late=0.05, retriable=0.05, unreadable=0.03)
+_SOME = Faults(lost=0.05, answer_lost=0.08, late=0.05, retriable=0.05, unreadable=0.03, suspended=0.1)
 _CALM = Faults()
 
 STORIES = {
@@ -586,6 +597,7 @@ STORIES = {
         Story("arranged, restored", _SOME, arranged=True, restored=True, restarts=1, batches=4),
         Story("permuted", _SOME, restarts=4, permuted=True, zombies=1.0, tasks=3),
         Story("permuted, calm", _CALM, restarts=4, permuted=True, zombies=0.0),
+        Story("permuted, few rows", _CALM, restarts=4, permuted=True, zombies=0.0, rows=16, batches=4),
         Story("permuted, other order", _SOME, restarts=4, permuted=True, shuffled=True, tasks=4, speculation=0.2),
         Story(
             "permuted, equal rows", _SOME, restarts=4, permuted=True, dealt=True, equal_rows=True, unmatched="compare"

@@ -9,8 +9,9 @@ import pytest
 from tests.support.mutants import Mutant
 
 from .mixes import mixed
+from .model import Faults
 from .mutants import MUTANTS, hunt
-from .stories import STORIES, play
+from .stories import STORIES, Story, play
 
 _SEEDS = 6
 _HUNTING_SEEDS = 60
@@ -30,6 +31,26 @@ def test_each_row_is_there_once_in_mixed_stories() -> None:
         except BaseException:
             print(f"--mixes 1 --seed {seed}: {mixed(seed)}")
             raise
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["stream", "load"])
+@pytest.mark.parametrize(("tasks", "partitions"), [(2, 4), (4, 4), (12, 4), (5, 10), (12, 40)])
+def test_tasks_of_one_machine_need_no_requests_but_appends(tasks: int, partitions: int, load: bool) -> None:
+    batches = 1 if load else 2
+    story = Story(
+        "requests", Faults(), tasks=tasks, partitions=partitions, batches=batches, rows=600, explicit=True, load=load
+    )
+    world = play(replace(story, machines=1), seed=1).world
+    assert world.sent <= 1.1 * world.appends
+    assert (world.tasks.queries, world.tasks.read_bytes) == (0, 0)
+    assert world.drivers.queries <= 2 * partitions * batches + (20 if load else 0)  # of later runs of a finished load
+
+
+@pytest.mark.parametrize("tasks", [4, 12])
+def test_tasks_of_several_machines_are_seldom_refused(tasks: int) -> None:
+    story = Story("requests", Faults(), tasks=tasks, partitions=4, rows=600, explicit=True, machines=3)
+    world = play(story, seed=1).world
+    assert world.sent <= 1.25 * world.appends
 
 
 @pytest.mark.no_cover  # coverage of broken code means nothing

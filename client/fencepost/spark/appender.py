@@ -1,7 +1,10 @@
-"""Appends a task's rows: one append in flight per partition, and reads the log after each refusal or lost response."""
+"""Appends a task's rows: one append in flight per partition, under an append lock (`locks.py`). Reads the log after
+each refusal or lost response."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from fencepost._refusals import POLICY_VIOLATION
 from fencepost.records import CHECK_CONFIG
 from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag, own_commit_tag
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
-from fencepost.spark.interfaces import Answer, TopicPartition
+from fencepost.spark.interfaces import Answer, LastAppend, TopicPartition
 from fencepost.spark.refusals import Refusals, name_of, refuse_final
 from fencepost.spark.resumer import Resumer
 from fencepost.spark.rows import Rows, by_partition, fitting, joined
@@ -70,10 +73,13 @@ class Appender:
                 self._send(topic_partition, partition)
 
     def _send(self, topic_partition: TopicPartition, partition: PartitionWrite) -> None:
+        if not self._has_lock(topic_partition, partition):
+            return
         if partition.rivals:
             self._patience.patiently(lambda: self._probe(topic_partition, -1))
-            if not self._sendable(topic_partition, partition):
-                return
+        if not self._sendable(topic_partition, partition):
+            self._write.locks.release(topic_partition)
+            return
         if self._write.done is not None:
             raise self._refusals.finished_meanwhile(topic_partition)
         rows = self._cut(topic_partition, partition)
@@ -98,14 +104,37 @@ class Appender:
             self._write.completion,
         )
         partition.appends += 1
+        encoded = commit_tag.encode()
         batch = self._write.framing.build(
             rows.bodies,
-            commit_tag=commit_tag.encode(),
+            commit_tag=encoded,
             expected=partition.end,
             now_ms=self._write.clock.time_ms(),
             partition_count=self._write.over[topic] if topic in self._write.count_checked else None,
         )
         partition.flight = Flight(rows, partition.end, self._write.log.append(*topic_partition, batch))
+        if not partition.unlocked:
+            last = LastAppend(partition.end + len(rows), encoded)
+            partition.flight.answer.add_done_callback(partial(self._release_lock, topic_partition, last))
+
+    def _has_lock(self, topic_partition: TopicPartition, partition: PartitionWrite) -> bool:
+        """Take the append lock, and the log end that its last holder left. False: another task has it."""
+        if partition.unlocked:
+            return True
+        taken, last = self._write.locks.take(topic_partition)
+        if taken:
+            partition.lock_end = -2
+        elif self._patience.waits_for_lock(partition, last.end):
+            return False
+        if last.end > partition.end:
+            self._patience.patiently(lambda: self._probe(topic_partition, last.end, last.commit_tag))
+        return True
+
+    def _release_lock(self, topic_partition: TopicPartition, last: LastAppend, answer: Future[Any]) -> None:
+        """As soon as the response arrives: this task may be busy with computing rows."""
+        if answer.exception() is None and answer.result().code == 0:
+            self._write.locks.store(topic_partition, last)
+        self._write.locks.release(topic_partition)
 
     def _cut(self, topic_partition: TopicPartition, partition: PartitionWrite) -> Rows:
         pieces: list[Rows] = []
@@ -176,8 +205,9 @@ class Appender:
         self.appends += 1
         self._patience.appended()
 
-    def _probe(self, topic_partition: TopicPartition, actual: int) -> None:
-        """Read from the known end to the log end, and remove the rows found there from the queue."""
+    def _probe(self, topic_partition: TopicPartition, actual: int, encoded: bytes = b"") -> None:
+        """Read from the known end to the log end, and remove the rows found there from the queue. `encoded`: the
+        commit tag of the batch that ends at `actual`, if known."""
         partition = self._write.partitions[topic_partition]
         end = actual
         if end < 0:
@@ -188,7 +218,7 @@ class Appender:
         if end == partition.end:
             partition.rivals = False
             return
-        if not self._nothing_new(topic_partition, partition, end):
+        if not self._nothing_new(topic_partition, partition, end, encoded):
             for append in list(self._resumer.read(topic_partition, partition.end, end)):
                 self._resumer.absorb(topic_partition, append)
                 partition.end = max(partition.end, append.next_offset)
@@ -196,11 +226,19 @@ class Appender:
         self._patience.progressed()
         self._dedupe(topic_partition)
 
-    def _nothing_new(self, topic_partition: TopicPartition, partition: PartitionWrite, end: int) -> bool:
+    def _nothing_new(
+        self, topic_partition: TopicPartition, partition: PartitionWrite, end: int, encoded: bytes
+    ) -> bool:
         """Whether `task_appends` of the last batch rules out unread appends that count for this task."""
         if partition.task_appends is None or self._write.plan.arranged:
             return False
-        commit_tag = own_commit_tag(self._write.log.last_batch(*topic_partition, end), self._write.plan.sink)
+        if encoded:
+            commit_tag: CommitTag | None = CommitTag.decode(encoded)
+        else:
+            logged = self._write.log.last_batch(*topic_partition, end)
+            commit_tag = own_commit_tag(logged, self._write.plan.sink)
+            if commit_tag is not None:
+                self._write.locks.store(topic_partition, LastAppend(end, logged.commit_tag))
         if (
             commit_tag is None
             or commit_tag.run != self._write.probed.run

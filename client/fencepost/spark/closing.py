@@ -41,15 +41,30 @@ def close(
         if outcome.done is not None and outcome.done != total:
             raise _other_rows(plan, Total(*outcome.done), total, appended=not outcome.was_done)
     deferred = sorted((each.deferred for each in outcomes if each.deferred is not None), key=lambda each: each.task)
-    return [
-        _append(plan, each, total if each is deferred[-1] else None, log=log, framing=framing, clock=clock)
-        for each in deferred
+    ends: dict[TopicPartition, int] = {}
+    written = []
+    for each in deferred:
+        at, completion = each.topic_partition, total if each is deferred[-1] else None
+        end = ends.get(at, _end_without_other_runs(each, outcomes))
+        now = _append(plan, each, completion, end, log=log, framing=framing, clock=clock)
+        ends[at] = now.end if now.appended == now.end - end else -1
+        written.append((at, now))
+    return written
+
+
+def _end_without_other_runs(deferred: Deferred, outcomes: Collection[Outcome]) -> int:
+    """The log end up to which these tasks appended all records since the driver's snapshot; -1 if others did too."""
+    written = [
+        each.partitions[deferred.topic_partition] for each in outcomes if deferred.topic_partition in each.partitions
     ]
+    end = max(each.end for each in written)
+    return end if end - deferred.begin == sum(each.appended for each in written) else -1
 
 
 def _append(
-    plan: Plan, deferred: Deferred, completion: Total | None, *, log: Log, framing: Framing, clock: Clock
-) -> tuple[TopicPartition, Written]:
+    plan: Plan, deferred: Deferred, completion: Total | None, end: int, *, log: Log, framing: Framing, clock: Clock
+) -> Written:
+    """`end`: a log end below which other runs appended nothing since the driver's snapshot, or -1."""
     write = Write(plan, deferred.probed, "", 0, deferred.task, deferred.attempt, log, framing, clock)
     write.over, write.created_counts, write.has_unmatched = (
         dict(deferred.over),
@@ -69,6 +84,8 @@ def _append(
         tries=0,
         not_before=0.0,
     )
+    if end > partition.end:
+        partition.end, partition.task_appends = end, None
     partition.put(deferred.rows)
     write.partitions[deferred.topic_partition] = partition
     refusals, patience = Refusals(write), Patience(write)
@@ -84,7 +101,7 @@ def _append(
             f"{name_of(deferred.topic_partition)}: another run of load {plan.sink!r} appended its last rows at the "
             "same time (run it again, which compares them)"
         )
-    return deferred.topic_partition, Written(partition.found, partition.appended, partition.first, partition.end)
+    return Written(partition.found, partition.appended, partition.first, partition.end)
 
 
 def _other_rows(plan: Plan, done: Total, total: Total, *, appended: bool) -> SinkError:

@@ -7,6 +7,7 @@ only the first, for the tasks. So the driver's snapshot is taken on pickling, an
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import functools
 import importlib.metadata
@@ -37,7 +38,8 @@ from fencepost.spark import closing, comparing, driver_probe, encoding
 from fencepost.spark.arranging import COUNT_COLUMN
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
-from fencepost.spark.interfaces import TopicPartition
+from fencepost.spark.interfaces import Locks, TopicPartition
+from fencepost.spark.locks import AppendLocks
 from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, settings
 from fencepost.spark.resumer import ScanRange
@@ -221,6 +223,11 @@ class _Writer:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
+        chosen = self._settings
+        with contextlib.closing(AppendLocks(f"{chosen.client['bootstrap_servers']} {chosen.plan.sink}")) as locks:
+            return TaskDone(self._written(iterator, context, locks))
+
+    def _written(self, iterator: Iterator[pa.RecordBatch], context: TaskContext, locks: Locks) -> Outcome:
         assert self._probe is not None
         chosen = self._settings
         query, batch = self._identity(context)
@@ -236,6 +243,7 @@ class _Writer:
             _log(chosen),
             _Framing(chosen.compression, chosen.level),
             _Clock(),
+            locks,
         )
         task = Task(current, _scan_ranges.setdefault(self._probe.run, {}))
         task.begin()
@@ -245,7 +253,7 @@ class _Writer:
                 encoder = encoding.Encoder(rows.schema, record_bytes_max=chosen.record_bytes_max)
             for topic, some in _by_topic(rows, chosen):
                 _feed(task, current, encoder, topic, some)
-        return TaskDone(task.finish())
+        return task.finish()
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]

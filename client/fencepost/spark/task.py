@@ -5,7 +5,7 @@ of them can be relied on to stop. Safety follows from three rules:
 
     1. A batch is appended only at the log end that its sender expects (the proxy's check). The sender knows every
        relevant append of this batch below that offset: those of its task in its run, and those of all tasks of other
-       runs. It read them, appended them, or the driver's snapshot proves that there were none.
+       runs. It read them, appended them, or the driver's snapshot or a commit tag proves that there were none.
     2. The sender appends a copy of a row only while it has more copies than it knows in the log. So L, the rows of the
        batch in the log, is a sub-multiset of R, the rows of all tasks, however other runs split them.
     3. An attempt succeeds only if each of its rows was found or appended. Another task may also have found a row that
@@ -172,6 +172,7 @@ class Task:
             at,
             joined(list(partition.queue)),
             known,
+            write.probed.observations[at].end,
             replace(write.probed, observations={}),
             write.task,
             write.attempt,

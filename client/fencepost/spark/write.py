@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
+from fencepost.spark.interfaces import NO_APPEND, Clock, Framing, LastAppend, Locks, Log, TopicPartition
 from fencepost.spark.rows import Pool, Rows
 from fencepost.spark.totals import NO_ROWS, Total
 
@@ -21,6 +21,10 @@ _PAUSE_SECONDS_MAX = 3.0
 _CONTENTION_SECONDS = 0.02
 _CONTENTION_SECONDS_MAX = 1.0
 _CONTENDED = 10
+_LOCK_SECONDS = 0.005
+_LOCK_SECONDS_MAX = 0.1
+#: A lock is waited for while its holder appends at least this often.
+_LOCK_HOLDER_SECONDS = 5.0
 
 AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
 
@@ -74,6 +78,12 @@ class PartitionWrite:
     fed: bool = False
     #: Other writers append here: reading the log end first is cheaper than a refused large batch.
     rivals: bool = False
+    #: The wait for the append lock: since when its last append ended at `lock_end`, and pauses since then. `unlocked`:
+    #: append without it, because its holder does not go on.
+    lock_end: int = -2
+    waits_since: float = 0.0
+    waits: int = 0
+    unlocked: bool = False
     tries: int = 0
     not_before: float = 0.0
     appends: int = 0
@@ -94,6 +104,17 @@ class PartitionWrite:
         return taken
 
 
+class NoLocks:
+    """Every append goes without a lock."""
+
+    def take(self, topic_partition: TopicPartition) -> tuple[bool, LastAppend]:
+        return True, NO_APPEND
+
+    def store(self, topic_partition: TopicPartition, last: LastAppend) -> None: ...
+
+    def release(self, topic_partition: TopicPartition) -> None: ...
+
+
 @dataclass(slots=True)
 class Write:
     """`query`, `batch`, `task`: Spark's; `attempt`: a random id."""
@@ -107,6 +128,7 @@ class Write:
     log: Log
     framing: Framing
     clock: Clock
+    locks: Locks = field(default_factory=NoLocks)
     #: Partition counts for the rows, and when this batch began.
     over: dict[str, int] = field(init=False)
     created_counts: dict[str, int] = field(init=False)
@@ -173,6 +195,20 @@ class Patience:
             return  # the first refusal reports the log end; a second one shows a competing writer
         pause = min(most, pause * 2 ** min(partition.tries, 10))
         partition.not_before = self._clock.now() + pause * (0.5 + self._clock.random())
+
+    def waits_for_lock(self, partition: PartitionWrite, end: int) -> bool:
+        """Whether to wait for an append lock. `end`: of the last append under it."""
+        now = self._clock.now()
+        if partition.lock_end != end:
+            partition.lock_end, partition.waits_since, partition.waits = end, now, 0
+            self.progressed()
+        if now - partition.waits_since > _LOCK_HOLDER_SECONDS:
+            partition.unlocked = True
+            return False
+        pause = min(_LOCK_SECONDS_MAX, _LOCK_SECONDS * 2**partition.waits)
+        partition.waits += 1
+        partition.not_before = now + pause * (0.5 + self._clock.random())
+        return True
 
     def patiently(self, probe: Callable[[], T]) -> T:
         tries = 0
@@ -251,11 +287,12 @@ class Written(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """The last row of a task of a load, with all that its attempt knows about the partition: the driver continues the
-    attempt at the commit."""
+    attempt at the commit. `begin`: the log end in the driver's snapshot."""
 
     topic_partition: TopicPartition
     rows: Rows
     partition: PartitionWrite
+    begin: int
     probed: DriverProbe
     task: int
     attempt: str

@@ -34,7 +34,7 @@ class Log(ModelLog):
         self.sent: list[Batch] = []
         self.reads: list[tuple[int, int]] = []
 
-    def _breathe(self) -> None:
+    def _breathe(self, queries: int = 1) -> None:
         for partition in self.world.topics[TOPIC]:
             partition.high_watermark = partition.end
 
