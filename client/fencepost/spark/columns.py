@@ -12,6 +12,7 @@ The *body* is the row's own content: key, value and headers, each with its lengt
 from __future__ import annotations
 
 import functools
+import hashlib
 import struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -200,3 +201,59 @@ def java_partitions(keys: Any, partition_count: int) -> npt.NDArray[np.int32]:
     placed = np.empty(len(keys), np.int32)
     placed[order] = (h & np.uint32(0x7FFFFFFF)) % np.uint32(partition_count)
     return placed
+
+
+#: Longer rows are hashed one by one, since each word of the longest row of an array costs several numpy calls.
+_LONG_BYTES = 2048
+_WORD_BYTES = 8
+_M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+_HALF = np.uint64(32)
+
+_Hashes = npt.NDArray[np.uint64]
+
+
+def hash_sum(bodies: Any, seeds: _Hashes) -> int:
+    """The sum of a 64-bit hash of each row (large binary), modulo 2^64. `seeds`: of the rows."""
+    data, starts, lengths = layout(bodies, spare_bytes=_WORD_BYTES)
+    h = _mixed(lengths.astype(np.uint64) * _M2 + seeds)
+    longest = int(lengths.max())
+    if longest > _LONG_BYTES:
+        long = np.flatnonzero(lengths > _LONG_BYTES)
+        for row in long:
+            digest = hashlib.blake2b(data[starts[row] : starts[row] + lengths[row]].data, digest_size=8).digest()
+            h[row] ^= np.uint64(int.from_bytes(digest, "little"))
+        short = np.flatnonzero(lengths <= _LONG_BYTES)
+        h[short] = _hash_words(data, starts[short], lengths[short], h[short])
+    else:
+        h = _hash_words(data, starts, lengths, h)
+    return int(_mixed(h).sum(dtype=np.uint64))
+
+
+def _hash_words(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], h: _Hashes
+) -> _Hashes:
+    """Mix each word of each row into `h`. The result is in another order."""
+    if not len(h):
+        return h
+    if int(lengths.min()) != int(lengths.max()):
+        # Longest first: the rows with an i-th word are then a prefix. numpy sorts 16-bit numbers by radix.
+        order = np.argsort(-lengths.astype(np.int16), kind="stable")
+        starts, lengths, h = starts[order], lengths[order], h[order]
+    words = np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, strides=(1,))  # the word at each byte
+    whole = lengths >> 3
+    for index in range(int(whole[0])):
+        count = int(np.searchsorted(-whole, -index, "left"))
+        some = h[:count]
+        some ^= words[starts[:count] + _WORD_BYTES * index]
+        some *= _M1
+        some ^= some >> _HALF
+    rest = (lengths & 7).astype(np.uint64)
+    kept = (np.uint64(1) << (np.uint64(8) * rest)) - np.uint64(1)
+    h ^= words[starts + (lengths & ~7)] & kept
+    return h
+
+
+def _mixed(h: _Hashes) -> _Hashes:
+    h = (h ^ h >> _HALF) * _M1
+    h = (h ^ h >> np.uint64(29)) * _M2
+    return h ^ h >> _HALF
