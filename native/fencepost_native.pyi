@@ -277,3 +277,6 @@ def bodies(
 def batch(header: bytes | None, first: bytes, bodies: Column, delta: int, last: bytes) -> bytes: ...
 def java_partitions(keys: Column, partition_count: int) -> bytes:
     """32-bit numbers."""
+
+def hash_sum(bodies: Column, seeds: bytes, bytes_max: int) -> int:
+    """Without the bodies that are longer."""

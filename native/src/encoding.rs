@@ -1,4 +1,4 @@
-//! Rows of the Spark sink: Arrow columns to record bodies, bodies to record batches, and keys to their hashes.
+//! Rows of the Spark sink: Arrow columns to record bodies, bodies to record batches, and hashes of keys and bodies.
 //!
 //! `client/fencepost/spark/columns.py` is the reference. Arrays of numbers are native-endian bytes. Numbers that do not
 //! fit the bytes given with them are an error.
@@ -23,6 +23,8 @@ const NULL: usize = 1;
 const DIGITS_MAX: usize = 20;
 const MURMUR_SEED: u32 = 0x9747_B28C;
 const MURMUR_M: u32 = 0x5BD1_E995;
+const M1: u64 = 0x9E37_79B9_7F4A_7C15;
+const M2: u64 = 0xBF58_476D_1CE4_E5B9;
 
 /// A byte for each value, 0 if it is null (None: none is); offsets of the values' starts and of the last one's end; and
 /// the bytes between the first and the last offset.
@@ -231,4 +233,44 @@ fn murmur2(key: &[u8]) -> u32 {
     }
     h = (h ^ (h >> 13)).wrapping_mul(MURMUR_M);
     h ^ (h >> 15)
+}
+
+/// The sum of the hashes of bodies of at most `bytes_max`; longer ones do not count. `seeds`: a number of each body.
+#[pyfunction]
+pub fn hash_sum(py: Python<'_>, bodies: Column, seeds: &[u8], bytes_max: usize) -> PyResult<u64> {
+    let sum = py.detach(|| {
+        let bodies = Values::of(bodies)?;
+        let mut sum = 0u64;
+        for index in 0..bodies.count {
+            let body = bodies.bytes(index)?;
+            let seed = number_at(seeds, index)? as u64;
+            if body.len() <= bytes_max {
+                sum = sum.wrapping_add(hash(body, seed));
+            }
+        }
+        Some(sum)
+    });
+    sum.ok_or_else(misfit)
+}
+
+fn hash(body: &[u8], seed: u64) -> u64 {
+    let words = body.chunks_exact(8);
+    let rest = words.remainder();
+    let mut h = mixed((body.len() as u64).wrapping_mul(M2).wrapping_add(seed));
+    for word in words {
+        h = (h ^ word_of(word)).wrapping_mul(M1);
+        h ^= h >> 32;
+    }
+    mixed(h ^ word_of(rest))
+}
+
+/// Little-endian, of at most 8 bytes.
+fn word_of(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+}
+
+fn mixed(h: u64) -> u64 {
+    let h = (h ^ (h >> 32)).wrapping_mul(M1);
+    let h = (h ^ (h >> 29)).wrapping_mul(M2);
+    h ^ (h >> 32)
 }

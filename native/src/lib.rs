@@ -33,7 +33,7 @@ mod fencepost_native {
     const INTERFACE: u32 = 3;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
-    const ENCODING_INTERFACE: u32 = 1;
+    const ENCODING_INTERFACE: u32 = 2;
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
@@ -41,7 +41,7 @@ mod fencepost_native {
     #[pymodule_export]
     use crate::connection::Connection;
     #[pymodule_export]
-    use crate::encoding::{batch, bodies, java_partitions};
+    use crate::encoding::{batch, bodies, hash_sum, java_partitions};
     #[pymodule_export]
     use crate::known::{Grounds, Known};
     #[pymodule_export]

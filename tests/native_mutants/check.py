@@ -60,6 +60,7 @@ def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "rows", of_the_sink.test_any_rows_are_encoded_as_by_numpy
     yield "fullest batch", of_the_sink.test_fullest_batches_are_encoded_as_by_numpy
     yield "partitions", of_the_sink.test_java_partitions_are_those_of_the_client
+    yield "hashes", of_the_sink.test_hashes_are_those_of_numpy
     yield "overflow", of_the_sink.test_numbers_that_overflow_are_errors
     for seed in range(_SEEDS):
         kinds: tuple[type, type] = (_GeneralRun, _Run)

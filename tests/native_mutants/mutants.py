@@ -202,6 +202,10 @@ MUTANTS = [
             ("encoding.rs", "    if !rest.is_empty() {", "    if rest.len() > 3 {"),
         ),
         (
+            "the end of a row does not count for its hash",
+            ("encoding.rs", "mixed(h ^ word_of(rest))", "mixed(h ^ word_of(&rest[..0]))"),
+        ),
+        (
             "the CRC of a batch leaves its attributes out",
             ("encoding.rs", "crc32c::crc32c(batch.get(CHECKED_AT..)?)", "crc32c::crc32c(batch.get(CHECKED_AT + 2..)?)"),
         ),

@@ -1,6 +1,7 @@
 """Joins and hashes of Arrow columns, in numpy, without a Python object per row.
 
-`bodies`, `batch` and `java_partitions` are the reference of the native module (`native.py`), and its fallback.
+The native module (`native.py`) replaces `bodies`, `batch`, `java_partitions` and `hash_sum`. These are its reference,
+and run where it is not installed.
 
 A v2 batch stores a record as
 
@@ -204,7 +205,7 @@ def java_partitions(keys: Any, partition_count: int) -> npt.NDArray[np.int32]:
 
 
 #: Longer rows are hashed one by one, since each word of the longest row of an array costs several numpy calls.
-_LONG_BYTES = 2048
+LONG_BYTES = 2048
 _WORD_BYTES = 8
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
@@ -217,12 +218,12 @@ def hash_sum(bodies: Any, seeds: _Hashes) -> int:
     data, starts, lengths = layout(bodies, spare_bytes=_WORD_BYTES)
     h = _mixed(lengths.astype(np.uint64) * _M2 + seeds)
     longest = int(lengths.max())
-    if longest > _LONG_BYTES:
-        long = np.flatnonzero(lengths > _LONG_BYTES)
+    if longest > LONG_BYTES:
+        long = np.flatnonzero(lengths > LONG_BYTES)
         for row in long:
             digest = hashlib.blake2b(data[starts[row] : starts[row] + lengths[row]].data, digest_size=8).digest()
             h[row] ^= np.uint64(int.from_bytes(digest, "little"))
-        short = np.flatnonzero(lengths <= _LONG_BYTES)
+        short = np.flatnonzero(lengths <= LONG_BYTES)
         h[short] = _hash_words(data, starts[short], lengths[short], h[short])
     else:
         h = _hash_words(data, starts, lengths, h)

@@ -22,7 +22,7 @@ from fencepost.spark import columns
 from fencepost.spark.columns import Bodies, Decimals, Headers
 
 #: `ENCODING_INTERFACE` in `native/src/lib.rs`. A change of either side that the other must follow raises both.
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 
 #: Of the values that the module encodes in one call, so that copies stay in the processor's cache.
 _PART_BYTES: Final = 1 << 19
@@ -38,9 +38,10 @@ class Executor(NamedTuple):
     bodies: Callable[[Any, Any, Headers | None, Decimals | None], Bodies]
     batch: Callable[[bytes | None, bytes, Bodies, int, bytes], bytes]
     java_partitions: Callable[[Any, int], npt.NDArray[np.int32]]
+    hash_sum: Callable[[Bodies, npt.NDArray[np.uint64]], int]
 
 
-NUMPY: Final = Executor(columns.bodies, columns.batch, columns.java_partitions)
+NUMPY: Final = Executor(columns.bodies, columns.batch, columns.java_partitions, columns.hash_sum)
 
 
 def native(module: ModuleType) -> Executor:
@@ -75,7 +76,14 @@ def native(module: ModuleType) -> Executor:
     def java_partitions(keys: Any, partition_count: int) -> npt.NDArray[np.int32]:
         return np.frombuffer(module.java_partitions(_column(keys), partition_count), np.int32)
 
-    return Executor(bodies, batch, java_partitions)
+    def hash_sum(bodies: Bodies, seeds: npt.NDArray[np.uint64]) -> int:
+        found = int(module.hash_sum(_column(bodies), seeds.tobytes(), columns.LONG_BYTES))
+        long = np.flatnonzero(columns.sizes(bodies) > columns.LONG_BYTES)
+        if len(long):
+            found += columns.hash_sum(bodies.take(pa.array(long)), seeds[long])
+        return found % (1 << 64)
+
+    return Executor(bodies, batch, java_partitions, hash_sum)
 
 
 def _bodies_bytes_max(key: Any, value: Any, headers: Headers | None, time: Decimals | None) -> int:
@@ -113,9 +121,8 @@ def verified(executor: Executor, reference: Executor) -> Executor:
 
         return run
 
-    return Executor(
-        both("bodies", pa.Array.equals), both("batch", operator.eq), both("java_partitions", np.array_equal)
-    )
+    equals = (pa.Array.equals, operator.eq, np.array_equal, operator.eq)
+    return Executor(*map(both, Executor._fields, equals))
 
 
 def load() -> Executor:

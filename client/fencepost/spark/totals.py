@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fencepost.spark.columns import hash_sum
+from fencepost.spark.native import EXECUTOR
 
 
 class Total(NamedTuple):
@@ -36,4 +36,4 @@ def total_of(topic: str, bodies: Any, partitions: npt.NDArray[Any], explicit: np
     seeds = np.full(len(bodies), zlib.crc32(topic.encode()), np.uint64)
     if explicit is not None:
         seeds += np.where(explicit, partitions.astype(np.int64) + 1, 0).astype(np.uint64) << np.uint64(32)
-    return Total(len(bodies), hash_sum(bodies, seeds))
+    return Total(len(bodies), EXECUTOR.hash_sum(bodies, seeds))

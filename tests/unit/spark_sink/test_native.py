@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,15 @@ def test_java_partitions_are_those_of_the_client(keys: list[bytes], count: int) 
     assert found.tolist() == [murmur2(key, count) for key in keys]
 
 
+@some
+@given(st.lists(st.binary(max_size=40)), st.lists(st.sampled_from([2040, 2047, 2048, 2049, 5000])), st.randoms())
+def test_hashes_are_those_of_numpy(short: list[bytes], sizes: list[int], random: Random) -> None:
+    rows = [*short, *(random.randbytes(size) for size in sizes), b""]
+    random.shuffle(rows)
+    bodies = pa.array(rows, pa.large_binary()).slice(random.randint(0, len(rows) - 1))
+    assert BOTH.hash_sum(bodies, np.frombuffer(random.randbytes(8 * len(bodies)), np.uint64)) >= 0
+
+
 # --- damaged columns --------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +154,7 @@ def test_damaged_columns_are_errors(damaged: Any) -> None:
         if damaged[0] is None:  # of bodies and of hashed keys, nulls count as any other value
             uses.append(lambda: fencepost_native.batch(None, b"", damaged, 0, b""))
             uses.append(lambda: fencepost_native.java_partitions(damaged, 3))
+            uses.append(lambda: fencepost_native.hash_sum(damaged, bytes(16), 9))
     for use in uses:
         with pytest.raises(ValueError, match="do not fit"):
             use()
@@ -172,6 +183,7 @@ def test_numbers_that_overflow_are_errors() -> None:
         lambda: fencepost_native.batch(None, b"", GOOD, (1 << 64) - 1, b""),
         lambda: fencepost_native.bodies((1 << 63) - 1, None, GOOD, None, None),
         lambda: fencepost_native.java_partitions(GOOD, 0),
+        lambda: fencepost_native.hash_sum(GOOD, bytes(15), 9),
     ):
         with pytest.raises(ValueError, match="do not fit"):
             refused()
@@ -226,7 +238,10 @@ def test_unusable_module_is_a_warning(module: Path, caplog: pytest.LogCaptureFix
 
 def test_differences_are_errors_where_both_run() -> None:
     wrong = Executor(
-        lambda *_: pa.array([b""], pa.large_binary()), lambda *_: b"\0", lambda *_: np.array([0, 0], np.int32)
+        lambda *_: pa.array([b""], pa.large_binary()),
+        lambda *_: b"\0",
+        lambda *_: np.array([0, 0], np.int32),
+        lambda *_: 0,
     )
     bodies = pa.array([b"k"], pa.large_binary())
     headers = Headers(np.zeros(1, np.int64), bodies[:0], bodies[:0])
@@ -234,6 +249,7 @@ def test_differences_are_errors_where_both_run() -> None:
         lambda both: both.bodies(bodies, bodies, headers, None),
         lambda both: both.batch(None, b"", bodies, 0, b""),
         lambda both: both.java_partitions(bodies, 7),
+        lambda both: both.hash_sum(bodies, np.zeros(1, np.uint64)),
     ):
         run(BOTH)
         with pytest.raises(AssertionError, match="native code and numpy differ"):
