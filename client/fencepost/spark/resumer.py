@@ -12,7 +12,7 @@ from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals, name_of
-from fencepost.spark.rows import FOREIGN, SAME_NUMBER, THIS_RUN, Group, Rows, digest_of
+from fencepost.spark.rows import DIGEST_BYTES, FOREIGN, SAME_NUMBER, THIS_RUN, Group, Rows, digest_of
 from fencepost.spark.write import AUTO, COMPARE, KEEP, REFUSE, PartitionWrite, Patience, Write
 
 #: How many earlier batches are read to learn the task numbers.
@@ -21,11 +21,15 @@ _BATCHES_BACK = 8
 
 @dataclass(frozen=True, slots=True)
 class SinkAppend:
-    """An append of the sink, as read from the log, with its rows by digest."""
+    """An append of the sink, as read from the log, with the digests of its rows, one after another."""
 
     commit_tag: CommitTag
     next_offset: int
-    digests: tuple[bytes, ...]
+    digests: bytes
+
+    @property
+    def rows(self) -> int:
+        return len(self.digests) // DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +198,7 @@ class Resumer:
         for logged in batches:
             commit_tag = own_commit_tag(logged, self._write.plan.sink)
             if commit_tag is not None and logged.next_offset > begin and logged.base_offset < end:
-                yield SinkAppend(commit_tag, logged.next_offset, tuple(map(digest_of, logged.bodies)))
+                yield SinkAppend(commit_tag, logged.next_offset, b"".join(map(digest_of, logged.bodies)))
 
     def absorb(self, topic_partition: TopicPartition, append: SinkAppend, *, before_the_read: bool = False) -> None:
         """Account for an append of this sink that was just read."""
@@ -235,15 +239,17 @@ class Resumer:
         if number == len(self.groups):
             self.groups.append(Group(commit_tag.run, commit_tag.task, origin))
         group = self.groups[number]
-        group.size += len(append.digests)
+        group.size += append.rows
         group.has_unmatched |= commit_tag.has_unmatched
         partition.there.add(append.digests, number)
         if origin == FOREIGN:
-            self.left_foreign += len(append.digests)
+            self.left_foreign += append.rows
             if self._others is not None:
-                self._others.update(append.digests)
+                self._others.update(
+                    append.digests[at : at + DIGEST_BYTES] for at in range(0, len(append.digests), DIGEST_BYTES)
+                )
         else:
-            self.left += len(append.digests)
+            self.left += append.rows
 
     def missing(self, topic_partition: TopicPartition, rows: Rows) -> Rows:
         """The rows that the log lacks. The others count as found."""
@@ -315,7 +321,7 @@ class Resumer:
             self._others = {
                 digest
                 for partition in self._write.partitions.values()
-                for digest, group, _ in partition.there.left()
+                for digest, group in partition.there.left()
                 if self.groups[group].origin == FOREIGN
             }
         return self._others

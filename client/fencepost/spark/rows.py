@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 from fencepost.spark.encoding import split
 
 DIGEST_BYTES = 16
+_PREFIX_BYTES, _PREFIX_BITS = 4, 32
 #: Size of a record without key, value and headers: length, attributes, deltas.
 _ROW_BYTES = 12
 #: Origin of an append: this task and run; the same task number in another run; another number in another run.
@@ -102,60 +104,79 @@ class Group:
     has_unmatched: bool = False
 
 
-class Pool:
-    """Rows of this batch in one partition of the log that the input did not have yet, with the group of each."""
+class _Table:
+    """Rows by digest, in 20 bytes each: as Python objects they would need five times as much. A row that was taken has
+    group -1. `_starts` has the first row of each range of digests, some 16 rows long."""
 
-    __slots__ = ("_more", "_once")
+    __slots__ = ("_spare_bits", "_starts", "digests", "groups")
+
+    def __init__(self, digests: npt.NDArray[np.uint8], groups: npt.NDArray[np.int32]) -> None:
+        prefixes = digests[:, :_PREFIX_BYTES].copy().view(">u4").ravel()
+        order = np.flatnonzero(groups >= 0)
+        order = order[np.argsort(prefixes[order], kind="stable")]
+        bits = max(0, len(order).bit_length() - 4)
+        ranges = prefixes[order].astype(np.uint64) >> np.uint64(_PREFIX_BITS - bits)
+        self._spare_bits = _PREFIX_BITS - bits
+        self._starts = array("i", np.searchsorted(ranges, np.arange((1 << bits) + 1)).astype("i4").tobytes())
+        self.digests, self.groups = digests[order].tobytes(), array("i", groups[order].tobytes())
+
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        return _by_row(self.digests), np.frombuffer(self.groups, np.int32)
+
+    def rows_of(self, digest: bytes) -> Iterator[int]:
+        prefix = int.from_bytes(digest[:_PREFIX_BYTES], "big") >> self._spare_bits
+        at, end = self._starts[prefix] * DIGEST_BYTES, self._starts[prefix + 1] * DIGEST_BYTES
+        while (at := self.digests.find(digest, at, end)) >= 0:
+            if at % DIGEST_BYTES == 0:
+                yield at // DIGEST_BYTES
+            at += 1
+
+
+def _by_row(digests: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+class Pool:
+    """Rows of this batch in one partition of the log that the input did not have yet, with the group of each.
+
+    In few tables: each is at least twice as long as the next."""
+
+    __slots__ = ("_tables",)
 
     def __init__(self) -> None:
-        self._once: dict[bytes, int] = {}
-        #: Copies per group, for rows with several copies.
-        self._more: dict[bytes, dict[int, int]] = {}
+        self._tables: list[_Table] = []
 
-    def add(self, digests: Sequence[bytes], group: int) -> None:
-        fresh = dict.fromkeys(digests, group)
-        if len(fresh) == len(digests) and not self._more and self._once.keys().isdisjoint(fresh):
-            self._once.update(fresh)
-            return
-        for digest in digests:
-            if digest in self._more:
-                among = self._more[digest]
-            elif digest in self._once:
-                among = self._more[digest] = {self._once.pop(digest): 1}
-            else:
-                self._once[digest] = group
-                continue
-            among[group] = among.get(group, 0) + 1
+    def add(self, digests: bytes, group: int) -> None:
+        """Add rows by their digests, one after another."""
+        rows = _by_row(digests)
+        table = _Table(rows, np.full(len(rows), group, np.int32))
+        while self._tables and len(self._tables[-1].groups) < 2 * len(table.groups):
+            (digests_before, groups_before), (digests_after, groups_after) = self._tables.pop().arrays(), table.arrays()
+            table = _Table(
+                np.concatenate((digests_before, digests_after)), np.concatenate((groups_before, groups_after))
+            )
+        self._tables.append(table)
 
     def take(self, digest: bytes, groups: Sequence[Group], most: int) -> int | None:
         """Remove one copy and return its group: the task's own first, none with an origin above `most`."""
-        group = self._once.get(digest)
-        if group is not None:
-            if groups[group].origin > most:
-                return None
-            del self._once[digest]
-            return group
-        among = self._more.get(digest)
-        if among is None:
+        origin, found = most + 1, None
+        for table in self._tables:
+            for row in table.rows_of(digest):
+                group = table.groups[row]
+                if group >= 0 and groups[group].origin < origin:
+                    origin, found = groups[group].origin, (table.groups, row)
+        if found is None:
             return None
-        group = min(among, key=lambda each: groups[each].origin)
-        if groups[group].origin > most:
-            return None
-        if among[group] > 1:
-            among[group] -= 1
-        elif len(among) > 1:
-            del among[group]
-        else:
-            del self._more[digest]
+        among, row = found
+        group, among[row] = among[row], -1
         return group
 
-    def left(self) -> Iterator[tuple[bytes, int, int]]:
-        """Digest, group, count."""
-        for digest, group in self._once.items():
-            yield digest, group, 1
-        for digest, among in self._more.items():
-            for group, count in among.items():
-                yield digest, group, count
+    def left(self) -> Iterator[tuple[bytes, int]]:
+        """Digest and group of each row."""
+        for table in self._tables:
+            for row, group in enumerate(table.groups):
+                if group >= 0:
+                    yield table.digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES], group
 
     def count(self, groups: Sequence[Group], origin: int) -> int:
-        return sum(count for _, group, count in self.left() if groups[group].origin == origin)
+        return sum(groups[group].origin == origin for _, group in self.left())

@@ -194,7 +194,7 @@ class Task:
         write, groups, partitions = self._write, self._resumer.groups, {}
         for topic_partition, partition in write.partitions.items():
             if partition.numbers:
-                left = [d * n for d, group, n in partition.there.left() if groups[group].origin == SAME_NUMBER]
+                left = [digest for digest, group in partition.there.left() if groups[group].origin == SAME_NUMBER]
                 partitions[topic_partition] = ObservedPartition(
                     partition.began,
                     partition.limit,
