@@ -118,7 +118,7 @@ class Task:
                 if partition.found or partition.appended or partition.queue
             },
             self._met(),
-            self._begun() if self._write.plan.arranged else frozenset(),
+            self._begun() if self._write.plan.arranged and not self._write.was_done else frozenset(),
             self._write.total,
             self._write.done,
             self._write.was_done,

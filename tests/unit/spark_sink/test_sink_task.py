@@ -779,3 +779,21 @@ def test_a_complete_batch_is_found_under_whatever_number(log: Log) -> None:
     assert resolve(log, *done) == Compared(found=2, unknown=0, appended=0)
     with pytest.raises(SinkError, match="restore the newest"):
         resolve(log, write(log, probed(log), keyed(10), task=0, batch=1))
+
+
+def test_finished_load_without_the_rows_of_a_partition_is_refused_as_finished() -> None:
+    log = Log(2)
+    plan = replace(PLAN, arranged=True)
+
+    def run(*partitions: int) -> None:
+        observed = probed(log)
+        outcomes = [
+            write(log, observed, values(task), plan, task if task in partitions else None, query="", task=task)
+            for task in range(2)
+        ]
+        compare(plan, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+        close(plan, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+
+    run(0, 1)
+    with pytest.raises(SinkError, match=r"is finished: it has written 2 rows, and the data now has 1"):
+        run(0)
