@@ -53,7 +53,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-#: Smaller numbers are taken from a table, which is faster than to encode them.
+#: Smaller numbers, and the offset deltas of a batch, are taken from a table, which is faster than to encode them.
 _TABLE_MAX = 1 << 16
 
 
@@ -150,7 +150,7 @@ def batch(header: bytes | None, first: bytes, bodies: Bodies, delta: int, last: 
 def _records(bodies: Bodies, delta: int) -> Any:
     if not len(bodies):
         return b""
-    deltas = _varints(np.arange(delta, delta + len(bodies)))
+    deltas = _table().slice(delta + 1, len(bodies))
     # Arrow pads the capacity of buffers, not their size.
     return _joined(_varints(sizes(bodies) + sizes(deltas) + 2), _scalar(b"\0\0"), deltas, bodies).buffers()[2]
 

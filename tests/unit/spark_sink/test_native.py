@@ -99,7 +99,8 @@ def test_long_rows_are_encoded_as_by_numpy(part_bytes: int, monkeypatch: pytest.
 
 def test_fullest_batches_are_encoded_as_by_numpy() -> None:
     bodies = pa.array([b"%d" % row for row in range(encoding.BATCH_RECORDS_MAX)], pa.large_binary())
-    assert BOTH.batch(bytes(61), b"first", bodies, 1, b"last").endswith(b"last")
+    assert BOTH.batch(None, b"", bodies, 0, b"").endswith(b"65535")
+    assert BOTH.batch(bytes(61), b"first", bodies[1:], 1, b"last").endswith(b"65535last")
 
 
 @some
