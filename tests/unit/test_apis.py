@@ -16,6 +16,7 @@ from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
 from fencepost_proxy.wire.apis import APIS, Handling
 from fencepost_proxy.wire.control import codec_versions, decode_response, encode_response
+from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 from fencepost_proxy.wire.schema import Message
 
 #: Fields that sound like an address and are none of a broker's: the reason stands in `wire/apis.py`.
@@ -100,7 +101,7 @@ def test_a_row_caps_versions_only_for_a_reason(api_key: int) -> None:
         assert (cap is None) is (api.max_version == newest), (
             f"{api.name} stops at {api.max_version} of {newest}: say why"
         )
-        assert cap is None or cap.newest == newest
+        assert cap is None or (cap.newest == newest and cap.reason and cap.cost and cap.needs)
     else:
         assert api.reason
 
@@ -116,6 +117,10 @@ def test_no_served_version_can_name_a_brokers_address(api_key: int) -> None:
         if named:
             assert api.name in ADDRESSES_REPLACED, f"{api.name} v{version} answers with {named}"
             assert api.handling & (Handling.REWRITE_RESPONSE | Handling.PRODUCE | Handling.REWRITE_ENDPOINTS)
+
+
+def test_addresses_after_records_are_known_where_the_table_says_so() -> None:
+    assert {key for key, api in APIS.items() if Handling.REWRITE_ENDPOINTS in api.handling} == set(ENDPOINTS_FROM)
 
 
 def test_schema_walk_finds_known_address_fields() -> None:
