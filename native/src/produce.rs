@@ -8,6 +8,7 @@ const ACKS_ALL: i16 = -1;
 /// Larger array lengths take more than one byte.
 const COUNT_MAX: usize = 0x7F;
 const PARTITION_BYTES: usize = 33;
+const TOPIC_ID_BYTES: usize = 16;
 /// No record errors, no message, no tags.
 const NO_MORE: [u8; 3] = [1, 0, 0];
 const BATCH_HEADER_BYTES: usize = 61;
@@ -21,7 +22,7 @@ pub struct Batch {
     pub end: usize,
 }
 
-/// `frame` excludes its length; `at` is the end of the topic's name.
+/// `frame` excludes its length; `at` is the end of the topic's name or id.
 pub fn read_request(frame: &[u8], at: usize) -> Option<Vec<Batch>> {
     let mut cursor = Cursor::new(frame, at);
     let length = usize::from(cursor.u8()?);
@@ -109,7 +110,7 @@ pub fn read_response(frame: &[u8], topic_id: &[u8; 16], count: usize) -> Option<
     (topic_tags == 0 && cursor.u8()? == 0).then_some((throttle, partitions))
 }
 
-/// The response of v9 to v12. `topic`: its name as encoded in the request, with its length.
+/// The response of v9 to v13. `topic`: its name or id as encoded in the request.
 pub fn response(correlation_id: i32, topic: &[u8], partitions: &[Appended], throttle: i32) -> Vec<u8> {
     let length = 4 + 1 + 1 + topic.len() + 1 + partitions.len() * PARTITION_BYTES + 6;
     let mut out = Vec::with_capacity(length + 4);
@@ -132,7 +133,7 @@ pub fn response(correlation_id: i32, topic: &[u8], partitions: &[Appended], thro
     out
 }
 
-/// The producer ids of a request about one topic with few partitions. `at`: the end of the topic's name.
+/// The producer ids of a request about one topic with few partitions. `at`: the end of the topic's name or id.
 pub fn producer_ids(frame: &[u8], at: usize, version: i16) -> Option<Vec<i64>> {
     let flexible = version >= FLEXIBLE;
     let mut cursor = Cursor::new(frame, at);
@@ -157,21 +158,21 @@ pub fn producer_ids(frame: &[u8], at: usize, version: i16) -> Option<Vec<i64>> {
 
 /// Whether a Produce response certainly has no tagged field, such as the addresses of brokers. `frame`: with its length.
 pub fn names_no_broker(frame: &[u8], version: i16) -> bool {
-    version < FLEXIBLE || read_plain_response(frame).is_some()
+    version < FLEXIBLE || read_plain_response(frame, version >= BY_ID_VERSION).is_some()
 }
 
-fn read_plain_response(frame: &[u8]) -> Option<()> {
+fn read_plain_response(frame: &[u8], by_id: bool) -> Option<()> {
     let mut cursor = Cursor::new(frame, 8);
     let (tags, topics) = (cursor.u8()?, cursor.u8()?);
     if tags != 0 || !(2..=COUNT_MAX as u8).contains(&topics) {
         return None;
     }
     for _ in 1..topics {
-        let name_bytes = usize::from(cursor.u8()?);
-        if name_bytes > COUNT_MAX {
+        let name_bytes = if by_id { TOPIC_ID_BYTES } else { usize::from(cursor.u8()?).checked_sub(1)? };
+        if name_bytes >= COUNT_MAX {
             return None;
         }
-        cursor.take(name_bytes.checked_sub(1)?)?;
+        cursor.take(name_bytes)?;
         let partitions = usize::from(cursor.u8()?).checked_sub(1)?;
         if partitions >= COUNT_MAX {
             return None;

@@ -53,7 +53,9 @@ from fencepost_proxy.wire.apis import (
 from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from fencepost_proxy.wire.control import (
     codec_versions,
+    decode_request,
     encode_response,
+    parse_request_header,
     request_header_is_flexible,
     response_header_is_flexible,
 )
@@ -217,6 +219,7 @@ class FuzzServices(Counting):
         self.is_fresh = True
         self.dispatcher: Dispatcher
         self.unread: dict[int, int] = {}
+        self.topic_names: dict[UUID, str] = {}
         super().__init__()
 
     shared_producer_ids = frozenset({SHARED})
@@ -406,10 +409,28 @@ def relayed_versions(frame: bytes) -> bool:
             topics = parse_produce_request(memoryview(frame)).topics
         except ProtocolError:
             return False
-        return not any(topic.name in POLICIES or topic.name == STATE_TOPIC for topic in topics)
+        names = [topic.name if topic.topic_id is None else NAMES_BY_ID.get(topic.topic_id) for topic in topics]
+        return not any(name is None or name in POLICIES or name == STATE_TOPIC for name in names)
     if frame[:4] == _HANDSHAKE_V0:
         return False  # sent as v1
     return key in APIS and APIS[key].handling in (Handling.RELAY, Handling.ALONE)
+
+
+def _looked_up(queried: Requested) -> bytes | None:
+    """Kafka's answer to a lookup of topic ids."""
+    if (queried.api_key, queried.version) != (METADATA, 12):
+        return None
+    try:
+        header = parse_request_header(memoryview(queried.frame))
+        requested = decode_request(METADATA, 12, memoryview(queried.frame)[header.body_offset :])
+    except ProtocolError:
+        return None
+    if not requested.topics or any(topic.name is not None for topic in requested.topics):
+        return None
+    topics = [Message(topic_id=each.topic_id, name=NAMES_BY_ID.get(each.topic_id)) for each in requested.topics]
+    for each in topics:
+        each.error_code = 0 if each.name else 100
+    return encode_response(METADATA, 12, Message(topics=topics))
 
 
 # --- the target -------------------------------------------------------------------------------------------------------
@@ -980,7 +1001,7 @@ class _Run:
             body = random.Random(f"{queried.correlation_id} {variant}").randbytes(abs(variant) % 200)
         else:
             body = b"\0" if response_header_is_flexible(key, version) else b""
-            body += self._made_up_answer(key, version, abs(variant) % 6)
+            body += _looked_up(queried) or self._made_up_answer(key, version, abs(variant) % 6)
             if key == API_VERSIONS and body[:2] == b"\0\x23":
                 body = encode_response(key, version, Message())
         return struct.pack(">i", len(head) + len(body)) + head + body
@@ -1157,12 +1178,15 @@ class _Run:
             reported = parse_produce_response(memoryview(answer), queried.api_version)
         except ProtocolError:
             return
-        results = {(topic.name, each.partition): each for topic in reported.topics for each in topic.partitions}
+        results = {
+            (topic.name, topic.topic_id, each.partition): each for topic in reported.topics for each in topic.partitions
+        }
         for topic in queried.topics:
-            if topic.name not in POLICIES or not POLICIES[topic.name].is_checked:
+            policy = POLICIES.get(NAMES_BY_ID.get(topic.topic_id, "") if topic.topic_id else topic.name)
+            if policy is None or not policy.is_checked:
                 continue
             for data in topic.partitions:
-                result = results.get((topic.name, data.partition))
+                result = results.get((topic.name, topic.topic_id, data.partition))
                 if result is None:
                     raise Failure("a response lacks a partition", (topic.name, data.partition))
                 if result.error_code or data.records is None:
@@ -1187,8 +1211,8 @@ class _Run:
         at = 0
         for frame in frames:
             original = sent.get(struct.unpack_from(">i", frame, 4)[0])
-            if original is None or not relayed_versions(original):
-                continue
+            if original is None or not relayed_versions(original) or frame[:2] != original[:2]:
+                continue  # or the lookup of the topic's id
             if at >= len(relayed) or frame != relayed[at]:
                 raise Failure("a relayed request was changed", frame[:40].hex())
             at += 1

@@ -243,7 +243,7 @@ def _parse_produce_request(version: int, view: memoryview) -> None:
     request = parse_produce_request(view)
     if peeked is None or (peeked.acks, peeked.topic_count) != (request.acks, len(request.topics)):
         raise Failure("peek and parse do not agree", peeked)
-    if request.topics and peeked.first_topic != request.topics[0].name:
+    if request.topics and (peeked.first_topic, peeked.first_id) != (request.topics[0].name, request.topics[0].topic_id):
         raise Failure("peek and parse do not agree on the topic", peeked)
     again = b"".join(encode_produce_request(request))[4:]
     if parse_produce_request(memoryview(again)) != request:

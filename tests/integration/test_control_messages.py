@@ -239,7 +239,7 @@ def test_only_what_the_table_serves_is_advertised(admin: Connection) -> None:
     restrict_api_versions(submitted)
 
     assert versions_in(submitted) == {each for each in of_broker if apis.serves(*each)}
-    assert of_broker - versions_in(submitted) >= {(apis.PRODUCE, 13)}
+    assert of_broker - versions_in(submitted) >= {(apis.ADD_PARTITIONS_TO_TXN, 4)}
 
 
 def versions_in(submitted: Message) -> set[tuple[int, int]]:

@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import urlopen
+from uuid import UUID
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
 from tests.kit.waiting import until
+from tests.support.kafka import kafka_version
+from tests.support.messages import RawConnection
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch, final_answer
 
 pytestmark = pytest.mark.kafka
 
-CHECK, OK, UNKNOWN_TOPIC, POLICY_VIOLATION = "fencepost.check.expected.offsets", 0, 3, 44
+CHECK, OK, UNKNOWN_TOPIC, NOT_LEADER, POLICY_VIOLATION = "fencepost.check.expected.offsets", 0, 3, 6, 44
 #: An append with this expected offset is always refused on a checked topic.
 FAR = 1_000_000_000
 
@@ -51,6 +55,58 @@ class Proxies:
 def proxies(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Proxies]:
     with ExitStack() as stack:
         yield Proxies(kafka, tmp_path, stack)
+
+
+PRODUCE, METADATA, UNKNOWN_TOPIC_ID = 0, 3, 100
+
+
+def topic_id(address: Address, topic: str) -> UUID:
+    with RawConnection(address) as connection:
+        found = connection.query(METADATA, 12, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})
+    return UUID(str(found["Topics"][0]["TopicId"]))
+
+
+def answer_by_id(connection: RawConnection, at: UUID, records: bytes) -> int:
+    """Of an append by topic id (Produce v13), after the proxy and Kafka know the topic."""
+    data = [{"TopicId": at, "PartitionData": [{"Index": 0, "Records": records}]}]
+
+    def answer() -> int | None:
+        found = connection.query(PRODUCE, 13, {"Acks": -1, "TimeoutMs": 5_000, "TopicData": data})["Responses"][0]
+        assert UUID(str(found["TopicId"])) == at
+        (partition,) = found["PartitionResponses"]
+        return None if partition["ErrorCode"] in (NOT_LEADER, UNKNOWN_TOPIC) else int(partition["ErrorCode"])
+
+    return until(answer, "an answer", accept=lambda code: code is not None) or OK
+
+
+@pytest.mark.skipif(kafka_version() < "4.1", reason="Produce v13 is new in Kafka 4.1")
+@pytest.mark.parametrize("checks", ["false", "true", "required"])
+def test_append_by_topic_id_never_reaches_a_replaced_topic(
+    kafka: KafkaCluster, proxied: ProxyProcess, unique_topic: Callable[..., str], checks: str
+) -> None:
+    log, topic, direct = Log(kafka.bootstrap), unique_topic("by-id"), kafka.address(1)
+    with Connection(proxied.bootstrap) as admin:
+        assert admin.create_topic(topic, configs={CHECK: checks}) == (OK, None)
+    old = topic_id(direct, topic)
+    with RawConnection(Address.parse(proxied.bootstrap)) as client, RawConnection(direct) as kafka_itself:
+        first = batch(b"old", expected=None if checks == "false" else 0)
+        assert answer_by_id(client, old, first) == OK
+        if checks != "false":
+            assert answer_by_id(client, old, batch(b"far", expected=FAR)) == POLICY_VIOLATION
+        created_again_at_kafka(log, topic)
+        new = topic_id(direct, topic)
+        assert new != old
+
+        assert answer_by_id(kafka_itself, old, first) == UNKNOWN_TOPIC_ID
+        for each in (old, UUID(int=4711)):
+            assert answer_by_id(client, each, first) == UNKNOWN_TOPIC_ID
+        assert log.end(topic) == 0
+
+        def appended() -> bool:
+            return answer_by_id(client, new, first) == OK
+
+        until(appended, "the proxy to know the new topic")
+        assert log.values(topic) == [b"old"]
 
 
 def created_again_at_kafka(log: Log, topic: str) -> None:

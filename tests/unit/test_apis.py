@@ -157,7 +157,8 @@ def test_unlisted_apis_and_versions_are_not_served() -> None:
     assert not apis.serves(apis.METADATA, 14)
     assert apis.serves(apis.FETCH, 18)
     assert not apis.serves(apis.FETCH, 19)
-    assert not apis.serves(apis.PRODUCE, 13)
+    assert apis.serves(apis.PRODUCE, 13)
+    assert not apis.serves(apis.PRODUCE, 14)
     assert not apis.serves(95, 0)
     assert not apis.serves(-1, 0)
     assert not apis.serves(62, 0), "BrokerRegistration is not for clients"
@@ -182,7 +183,7 @@ def api(key: int, low: int, high: int) -> Message:
 def test_api_versions_reports_overlap_of_broker_and_table() -> None:
     feature = Message(name="transaction.version", min_version=0, max_version=2)
     final = Message(name="transaction.version", max_version_level=2, min_version_level=2)
-    submitted = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
+    submitted = [api(0, 0, 14), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
     body = encode_response(
         apis.API_VERSIONS,
         4,
@@ -201,7 +202,7 @@ def test_api_versions_reports_overlap_of_broker_and_table() -> None:
     reported = decode_response(apis.API_VERSIONS, 4, encode_response(apis.API_VERSIONS, 4, response))
 
     assert [(each.api_key, each.min_version, each.max_version) for each in reported.api_keys] == [
-        (0, 0, 12),
+        (0, 0, 13),
         (1, 4, 18),
         (3, 2, 7),
         (55, 0, 2),

@@ -115,7 +115,7 @@ class _Programs(Dialogue):
     def _round(self, rng: random.Random) -> list[Op]:
         """A few requests of one client, each the next at its partition as far as it can know; and their answers."""
         connection = rng.choice((0, 0, 0, 1))
-        producer, version, topic = rng.choice((0, 1, 2)), rng.choice((9, 12)), rng.choice((0, 0, 1, 2))
+        producer, version, topic = rng.choice((0, 1, 2)), rng.choice((9, 12, 13)), rng.choice((0, 0, 1, 2))
         frames, ahead, sequence = [], 0, rng.choice((rng.randrange(6), rng.randrange(1000)))
         for _ in range(rng.choice((1, 1, 2, 3))):
             count = rng.choice((1, 1, 2))
@@ -316,7 +316,7 @@ class _Steady(_Programs):
     def _habit(rng: random.Random) -> dict[str, Any]:
         topic = rng.choice((0, 0, 1, 1, 1, 2))
         return {
-            "version": rng.choice((9, 12)),
+            "version": rng.choice((9, 12, 13)),
             "acks": rng.choice((-1, -1, -1, 1)),
             "topic": topic,
             "partitions": rng.choice(([0], [0], [1], [0, 1], [1, 0])),
@@ -599,7 +599,9 @@ def _append(
     headers = [[("fencepost-expected-offset", b"%d" % expected)]]
     records = batch(b"v", headers=headers, timestamp_ms=NOW_MS, producer=producer)
     data = (PartitionData(0, memoryview(bytes(records))),)
-    request = ProduceRequest(version, correlation_id, client_id, b"", None, -1, 30_000, (TopicData(topic, None, data),))
+    request = ProduceRequest(
+        version, correlation_id, client_id, b"", None, -1, 30_000, (TopicData(topic, TOPIC_IDS.get(topic), data),)
+    )
     return b"".join(encode_produce_request(request))
 
 

@@ -137,7 +137,7 @@ class _Both:
     @staticmethod
     def request_of(topic: str, batches: dict[int, Any], correlation_id: int, version: int = 12) -> bytes:
         data = tuple(PartitionData(partition, memoryview(bytes(made))) for partition, made in batches.items())
-        topics = (TopicData(topic, None, data),)
+        topics = (TopicData(topic, TOPIC_IDS.get(topic), data),)
         return b"".join(
             encode_produce_request(ProduceRequest(version, correlation_id, "client", b"", None, -1, 30_000, topics))
         )
@@ -362,8 +362,9 @@ def _means_the_same(made: bytearray, appended: bool, *, crc_fits: bool = True) -
     both.end()
 
 
-def test_usual_batches_are_for_native_code() -> None:
-    both = _Both()
+@pytest.mark.parametrize("version", [12, 13])
+def test_usual_batches_are_for_native_code(version: int) -> None:
+    both = _Both(version=version)
     for number, size in enumerate((1, 100, 16 * 1024 - 100, 16 * 1024 - 61, 16 * 1024, 40_000)):
         both.append({0: expecting(1 + number, b"v" * size, write_id=b"w", timestamp_ms=NOW_MS)}, [], number)
         both.answer()
@@ -576,7 +577,7 @@ def test_noise_after_a_known_start_does_the_same(noise: bytes, length: int) -> N
     both.end()
 
 
-@pytest.mark.parametrize("version", [8, 9, 12])
+@pytest.mark.parametrize("version", [8, 9, 12, 13])
 @pytest.mark.parametrize("producer_id", [6, SHARED])
 @pytest.mark.parametrize("at", [0, 2])
 def test_producer_ids_of_relayed_requests_are_read_wherever_they_are_cut(
@@ -584,7 +585,7 @@ def test_producer_ids_of_relayed_requests_are_read_wherever_they_are_cut(
 ) -> None:
     counts: Counter[str] = Counter()
     for cut in range(25, 430, 7):
-        both = _Both("plain", version=version)
+        both = _Both("relay", version=version)
         made = {index: bytes(batch(b"x" * 60, timestamp_ms=NOW_MS)) for index in range(3)}
         both.append(made, [], 1)
         made[at] = bytes(batch(b"x" * 60, timestamp_ms=NOW_MS, producer=(producer_id, 0, 0)))
@@ -594,6 +595,24 @@ def test_producer_ids_of_relayed_requests_are_read_wherever_they_are_cut(
         assert both.native.client.proxy_closed_client == (producer_id == SHARED)
         counts += both.counts
     assert counts["native: relayed in pieces"] >= 9
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_topic_id_is_the_clients_for_both(version: int) -> None:
+    """Another topic has the name: only a client that names the topic appends to it."""
+    both = _Both(version=version, make=_RememberingProxy)
+    both.append_at((1,))
+    replaced = UUID(int=4711)
+    for proxy in both.proxies:
+        proxy.services.topic_id = lambda topic: replaced
+    with executing(NATIVE):
+        changed()
+    completed = both.counts["native: completed"]
+    both.append({0: expecting(2, b"x", timestamp_ms=NOW_MS)})
+    if version == 13:
+        answer = bytes(both.python.client.client_got[-80:])
+        assert TOPIC_IDS["required"].bytes + b"\2" + struct.pack(">ih", 0, 100) in answer
+    assert both.counts["native: completed"] == completed
 
 
 def test_varints_of_ten_bytes_and_many_partitions_do_the_same() -> None:

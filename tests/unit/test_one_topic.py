@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ from fencepost_proxy.wire.produce import (
 )
 
 TOPIC_ID = UUID(int=0x1234_5678_9ABC_DEF0_1234_5678_9ABC_DEF0)
-OTHER_ID = UUID(int=5)
+OTHER_ID = NAMESPACE = UUID(int=5)
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -258,23 +258,25 @@ def names_no_brokers(frame: bytearray, version: int) -> bool:
 
 class TestAnswersThatPass:
     @settings(max_examples=400)
-    @given(responses(by_id=False), st.integers(3, 12))
-    def test_answer_naming_a_broker_is_never_misclassified(self, response: ProduceResponse, version: int) -> None:
+    @given(st.data(), st.integers(3, 13))
+    def test_answer_naming_a_broker_is_never_misclassified(self, data: st.DataObject, version: int) -> None:
+        response = data.draw(responses(by_id=version >= 13))
         frame = response_frame(response, version)
         if names_no_broker(memoryview(frame), version):
             assert names_no_brokers(frame, version)
 
-    @given(st.lists(st.tuples(names, st.lists(int32s, max_size=5)), min_size=1, max_size=4), st.integers(9, 12), int32s)
+    @given(st.lists(st.tuples(names, st.lists(int32s, max_size=5)), min_size=1, max_size=4), st.integers(9, 13), int32s)
     def test_the_usual_answer_is_known(self, topics: list[tuple[str, list[int]]], version: int, throttle: int) -> None:
         results = tuple(
-            TopicResult(name, None, tuple(PartitionResult(each, 0, 5, -1, 0) for each in partitions))
+            TopicResult(name, uuid5(NAMESPACE, name), tuple(PartitionResult(each, 0, 5, -1, 0) for each in partitions))
             for name, partitions in topics
         )
         assert names_no_broker(memoryview(response_frame(ProduceResponse(1, results, throttle), version)), version)
 
     @settings(max_examples=40, deadline=None)
-    @given(responses(by_id=False), st.integers(10, 12), st.integers(1, 255))
-    def test_damaged_answer_is_never_misclassified(self, response: ProduceResponse, version: int, change: int) -> None:
+    @given(st.data(), st.integers(10, 13), st.integers(1, 255))
+    def test_damaged_answer_is_never_misclassified(self, data: st.DataObject, version: int, change: int) -> None:
+        response = data.draw(responses(by_id=version >= 13))
         frame = response_frame(response, version)
         for length in range(9, len(frame)):
             self._is_safe(frame[:length], version)

@@ -184,8 +184,9 @@ def test_a_request_survives_encoding_and_parsing(request: ProduceRequest) -> Non
     assert _frame(parsed) == frame
     topics = request.topics
     peek = peek_produce(frame, len(frame))
-    assert peek == ProducePeek(request.acks, request.transactional_id, len(topics), topics[0].name if topics else "")
-    assert bytes(frame[: peek.end]).endswith(topics[0].name.encode() if topics else b"")
+    first = topics[0] if topics else TopicData("", None, ())
+    assert peek == ProducePeek(request.acks, request.transactional_id, len(topics), first.name, first_id=first.topic_id)
+    assert bytes(frame[: peek.end]).endswith(first.topic_id.bytes if first.topic_id else first.name.encode())
 
 
 @given(responses())
@@ -514,8 +515,8 @@ def test_invalid_utf8_name_is_refused_with_that_reason() -> None:
 @each_version
 def test_peek_needs_few_bytes_and_never_changes_afterwards(version: int) -> None:
     frame = _frame(_request(version))
-    first = "" if version >= 13 else "flights"
-    expected = ProducePeek(-1, "a-transaction", 2, first)
+    first, first_id = ("", TOPIC_ID) if version >= 13 else ("flights", None)
+    expected = ProducePeek(-1, "a-transaction", 2, first, first_id=first_id)
     peeks = [peek_produce(frame[:length], len(frame)) for length in range(len(frame) + 1)]
     known_at = next(length for length, peek in enumerate(peeks) if peek is not None)
     assert peeks[known_at:] == [expected] * (len(frame) + 1 - known_at)

@@ -70,6 +70,7 @@ class ServicesStandIn(Counting):
     is_alone: bool = True
     is_taken_over: bool = True
     unknown_topics: frozenset[str] = frozenset()
+    topic_names: dict[UUID, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from typing import Final
 from uuid import UUID
 
 from fencepost_proxy.config import Limits, ProxyConfig
@@ -23,8 +24,11 @@ from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.memory_budget import MemoryBudget
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import Bounded, TopicPartition
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE
+
+#: More than a cluster has topics to which clients append.
+_TOPIC_NAMES_MAX: Final = 100_000
 
 
 class SessionServices:
@@ -65,6 +69,7 @@ class SessionServices:
         self.taken_over = membership.taken_over
         self.policy = cluster.policies.policy
         self.topic_id = cluster.topic_id
+        self.topic_names: MutableMapping[UUID, str] = Bounded(_TOPIC_NAMES_MAX)
         self.partition_exists = cluster.lookups.partition_exists
         self.endpoint = listeners.endpoint
         self.reserve = memory.reserve

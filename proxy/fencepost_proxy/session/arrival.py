@@ -18,7 +18,7 @@ a time. Once sent, a request is one of `ResponseQueue.in_flight` until its last 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError
@@ -32,10 +32,11 @@ from fencepost_proxy.session.levels import leveled_produce
 from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, retriable
+from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, NotFound, ProduceExchange, retriable
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.response_queue import relayed
+from fencepost_proxy.session.topic_ids import NONE_NAMELESS, Nameless, TopicIds
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -63,6 +64,7 @@ class Arrival:
         "_services",
         "_state",
         "_threads",
+        "_topic_ids",
         "_transactions",
     )
 
@@ -83,6 +85,7 @@ class Arrival:
         self._queue = core.queue
         self._threads = core.threads
         self._proofs = core.proofs
+        self._topic_ids = TopicIds(core)
         self._transactions = transactions
         self._barriers = barriers
         self._drafts = drafts
@@ -95,26 +98,38 @@ class Arrival:
         now: float,
         denied: Mapping[str, int] = NOTHING_DENIED,
         readings: Readings | None = None,
+        nameless: Nameless = NONE_NAMELESS,
     ) -> None:
         """`denied` – topics that the client may not write, with Kafka's errors, if already checked. `readings` – its
-        parsed batches, if that took long."""
+        parsed batches, if that took long. `nameless` – ids of topics that were looked up without success."""
         services = self._services
+
+        def again(
+            denied: Mapping[str, int] = denied, readings: Readings | None = None, nameless: Nameless = nameless
+        ) -> None:
+            self.request(frame, self._state.now, denied, readings, nameless)
+
         try:
-            request = parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
+            whole = parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
         except LimitError:
             many = ManyPartitions(frame)
             self._threads.read(many.read, lambda: self._produce_many(frame, many))
             return
-        self._state.client_id = request.client_id
+        self._state.client_id = whole.client_id
+        if self._topic_ids.looks_up(whole, nameless, lambda errors: again(nameless=errors)):
+            return
+        request, not_found = self._topic_ids.named(whole, nameless, self._state.read_bytes - len(frame))
+        if not_found and whole.acks == 0:
+            raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
         self._refuse_producer_ids(request)
-        if not self._may_begin(frame, request, denied, now):
+        if not self._may_begin(request, whole, denied, now, again):
             return
         if readings is None and services.fresh(now):
             readings = self._requested_readings(request, denied, now)
             if not readings.here():
-                self._threads.read(readings.elsewhere, lambda: self.request(frame, self._state.now, denied, readings))
+                self._threads.read(readings.elsewhere, lambda: again(readings=readings))
                 return
-        self._begin(frame, request, denied, readings, now)
+        self._begin(frame, request, denied, readings, now, not_found=not_found)
 
     def _refuse_producer_ids(self, request: ProduceRequest) -> None:
         """Clients may not use those of fenced appends. On checked topics such batches are refused one by one."""
@@ -125,16 +140,24 @@ class Arrival:
             if any(names_producer(data.records, self._services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
 
-    def _may_begin(self, frame: memoryview, request: ProduceRequest, denied: Mapping[str, int], now: float) -> bool:
-        """False: it continues once Kafka has answered what the client may do."""
+    def _may_begin(
+        self,
+        request: ProduceRequest,
+        whole: ProduceRequest,
+        denied: Mapping[str, int],
+        now: float,
+        again: Callable[..., None],
+    ) -> bool:
+        """False: it continues with `again` once Kafka has answered what the client may do. `whole` – with topics that
+        were not found."""
         services, fresh = self._services, self._services.fresh(now)
         if request.transactional_id is not None and self._transactions.needs_proof(request):
 
             def done(allowed: bool) -> None:
                 if allowed:
-                    self.request(frame, self._state.now)
+                    again(NOTHING_DENIED)
                 else:
-                    self._transactions.deny(request)
+                    self._transactions.deny(whole)
 
             self._proofs.prove_use(request.transactional_id, request.correlation_id, request.client_id, done)
             return False
@@ -145,7 +168,7 @@ class Arrival:
                     request,
                     unproved,
                     due_by(now, request.timeout_ms),
-                    lambda reported: self.request(frame, self._state.now, {**denied, **reported}),
+                    lambda reported: again({**denied, **reported}),
                 )
                 return False
         return True
@@ -157,6 +180,8 @@ class Arrival:
         denied: Mapping[str, int],
         readings: Readings | None,
         now: float,
+        *,
+        not_found: tuple[NotFound, ...],
     ) -> None:
         pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         starts_at = self._state.read_bytes - len(frame)
@@ -168,8 +193,10 @@ class Arrival:
             submitted_at=now,
             denied=denied,
             readings=readings,
+            not_found=not_found,
         )
         self._pipelines.forget_known(starts_at)  # whatever is read from here on was sent with knowledge of these
+        self._topic_ids.fail(pending_response, not_found)
         if not self._services.fresh(now):
             self._fail_closed(pending_response, produce)
         else:
@@ -181,7 +208,12 @@ class Arrival:
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
         self._queue.expect(pending_response, silent=request.acks == 0)
         if not (
-            produce.at_barrier or produce.pending_appends or produce.results or produce.count_checked or produce.leveled
+            produce.at_barrier
+            or produce.pending_appends
+            or produce.results
+            or produce.count_checked
+            or produce.leveled
+            or not_found
         ):
             self._forward_unread(pending_response, request, frame)
             return
@@ -215,17 +247,28 @@ class Arrival:
         if any(field_tag == LEVEL_TAG for field_tag, _ in split_tags(request.header_tags)):
             raise _too_many("it states an idempotence level")
         end = many.probed_at + TOPICS_AT_ONCE
-        for name in many.topics[many.probed_at : end]:
+        ids = many.topic_ids[many.probed_at : end]
+        if ids and self._topic_ids.looks_up(
+            request, many.nameless, lambda errors: self._many_named(frame, many, errors), ids
+        ):
+            return
+        if any(each not in services.topic_names for each in ids):
+            raise _too_many("Kafka does not know the id of one of its topics")
+        for name in [services.topic_names[each] for each in ids] or many.topics[many.probed_at : end]:
             if name == services.state_topic or services.policy(name) is not None:
                 raise _too_many(f"topic {name} is one that this proxy checks")
         many.probed_at = end
-        if end < len(many.topics):
+        if end < max(len(many.topics), len(many.topic_ids)):
             self._threads.read(lambda: None, lambda: self._produce_many(frame, many))
             return
         self._state.client_id = request.client_id
         pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         self._queue.expect(pending_response, silent=request.acks == 0)
         self._forward_unread(pending_response, request, frame)
+
+    def _many_named(self, frame: memoryview, many: ManyPartitions, nameless: Nameless) -> None:
+        many.nameless = nameless
+        self._produce_many(frame, many)
 
     def check_waiting(self, now: float) -> None:
         """A barrier opened, metadata arrived, or time has passed: check again whether the waiting request may enter."""

@@ -26,7 +26,14 @@ from fencepost_proxy.wire.produce import (
 )
 
 #: Errors that show that the known topic id or leaders are outdated.
-_STALE = frozenset({Error.UNKNOWN_TOPIC_OR_PARTITION, Error.NOT_LEADER_OR_FOLLOWER})
+_STALE = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.UNKNOWN_TOPIC_ID,
+        Error.INCONSISTENT_TOPIC_ID,
+    }
+)
 #: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
 _REASON_SECONDS = 1.0
 
@@ -99,9 +106,11 @@ class Completion:
         if produce.count_checked is not None:
             produce.count_checked.was_answered()
         again = [] if produce.leveled is None else self._levels.to_send_without(pending_response, produce, answers)
+        by_name = produce.request.api_version < PRODUCE_BY_ID
         for key, result in answers.items():
             if key not in again:
-                self._partition_answered(produce, key, self._levels.reported(produce, key, _for_names(result)))
+                known = _for_names(result) if by_name else result
+                self._partition_answered(produce, key, self._levels.reported(produce, key, known))
         if again:
             self._levels.send_without(pending_response, produce, again, self._answered)
         self.finish(pending_response, produce)
@@ -177,7 +186,7 @@ class Completion:
             known = {
                 key: each for key, each in produce.results.items() if key not in produce.sent or key not in unreported
             }
-            reported = ProduceExchange(produce.request, results=results | known | unproved)
+            reported = ProduceExchange(produce.request, results=results | known | unproved, not_found=produce.not_found)
             for key, pending in produce.pending_appends.items():
                 if key not in produce.results:
                     self._pipelines.fail_with(pending_response, pending, results[key])
@@ -211,9 +220,11 @@ class Completion:
             if direct is None:
                 continue
             found = True
-            produce = ProduceExchange(
-                parse_produce_request(direct.frame), starts_at=direct.starts_at, answer_by=direct.answer_by
-            )
+            request = parse_produce_request(direct.frame)
+            if request.api_version >= PRODUCE_BY_ID:
+                (topic,), name = request.topics, direct.pending_appends[0].partition.topic
+                request = replace(request, topics=(replace(topic, name=name),))
+            produce = ProduceExchange(request, starts_at=direct.starts_at, answer_by=direct.answer_by)
             produce.pending_appends = {pending.partition: pending for pending in direct.pending_appends}
             produce.sent.update(produce.pending_appends)
             pending_response.answer, pending_response.direct = Answer.MADE_HERE, None

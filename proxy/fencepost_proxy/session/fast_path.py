@@ -262,7 +262,7 @@ class FastPath:
         policy, topic_id = services.policy(known.topic_name), services.topic_id(known.topic_name)
         if policy is None or policy.checks_count or policy.idempotence:
             return None  # the fast path has no barriers and no idempotence levels
-        if topic_id is None or services.produce_version_max() < PRODUCE_BY_ID:
+        if topic_id is None or services.produce_version_max() < PRODUCE_BY_ID or not known.is_about(topic_id):
             return None
         if not services.reserve(len(frame)):
             return None

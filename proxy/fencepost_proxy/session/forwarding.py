@@ -86,8 +86,9 @@ class Forwarding:
         return request.transactional_id is None and self._services.produce_version_max() >= PRODUCE_BY_ID
 
     def by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
-        """One request by id; and one by name for topics without checks whose ids are unknown here."""
-        if not self._sent_by_id(request):
+        """One request by id; and one by name for topics without checks whose ids are unknown here. Ids of the client
+        stay."""
+        if request.api_version >= PRODUCE_BY_ID or not self._sent_by_id(request):
             return [request]
         ids = {topic.name: self._services.topic_id(topic.name) for topic in request.topics}
         known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
@@ -100,16 +101,23 @@ class Forwarding:
         return parts
 
     def without_id(self, produce: ProduceExchange, admitted: Sequence[PendingAppend]) -> list[PendingAppend]:
-        """Admitted appends that must be sent by id, and whose topic has no known id: it was deleted, or not looked up
-        yet.
+        """Admitted appends that must be sent by id, and whose topic has no known id, or another one than the client
+        says: it was deleted, or not looked up yet.
 
         Those without expected offset that keep their producer id may be sent by name, as without the proxy.
         """
-        if not self._sent_by_id(produce.request):
+        request = produce.request
+        if request.api_version < PRODUCE_BY_ID and not self._sent_by_id(request):
             return []
+        ids = {topic.name: topic.topic_id for topic in request.topics}
+
+        def is_known(topic: str) -> bool:
+            known = self._services.topic_id(topic)
+            return known is not None and ids[topic] in (None, known)
+
         return [
             pending
             for pending in admitted
             if (pending.fence is not None or pending.append.expected_base_offset is not None)
-            and self._services.topic_id(pending.partition.topic) is None
+            and not is_known(pending.partition.topic)
         ]

@@ -135,6 +135,8 @@ class NativePath:
             return None
         if topic_id is None or self._services.produce_version_max() < PRODUCE_BY_ID:
             return None
+        if not self._known.is_about(topic_id):
+            return None
         required = policy.check is Check.REQUIRED
         grounds: native.Grounds = self._native.Grounds(
             policy, topic_id, topic_id.bytes, required, policy.source_is_base

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -31,6 +31,15 @@ from fencepost_proxy.wire.produce import (
 )
 
 ACKS_ALL = -1
+
+
+class NotFound(NamedTuple):
+    """A topic, by id, that does not exist, and Kafka's error."""
+
+    topic: TopicData
+    error_code: int
+
+
 NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -54,6 +63,7 @@ class ProduceExchange:
     - `denied` – topics that the client may not write, with Kafka's error, found before anything else was done.
     - `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
     - `readings` – the parsed batches.
+    - `not_found` – topics of the client's request that `request` lacks.
     """
 
     request: ProduceRequest
@@ -82,6 +92,7 @@ class ProduceExchange:
     denied: Mapping[str, int] = field(default_factory=lambda: NOTHING_DENIED)
     open_records: int | None = None
     readings: Readings | None = None
+    not_found: tuple[NotFound, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -170,9 +181,11 @@ class ProduceExchange:
             )
             for topic in self.request.topics
         )
-        return ProduceResponse(
-            correlation_id=self.request.correlation_id, topics=topics, throttle_time_ms=self.throttle_time_ms
+        not_found = tuple(
+            TopicResult("", topic.topic_id, tuple(PartitionResult(data.partition, error) for data in topic.partitions))
+            for topic, error in self.not_found
         )
+        return ProduceResponse(self.request.correlation_id, topics + not_found, self.throttle_time_ms)
 
 
 def retriable(key: TopicPartition, message: str) -> PartitionResult:

@@ -20,8 +20,9 @@ If clients do not log in, nothing is checked: to Kafka, each client has the prox
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.session.known import NOTHING_KNOWN
@@ -29,7 +30,7 @@ from fencepost_proxy.session.pending_responses import inner_response
 from fencepost_proxy.session.read_holds import ReadHolds
 from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.state import ConnectionState
-from fencepost_proxy.wire.apis import END_TXN, PRODUCE, WRITE_TXN_MARKERS
+from fencepost_proxy.wire.apis import END_TXN, METADATA, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
     PartitionData,
@@ -61,6 +62,8 @@ PROVES_NOTHING = frozenset(
 _USE_VERSION = 1
 #: The newest version that is equal for all topics: later ones may mean transactions v2, or identify topics by id.
 _WRITE_VERSION_MAX = 9
+#: The first one that accepts topic ids instead of names; older than Produce v13.
+_METADATA_VERSION = 12
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 #: No topic has it: no marker is written for it.
 _NO_PARTITION = 0x7FFFFFFF
@@ -188,6 +191,26 @@ class Proofs:
                 done(error not in PROVES_NOTHING)
 
         self._queue.send(inner_response(api_key, version, correlation_id, on_response), frame)
+
+    def look_up(
+        self,
+        topic_ids: Sequence[UUID],
+        correlation_id: int,
+        client_id: str | None,
+        done: Callable[[Message], None],
+    ) -> None:
+        """Kafka's Metadata response about these topics, as far as the client may describe them."""
+        topics = [Message(topic_id=each, name=None) for each in topic_ids]
+        message = Message(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
+        frame = encode_request_frame(METADATA, _METADATA_VERSION, correlation_id, client_id, message)
+        proof = self._wait_for_proof("write a topic", self._state.now + self._services.request_timeout_seconds)
+
+        def on_response(response: memoryview) -> None:
+            offset = parse_response_header(response, METADATA, _METADATA_VERSION).body_offset
+            if self._is_waited_for(proof):
+                done(decode_response(METADATA, _METADATA_VERSION, response[offset:]))
+
+        self._queue.send(inner_response(METADATA, _METADATA_VERSION, correlation_id, on_response), frame)
 
     def query_write(
         self,

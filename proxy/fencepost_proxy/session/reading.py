@@ -9,9 +9,10 @@ walk over records. Until then the connection does nothing else. A batch that tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from fencepost_policies.append import Append, Facts, PartitionFacts, Refusal
 from fencepost_policies.append_policy import Reads
@@ -173,15 +174,18 @@ class ManyPartitions:
     """A request with more than `PARTITIONS_MAX`: it is relayed if the proxy checks none of its topics.
 
     `read` runs in another thread; `stated` returns the result afterwards. `probed_at` – how many topics are checked.
+    From v13 on it has `topic_ids` instead of `topics`.
     """
 
-    __slots__ = ("_error", "_frame", "_request", "probed_at", "topics")
+    __slots__ = ("_error", "_frame", "_request", "nameless", "probed_at", "topic_ids", "topics")
 
     def __init__(self, frame: memoryview) -> None:
         self._frame = frame
         self._request: ProduceRequest | None = None
         self._error: ProtocolError = ClientProtocolError("a Produce request could not be read")
         self.topics: list[str] = []
+        self.topic_ids: list[UUID] = []
+        self.nameless: Mapping[UUID, int] = {}
         self.probed_at = 0
 
     def read(self) -> None:
@@ -190,7 +194,8 @@ class ManyPartitions:
         except ProtocolError as error:
             self._error = error
         else:
-            self.topics = [topic.name for topic in request.topics]
+            self.topics = [topic.name for topic in request.topics if topic.topic_id is None]
+            self.topic_ids = [topic.topic_id for topic in request.topics if topic.topic_id is not None]
             self._request = replace(request, topics=())
 
     def stated(self) -> ProduceRequest:

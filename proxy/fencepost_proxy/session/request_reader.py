@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.control import ControlMessages
@@ -177,6 +179,9 @@ class RequestReader:
                 return False
             return self._collect(length, now)
         services = self._services
+        if peek.first_id is not None:
+            peek = replace(peek, first_topic=services.topic_names.get(peek.first_id, ""))
+        is_named = peek.first_id is None or peek.first_topic != ""
         if peek.acks == 0 and not services.fresh(now):
             # acks=0: the client cannot receive a retriable error. It waits, as for a broker that does not read.
             self._holds.pause_client()
@@ -184,12 +189,14 @@ class RequestReader:
         streamed = (
             services.fresh(now)
             and peek.topic_count == 1
+            and is_named
             and peek.first_topic != services.state_topic
             and services.policy(peek.first_topic) is None
         )
         if not streamed:
             if (
                 peek.topic_count == 1
+                and is_named
                 and peek.acks != 0
                 and peek.transactional_id is None
                 and version >= FLEXIBLE

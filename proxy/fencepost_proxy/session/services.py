@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
@@ -87,9 +87,9 @@ class Services(partition_counts.Services, Protocol):
     #: Whether clients log in to Kafka; else Kafka sees every client with the proxy's permissions.
     clients_log_in: bool
     state_topic: str
+    topic_names: MutableMapping[UUID, str]
     idempotence: IdempotenceMemory
     transactions: Table
-    #: What is relayed undecoded; see `RELAYED_VERSIONS`.
     relayed_versions: RelayedVersions
     #: The module `fencepost_native` and what all connections share there; None without it.
     native: tuple[ModuleType, Settings] | None

@@ -92,7 +92,7 @@ _TOPIC_CONFIGS = "virtual topic configs"
 _STATE_TOPIC = "clients cannot access the state topic"
 
 _TABLE: Final = (
-    Api(0, "Produce", Handling.PRODUCE, 0, 12, 9, (
+    Api(0, "Produce", Handling.PRODUCE, 0, 13, 9, (
         "Kafka advertises 0–2 for old librdkafka (KAFKA-18659), but closes a connection that uses them")),
     Api(1, "Fetch", _RECORDS, 4, 18, 12, _LEADERS + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
@@ -205,13 +205,6 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType({api.key: api for api in _TABL
 #: The only APIs for clients of which Kafka 4.4 has newer versions.
 CAPS: Final[Mapping[int, Cap]] = MappingProxyType(
     {
-        0: Cap(
-            13,
-            "requests name topics only by id; the proxy decides by name before it has read a request",
-            "no feature: v12 has transactions v2. A producer that kept the id of a topic that was deleted and created "
-            "again writes to the new topic, as with Kafka 4.0. Checked appends are sent to Kafka as v13",
-            "a lookup of ids that waits for metadata, on the fast path too",
-        ),
         24: Cap(
             5,
             "v4 and v5 add partitions of several transactions, and need CLUSTER_ACTION: Kafka's brokers use them",

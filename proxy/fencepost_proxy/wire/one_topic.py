@@ -140,7 +140,7 @@ def read_one_topic_answer(
 def encode_one_topic_answer(
     *, correlation_id: int, topic: bytes, partitions: Sequence[tuple[int, int, int, int]], throttle: int
 ) -> bytes:
-    """A success response of Produce v9 to v12. `topic` is the name as encoded in the request, with its length.
+    """A success response of Produce v9 to v13. `topic` is the name or id as encoded in the request.
 
     `partitions`: partition, base offset, append time and log start of each.
     """

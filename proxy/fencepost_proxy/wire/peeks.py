@@ -7,9 +7,10 @@ from struct import error as StructError
 from typing import Final
 
 from fencepost_proxy.wire.primitives import Malformed, read_uvarint
-from fencepost_proxy.wire.produce import FLEXIBLE
+from fencepost_proxy.wire.produce import BY_TOPIC_ID, FLEXIBLE
 
 _ONE_BYTE_VARINT_MAX: Final = 0x7F
+_TOPIC_ID_BYTES: Final = 16
 #: Index, error code, base offset, log append time, log start offset.
 _PARTITION_BYTES: Final = 30
 _THROTTLE_AND_TAGS_BYTES: Final = 5
@@ -105,7 +106,7 @@ def names_no_broker(frame: memoryview, api_version: int) -> bool:
             return False
         at = 10
         for _ in range(topic_count):
-            name_bytes = frame[at]
+            name_bytes = _TOPIC_ID_BYTES if api_version >= BY_TOPIC_ID else frame[at]
             if name_bytes > _ONE_BYTE_VARINT_MAX:
                 return False
             at += name_bytes

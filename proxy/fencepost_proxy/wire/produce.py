@@ -67,6 +67,7 @@ _USUAL_START = Struct(">BBhiBB")
 _RESULT_FLEXIBLE = Struct(">ihqqqBBB")
 _NOTHING_MORE = [1, 0, 0]
 _FRAME_BYTES_MAX = 0x7FFFFFFF
+_TOPIC_ID_BYTES = 16
 
 #: Header tag, v9+: the request's idempotence level, int8 (KAFKA-5794). The proposal defines a request field. The header
 #: precedes the records, so the proxy can read it before it streams them.
@@ -83,8 +84,8 @@ NODE_ENDPOINTS_TAG = 0
 class ProducePeek:
     """The start of a request, before its first record: enough to decide whether it must be parsed.
 
-    `first_topic` is "" without a topic, and from v13 on (topic ids). `end` is the end of its name in the frame.
-    `topic_count` is `TO_BE_READ` if a tagged field is for the proxy.
+    `first_topic` is "" without a topic, and from v13 on: then `first_id` is its id. `end` is the end of its name or id
+    in the frame. `topic_count` is `TO_BE_READ` if a tagged field is for the proxy.
     """
 
     acks: int
@@ -92,6 +93,7 @@ class ProducePeek:
     topic_count: int
     first_topic: str
     end: int = field(default=0, compare=False)
+    first_id: UUID | None = None
 
 
 @value
@@ -203,6 +205,7 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
     """
     if len(prefix) > frame_bytes:
         prefix = prefix[:frame_bytes]
+    first_id = None
     try:
         api_key, api_version, _ = _HEADER.unpack_from(prefix)
         if api_key != API_KEY or not VERSION_MIN <= api_version <= VERSION_MAX:
@@ -217,7 +220,11 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             transactional_id, at = read_compact_nullable_string(prefix, at)
             acks, _ = _ACKS_TIMEOUT.unpack_from(prefix, at)
             count, at = read_compact_array_count(prefix, at + 6, _TOPIC_BYTES_MIN[by_id], bytes_total=frame_bytes)
-            first, at = ("", at) if by_id or not count else read_compact_string(prefix, at)
+            first = ""
+            if count and by_id:
+                first_id, at = read_uuid(prefix, at)
+            elif count:
+                first, at = read_compact_string(prefix, at)
             if tags and any(tag == LEVEL_TAG for tag, _ in split_tags(tags)):
                 count = TO_BE_READ
         else:
@@ -234,7 +241,7 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             reason = reason_of(error)
             raise ClientProtocolError(f"malformed Produce request of {frame_bytes} bytes: {reason}") from error
         return None
-    return ProducePeek(acks, transactional_id, count, first, at)
+    return ProducePeek(acks, transactional_id, count, first, at, first_id)
 
 
 def _peek_usual(prefix: memoryview, at: int, frame_bytes: int, *, by_id: bool) -> ProducePeek | None:
@@ -246,7 +253,10 @@ def _peek_usual(prefix: memoryview, at: int, frame_bytes: int, *, by_id: bool) -
     if tag_count or id_length or topic_count != 2 or frame_bytes - topics_at < _TOPIC_BYTES_MIN[by_id]:
         return None
     if by_id:
-        return ProducePeek(acks, None, 1, "", topics_at)
+        if topics_at + _TOPIC_ID_BYTES > len(prefix):
+            return None
+        topic_id, end = read_uuid(prefix, topics_at)
+        return ProducePeek(acks, None, 1, "", end, topic_id)
     end = topics_at + name_length
     if name_length < 2 or name_length > 0x7F or end > len(prefix):
         return None

@@ -1,0 +1,109 @@
+"""Topics that a client identifies by id (Produce v13, KIP-516).
+
+Checks belong to topic names. A topic never changes its name, so a name that Kafka has given for an id stays valid. An
+unknown id is looked up on the client's own connection, with the client's permissions, before anything else is decided.
+`Services.topic_names` has the names that were looked up, by id.
+
+UNKNOWN_TOPIC_ID (100), as from Kafka, is the answer for
+
+- an id that Kafka does not know: sent on, it might reach a topic that is checked and just being created;
+- an id of a checked topic that is not the one known here. Either the topic was deleted and created again, or metadata
+  here is older than the client's. The client retries after it has refreshed its metadata.
+
+Batches that the client sent after such a batch, without knowledge of its failure, fail too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.messages import Count, TopicStale
+from fencepost_proxy.session.partition_counts import pipeline_of
+from fencepost_proxy.session.pending_responses import PendingResponse, PipelineKey
+from fencepost_proxy.session.produce_exchange import NotFound
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import BY_TOPIC_ID, PartitionData, PartitionResult, ProduceRequest, TopicData
+from fencepost_proxy.wire.schema import Message
+
+#: Ids without a name, and Kafka's errors.
+Nameless = Mapping[UUID, int]
+NONE_NAMELESS: Final[Nameless] = MappingProxyType({})
+
+
+class TopicIds:
+    __slots__ = ("_pipelines", "_proofs", "_services", "_state")
+
+    def __init__(self, core: Core) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._pipelines = core.pipelines
+        self._proofs = core.proofs
+
+    def looks_up(
+        self, request: ProduceRequest, nameless: Nameless, then: Callable[[Nameless], None], ids: Iterable[UUID] = ()
+    ) -> bool:
+        """True: `then` continues with what Kafka says of ids that are not known here. `ids` – those of the request."""
+        names = self._services.topic_names
+        ids = ids or [topic.topic_id for topic in request.topics if topic.topic_id is not None]
+        unknown = dict.fromkeys(each for each in ids if each not in names and each not in nameless)
+        if not unknown:
+            return False
+
+        def answered(response: Message) -> None:
+            errors = dict.fromkeys(unknown, int(Error.UNKNOWN_TOPIC_ID))
+            for topic in response.topics:
+                if topic.name:
+                    names[topic.topic_id] = topic.name
+                elif topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+                    errors[topic.topic_id] = topic.error_code
+            then({**nameless, **errors})
+
+        self._proofs.look_up(list(unknown), request.correlation_id, request.client_id, answered)
+        return True
+
+    def named(
+        self, request: ProduceRequest, nameless: Nameless, starts_at: int
+    ) -> tuple[ProduceRequest, tuple[NotFound, ...]]:
+        """The request with the names of its topics, but for those that it can be answered for at once."""
+        if request.api_version < BY_TOPIC_ID:
+            return request, ()
+        topics, not_found = [], []
+        for topic in request.topics:
+            assert topic.topic_id is not None
+            name = self._services.topic_names.get(topic.topic_id)
+            if name is None:
+                not_found.append(NotFound(topic, nameless[topic.topic_id]))
+            elif self._is_replaced(name, topic.topic_id) or self._follows_not_found(topic, starts_at):
+                not_found.append(NotFound(topic, Error.UNKNOWN_TOPIC_ID))
+            else:
+                topics.append(replace(topic, name=name))
+        return replace(request, topics=tuple(topics)), tuple(not_found)
+
+    def fail(self, pending_response: PendingResponse, not_found: Iterable[NotFound]) -> None:
+        for topic, error in not_found:
+            for data in topic.partitions:
+                self._pipelines.fail(pending_response, _key(topic, data), PartitionResult(data.partition, error))
+            self._state.commands.append(Count("refusal", "unknown_partition"))
+
+    def _is_replaced(self, name: str, topic_id: UUID) -> bool:
+        services = self._services
+        if services.policy(name) is None or services.topic_id(name) in (None, topic_id):
+            return False
+        self._state.commands.append(TopicStale(name))
+        return True
+
+    def _follows_not_found(self, topic: TopicData, starts_at: int) -> bool:
+        return bool(self._pipelines.failed) and any(
+            self._pipelines.before(_key(topic, data), starts_at) is not None for data in topic.partitions
+        )
+
+
+def _key(topic: TopicData, data: PartitionData) -> PipelineKey:
+    """No topic has such a name."""
+    return TopicPartition(f"id {topic.topic_id}", data.partition), pipeline_of(data)
