@@ -84,6 +84,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("proxy/fencepost_proxy/session", "proxy/fencepost_proxy/wire", "native"): (
         f"{_I}equivalence",
+        f"{_I}newer_clients",
         f"{_I}api_walk",
         f"{_I}control_messages",
         f"{_I}bad_input",
