@@ -4,7 +4,6 @@ each refusal or lost response."""
 from __future__ import annotations
 
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,10 +111,10 @@ class Appender:
             now_ms=self._write.clock.time_ms(),
             partition_count=self._write.over[topic] if topic in self._write.count_checked else None,
         )
-        partition.flight = Flight(rows, partition.end, self._write.log.append(*topic_partition, batch))
+        sent = self._write.log.append(*topic_partition, batch)
         if not partition.unlocked:
-            last = LastAppend(partition.end + len(rows), encoded)
-            partition.flight.answer.add_done_callback(partial(self._release_lock, topic_partition, last))
+            sent = self._unlocking(sent, topic_partition, LastAppend(partition.end + len(rows), encoded))
+        partition.flight = Flight(rows, partition.end, sent)
 
     def _has_lock(self, topic_partition: TopicPartition, partition: PartitionWrite) -> bool:
         """Take the append lock, and the log end that its last holder left. False: another task has it."""
@@ -130,11 +129,22 @@ class Appender:
             self._patience.patiently(lambda: self._probe(topic_partition, last.end, last.commit_tag))
         return True
 
-    def _release_lock(self, topic_partition: TopicPartition, last: LastAppend, answer: Future[Any]) -> None:
-        """As soon as the response arrives: this task may be busy with computing rows."""
-        if answer.exception() is None and answer.result().code == 0:
-            self._write.locks.store(topic_partition, last)
-        self._write.locks.release(topic_partition)
+    def _unlocking(self, sent: Future[Any], topic_partition: TopicPartition, last: LastAppend) -> Future[Any]:
+        """The same response, which first releases the lock: meanwhile this task may be busy with computing rows. It is
+        done only after that, so that this task does not send its next append under a lock that is then released."""
+        answer: Future[Any] = Future()
+
+        def release(_: Future[Any]) -> None:
+            error = sent.exception()
+            try:
+                if error is None and sent.result().code == 0:
+                    self._write.locks.store(topic_partition, last)
+                self._write.locks.release(topic_partition)
+            finally:
+                answer.set_result(sent.result()) if error is None else answer.set_exception(error)
+
+        sent.add_done_callback(release)
+        return answer
 
     def _cut(self, topic_partition: TopicPartition, partition: PartitionWrite) -> Rows:
         pieces: list[Rows] = []

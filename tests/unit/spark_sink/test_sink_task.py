@@ -16,8 +16,9 @@ from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Known, probe
 from fencepost.spark.errors import SinkError, Unknown
+from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.task import Task
-from fencepost.spark.write import Outcome, Plan, Write
+from fencepost.spark.write import NoLocks, Outcome, Plan, Write
 from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
 
 TOPIC = "t"
@@ -797,3 +798,39 @@ def test_finished_load_without_the_rows_of_a_partition_is_refused_as_finished() 
     run(0, 1)
     with pytest.raises(SinkError, match=r"is finished: it has written 2 rows, and the data now has 1"):
         run(0)
+
+
+def test_lock_is_released_before_the_next_append(log: Log) -> None:
+    """A response is done before its callbacks have run, which another thread runs later."""
+    events: list[str] = []
+    late: list[Callable[[], object]] = []
+
+    class Answered(Future[Any]):
+        def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+            late.append(lambda: fn(self))
+
+    class LateLog(Log):
+        def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
+            events.append("append")
+            answer = Answered()
+            answer.set_result(super().append(topic, partition, batch).result())
+            return answer
+
+    class LateClock(Clock):
+        def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+            while late:
+                late.pop()()
+
+    class Locks(NoLocks):
+        def release(self, topic_partition: TopicPartition) -> None:
+            events.append("release")
+
+    late_log = LateLog()
+    late_log.world = log.world
+    observed = probed(log)
+    one = Task(Write(PLAN, observed, "q", 0, 0, "a", late_log, ModelFraming(), LateClock(), Locks()))
+    one.begin()
+    one.feed(TOPIC, pa.array(values(*range(100)), pa.large_binary()), [0] * 100)
+    assert one.finish().appended == 100
+    assert events == ["append", "release"] * (len(events) // 2)
+    assert len(events) > 2
