@@ -8,6 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use memchr::memmem;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -273,7 +274,18 @@ impl Connection {
         self.proxied = Some(proxied);
     }
 
-    /// Drops what refers to this object: Python's garbage collection does not look inside it.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.settings)?;
+        visit.call(&self.known)?;
+        visit.call(&self.proxied)?;
+        visit.call(&self.watches)
+    }
+
+    fn __clear__(&mut self) {
+        self.disconnect();
+    }
+
+    /// Drops what refers to this object, without a garbage collection.
     fn disconnect(&mut self) {
         self.proxied = None;
         self.watches = None;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -69,6 +70,11 @@ impl Grounds {
 
 #[pymethods]
 impl Known {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.maker)?;
+        self.permits.values().try_for_each(|permit| visit.call(permit))
+    }
+
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -130,6 +131,12 @@ pub struct Permit {
 
 #[pymethods]
 impl Permit {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.issuer)?;
+        visit.call(&self.last_grounds)?;
+        self.kept.values().try_for_each(|pending| visit.call(pending))
+    }
+
     #[new]
     #[pyo3(signature = (issuer, partition, *, is_open, fences, producer_id, producer_epoch, sequence_offset, log_end, end_as_of, confirmed_until, confirmed_since, confirmed_epoch, expiration_seconds, expiration_known_until, clock_offset_seconds, in_flight_max, remembered_max))]
     #[allow(clippy::too_many_arguments)]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -44,6 +45,10 @@ pub struct Shared {
 
 #[pymethods]
 impl Shared {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.fresh_until)
+    }
+
     #[new]
     fn new(fresh_until: Py<PyAny>, memory: Py<MemoryBudget>, verify: bool) -> Self {
         Shared { fresh_until, memory, verify }
@@ -87,6 +92,11 @@ impl Distribution {
 
 #[pymethods]
 impl Settings {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.services)?;
+        visit.call(&self.shared)
+    }
+
     /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request.
     /// `producer_ids_end`: greater producer ids are for Python. `shared`: None if changes are not reported.
     #[new]

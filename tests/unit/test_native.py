@@ -5,6 +5,7 @@ Whole dialogues are compared in `test_fast_path.py`.
 
 from __future__ import annotations
 
+import gc
 import random
 import socket
 import struct
@@ -24,6 +25,7 @@ from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.executor import changed
 from fencepost_proxy.session.messages import CloseClient, Command
 from fencepost_proxy.session.native import MODULE, settings_for
+from fencepost_proxy.session.native_path import NativePath
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport.memory_budget import MemoryBudget
 from fencepost_proxy.types import TopicPartition
@@ -882,3 +884,18 @@ def test_producer_is_remembered_while_others_append() -> None:
     assert both.counts["native: completed"] > count / 2
     assert both.native.logs[TopicPartition("checked", 0)].end == before
     both.end()
+
+
+def test_dropped_connection_is_garbage_collected() -> None:
+    def paths() -> int:
+        gc.collect()
+        return sum(isinstance(each, NativePath) for each in gc.get_objects())
+
+    before = paths()
+    with executing(NATIVE):
+        proxy = _Proxy()
+    assert paths() > before
+
+    del proxy
+
+    assert paths() == before
