@@ -97,6 +97,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}other_software",
         f"{_I}foreign",
         f"{_I}kafka_releases",
+        "tests/client_matrix",
         f"{_I}races",
         "tests/fuzz",
         "tests/native_mutants",

@@ -32,7 +32,6 @@ from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
-from tests.support.old_clients import RELEASES, run_old_client
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, Log, batch, produce_request
@@ -47,7 +46,6 @@ from tests.support.sasl_ssl import (
     password,
     plain,
     sasl_ssl_kafka,
-    token,
 )
 from tests.support.senders import JavaProducers
 
@@ -166,22 +164,6 @@ def test_wrong_password_is_refused_like_kafka(secured: Secured, through: ProxyPr
     assert observed[0] == observed[1]
     assert observed[1] == (58, "Authentication failed: Invalid username or password", True)
     assert "guessed" not in through.log
-
-
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="these releases came before Python 3.12")
-def test_old_clients_log_in_through_the_proxy(
-    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], release: str
-) -> None:
-    topic = created(secured, unique_topic("required"))
-    reported = {"bootstrap": through.bootstrap, "topic": topic, "ca_file": str(secured.authority.file)}
-    reported |= {"user": ADMIN, "password": password(ADMIN), "token": token(ADMIN)}
-    # SCRAM in librdkafka before 2.6.1 repeats its nonce, which current Kafka refuses, with or without a proxy.
-    mechanisms = [each for each in MECHANISMS if release != "confluent-kafka-2.0.2" or not each.startswith("SCRAM")]
-
-    assert run_old_client(release, {**reported, "mechanisms": mechanisms}) == [*range(len(mechanisms))]
-
-    assert Log(secured.kafka.bootstrap).values(topic) == [each.encode() for each in mechanisms]
 
 
 @pytest.mark.parametrize("right", [True, False])
