@@ -374,8 +374,9 @@ def test_moved_leader_is_named_with_proxy_listener(
     records = bytes(batch(b"late"))
     with RawConnection(addresses.direct[1]) as connection:
         topic_id = connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
-    data = [{"Name": topic, "TopicId": topic_id, "PartitionData": [{"Index": 0, "Records": records}]}]
     for version in range(3, min(13, advertised[PRODUCE][1]) + 1):
+        named = {"TopicId": topic_id} if version >= 13 else {"Name": topic}
+        data = [{**named, "PartitionData": [{"Index": 0, "Records": records}]}]
         body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": data}
         direct = query("d", old, PRODUCE, version, body)
         proxied = query("p", old, PRODUCE, version, body)

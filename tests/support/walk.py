@@ -119,8 +119,9 @@ def _join(group: str, member_id: str = "") -> Fields:
 def _produce(side: ProxiedSocket, version: int) -> list[Fields]:
     def to(topic: str, index: int, acks: int) -> Fields:
         records = bytes(batch(b"one", b"two", timestamp_ms=_AT_MS))
-        topic_id = side.topic_id if topic == side.topic else UUID(int=4711)
-        data = {"Name": topic, "TopicId": topic_id, "PartitionData": [{"Index": index, "Records": records}]}
+        by_id = {"TopicId": side.topic_id if topic == side.topic else UUID(int=4711)}
+        named = by_id if version >= 13 else {"Name": topic}
+        data = {**named, "PartitionData": [{"Index": index, "Records": records}]}
         return {"Acks": acks, "TimeoutMs": 5_000, "TopicData": [data]}
 
     return [
