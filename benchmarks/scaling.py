@@ -44,6 +44,7 @@ KB_EACH: Final = "KB each"
 _CONFIG: Final = """
 [limits]
 connections_max = 12000
+address_connections_max = 12000
 
 [topics."required-*"]
 "fencepost.check.expected.offsets" = "required"
