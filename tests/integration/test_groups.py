@@ -547,8 +547,11 @@ def _described(address: str, group: str) -> Any:
 # ---- Streams
 
 
+@pytest.mark.parametrize(
+    "protocol", ["classic", pytest.param("streams", marks=pytest.mark.skipif(kafka_version() < "4.2", reason="early"))]
+)
 def test_streams_application_is_not_gated_but_logged(
-    groups_kafka: KafkaCluster, proxy: ProxyProcess, tmp_path: Path
+    groups_kafka: KafkaCluster, proxy: ProxyProcess, tmp_path: Path, protocol: str
 ) -> None:
     # Given Kafka Streams on an ordered topic. (Streams fixes the count of its internal topics: added input partitions
     # are an error for an application that groups by key, so this one only maps.)
@@ -557,7 +560,7 @@ def test_streams_application_is_not_gated_but_logged(
     group = f"app-{topic.name}"
     classes = compile_java([_JAVA / "MapStream.java"])
     command = java_command(
-        "MapStream", [proxy.bootstrap, group, topic.name, f"{topic.name}-out", str(tmp_path)], classes=classes
+        "MapStream", [proxy.bootstrap, group, topic.name, f"{topic.name}-out", str(tmp_path), protocol], classes=classes
     )
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -9,7 +9,7 @@ import org.apache.kafka.streams.processor.api.ProcessorSupplier;
 import org.apache.kafka.streams.processor.api.Record;
 
 /**
- * Kafka Streams without state: bootstrap, application id, input topic, output topic, state directory. Prints
+ * Kafka Streams without state: bootstrap, application id, input topic, output topic, state directory, protocol. Prints
  * {@code mapped <partition> <offset>} for each record, until it is killed.
  */
 public final class MapStream {
@@ -18,6 +18,7 @@ public final class MapStream {
         properties.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         properties.put(StreamsConfig.APPLICATION_ID_CONFIG, args[1]);
         properties.put(StreamsConfig.STATE_DIR_CONFIG, args[4]);
+        properties.put("group.protocol", args[5]);
         properties.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, "100");
         properties.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.String().getClass());
         properties.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.String().getClass());

@@ -346,6 +346,28 @@ def test_requests_naming_too_many_partitions_are_ignored() -> None:
     assert Played().queries_to_send(apis.LIST_OFFSETS, 7, request).finish(reported).notice == LookedUp("app", (P0,), ())
 
 
+# ---- Streams groups
+
+
+@pytest.mark.parametrize(
+    ("topics", "patterns", "is_reported"),
+    [(["other", "orders"], [], True), (["other"], [], False), ([], ["o.*"], True), (None, None, False)],
+)
+def test_streams_group_of_expanded_topic_is_reported_and_not_gated(
+    topics: list[str] | None, patterns: list[str] | None, is_reported: bool
+) -> None:
+    subtopologies = [
+        Message(source_topics=[], source_topic_regex=[]),
+        Message(source_topics=topics, source_topic_regex=patterns),
+    ]
+    request = Message(group_id="g", topology=None if topics is None else Message(subtopologies=subtopologies))
+    plan = Played().queries_to_send(apis.STREAMS_GROUP_HEARTBEAT, 0, request)
+    outcome = plan.finish(Message(active_tasks=[]))
+    assert plan.forward is None
+    assert not outcome.changed
+    assert outcome.notice == (HasTasks("g") if is_reported else None)
+
+
 # ---- share groups
 
 

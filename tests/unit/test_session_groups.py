@@ -148,6 +148,7 @@ def test_group_requests_are_relayed_without_expansions() -> None:
         apis.SYNC_GROUP,
         apis.CONSUMER_GROUP_HEARTBEAT,
         apis.SHARE_GROUP_HEARTBEAT,
+        apis.STREAMS_GROUP_HEARTBEAT,
     }
 
     talk = Talk()

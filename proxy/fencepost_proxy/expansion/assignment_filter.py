@@ -7,6 +7,7 @@
 | ConsumerGroupHeartbeat | both: gated partitions are removed from the assignment, and added later |
 | OffsetFetch | "no commit" on a new partition becomes its beginning, for groups that existed before |
 | ShareGroupHeartbeat | none; reported: a share group keeps no order, so that nothing is gated for it |
+| StreamsGroupHeartbeat | none; reported: tasks are assigned, which are not gated |
 | ListOffsets | none; recorded, since a group without commits that begins at a prior partition's end has read it |
 
 Answers that depend on a group's progress wait for it (`queries.py`). Heartbeats of members that lack nothing do not.
@@ -42,12 +43,13 @@ from fencepost_proxy.wire.apis import (
     LIST_OFFSETS,
     OFFSET_FETCH,
     SHARE_GROUP_HEARTBEAT,
+    STREAMS_GROUP_HEARTBEAT,
     SYNC_GROUP,
 )
 from fencepost_proxy.wire.schema import Message
 
 #: Decoded while a topic may be expanded in order; `FOLLOWING`: once one has been.
-ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT})
+ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT})
 FOLLOWING: Final = ASSIGNING | {HEARTBEAT, OFFSET_FETCH, LIST_OFFSETS}
 
 #: More than a member of a group has. Only admin clients query more, and all of this takes the event loop's time.
@@ -123,11 +125,23 @@ class AssignmentFilter:
             return GroupPlan(None, lambda answer: self._looked_up(request, client_id, answer))
         if api_key == SHARE_GROUP_HEARTBEAT:
             return GroupPlan(None, lambda answer: self._shared(request))
+        if api_key == STREAMS_GROUP_HEARTBEAT:
+            return GroupPlan(None, lambda answer: self._streams(request))
         return self._consumer_heartbeat(request, client_id)
 
     def _shared(self, request: Message) -> Outcome:
         topics = tuple(each for each in request.subscribed_topic_names or () if self._expansion_view.expands(each))
         return Outcome(notice=SharesTopics(request.group_id, topics)) if topics else _UNCHANGED
+
+    def _streams(self, request: Message) -> Outcome:
+        """Only a member that joins states the topology. Kafka alone can read its patterns: any may match."""
+        subtopologies = () if request.topology is None else request.topology.subtopologies
+        expands = any(
+            (each.source_topic_regex and self._expansion_view.topic_ids())
+            or any(map(self._expansion_view.expands, each.source_topics))
+            for each in subtopologies
+        )
+        return Outcome(notice=HasTasks(request.group_id)) if expands else _UNCHANGED
 
     # ---- the classic protocol
 
