@@ -175,8 +175,11 @@ def test_kafka_tools_behave_the_same_through_proxy(
     assert [code for _, code, _ in proxied].count(0) >= len(proxied) - 1, "only the second creation of the topic fails"
 
 
+@pytest.mark.parametrize(
+    "protocol", ["classic", pytest.param("streams", marks=pytest.mark.skipif(kafka_version() < "4.2", reason="early"))]
+)
 def test_streams_application_counts_exactly_once_through_proxy(
-    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path, protocol: str
 ) -> None:
     classes = compile_java([SOURCES / "WordCount.java"], version=kafka_version())
     lines = [f"word{number % 7} word{number % 11} word{number % 13}" for number in range(200)]
@@ -197,7 +200,15 @@ def test_streams_application_counts_exactly_once_through_proxy(
         producer.flush()
         producer.close()
         state = tmp_path / prefix
-        arguments = [bootstrap, f"{prefix}-app", f"{prefix}-in", f"{prefix}-out", str(state), str(3 * len(lines))]
+        arguments = [
+            bootstrap,
+            f"{prefix}-app",
+            f"{prefix}-in",
+            f"{prefix}-out",
+            str(state),
+            str(3 * len(lines)),
+            protocol,
+        ]
         run_java("WordCount", arguments, classes=classes, version=kafka_version(), timeout_seconds=400)
         # One committed update for each word; the last update of a word is its count.
         updates = _committed(bootstrap, f"{prefix}-out", 3 * len(lines))

@@ -14,7 +14,7 @@ import org.apache.kafka.streams.kstream.Produced;
 
 /**
  * Counts words with Kafka Streams, exactly once. Arguments: bootstrap, application id, input topic, output topic, state
- * directory, how many words to count before it ends.
+ * directory, how many words to count before it ends, group protocol.
  */
 public final class WordCount {
     public static void main(String[] args) throws Exception {
@@ -23,6 +23,7 @@ public final class WordCount {
         properties.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         properties.put(StreamsConfig.APPLICATION_ID_CONFIG, args[1]);
         properties.put(StreamsConfig.STATE_DIR_CONFIG, args[4]);
+        properties.put("group.protocol", args[6]);
         properties.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
         properties.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, "1");
         properties.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, "100");
