@@ -249,6 +249,10 @@ LIBRDKAFKA_ADMIN_CALLS = (  # noqa: SIM905
 LIBRDKAFKA_TESTS += [f"0081/do_test_{each}" for each in LIBRDKAFKA_ADMIN_CALLS]
 
 
+#: Without 0176, which fails in its own mock cluster, and 0184, which takes longer than `TEST_SECONDS`.
+SHARE_TESTS = "0170 0171 0172 0173 0174 0175 0177 0178 0179 0180 0181 0185 0190".split()  # noqa: SIM905
+
+
 def get_librdkafka(into: Path, sources: Path | None) -> Path:
     """Uses the copy that Confluent's JavaScript client bundles."""
     need("npm", "gcc", "g++", "make")
@@ -306,6 +310,8 @@ LIBRDKAFKA = Suite("librdkafka", "2.15.1", "producers, consumers, groups, admin,
                    get_librdkafka, run_librdkafka, {"num.partitions": "4", **AUTHORIZER})  # fmt: skip
 LIBRDKAFKA_3 = Suite("librdkafka-3", "2.15.1", "transactions, three brokers", get_librdkafka,
                      partial(run_librdkafka, tests=("0103",)), LIBRDKAFKA.properties, brokers=3)  # fmt: skip
+LIBRDKAFKA_SHARE = Suite("librdkafka-share", "2.15.1", "share consumers", get_librdkafka,
+                         partial(run_librdkafka, tests=SHARE_TESTS), LIBRDKAFKA.properties)  # fmt: skip
 FRANZ_GO = Suite("franz-go", "1.20.4", "kgo tests with a broker", get_franz_go, run_franz_go)
 CONFLUENT = Suite("confluent-kafka-python", "2.15.0", "tests/integration/producer/test_transactions.py",
                   get_confluent, run_confluent)  # fmt: skip
@@ -314,4 +320,4 @@ KAFKA_PYTHON = Suite("kafka-python", "3.0.12", "test/integration: admin, consume
                      {"num.partitions": "4", "group.min.session.timeout.ms": "1000", **AUTHORIZER})  # fmt: skip
 AIOKAFKA = Suite("aiokafka", "0.14.0", "integration tests without TLS, SASL", get_aiokafka, run_aiokafka,
                  {"num.partitions": "2"})  # fmt: skip
-SUITES = (LIBRDKAFKA, LIBRDKAFKA_3, FRANZ_GO, CONFLUENT, KAFKA_PYTHON, AIOKAFKA)
+SUITES = (LIBRDKAFKA, LIBRDKAFKA_3, LIBRDKAFKA_SHARE, FRANZ_GO, CONFLUENT, KAFKA_PYTHON, AIOKAFKA)

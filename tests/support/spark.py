@@ -25,6 +25,7 @@ QUERY_SECONDS = 600.0
 #: Limit for a whole test with its fixtures and several queries.
 TEST_SECONDS = 1800
 _READ_SECONDS = 120.0
+_STOP_SECONDS = 60.0
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -40,7 +41,8 @@ def running_spark(more: Mapping[str, str]) -> Iterator[Any]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - its import warns
+        from pyspark import SparkContext  # noqa: PLC0415 - its import warns
+        from pyspark.sql import SparkSession  # noqa: PLC0415
 
         builder = SparkSession.builder.master("local[2]")
         for name, value in {**SETTINGS, **more}.items():
@@ -49,7 +51,13 @@ def running_spark(more: Mapping[str, str]) -> Iterator[Any]:
         try:
             yield session
         finally:
+            gateway = SparkContext._gateway  # noqa: SLF001 - it has no other name
             session.stop()
+            # Otherwise the next session of this process gets the same JVM, which has other jars.
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(_STOP_SECONDS)
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
 
 class Read(NamedTuple):
