@@ -51,7 +51,7 @@ def compare(scene: Scene, release: Release, mechanism: str, directory: Path) -> 
         pytest.skip(f"{release} has no {mechanism}, or Kafka refuses it")
     secured, proxy = scene.secured, scene.login if mechanism else scene.plain
     kafka = secured.kafka.bootstrap_of("SECURED") if mechanism else secured.kafka.bootstrap
-    (java := directory / "java").write_text("")
+    java = directory / "java"
     observed = {}
     for where, bootstrap in (("direct", kafka), ("proxied", proxy.bootstrap)):
         topic = f"{where}-{release}-{mechanism}"

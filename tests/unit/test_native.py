@@ -10,7 +10,8 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -655,8 +656,9 @@ def test_topic_ids_of_answers_are_compared() -> None:
     assert both.native.client.proxy_closed_client
 
 
-def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
-    """It is received where it stays, so no other bytes come with its last ones."""
+@contextmanager
+def _over_sockets() -> Iterator[tuple[_Proxy, Any, socket.socket, socket.socket, Callable[[], Any]]]:
+    """A native proxy with a permit, its session, the client's and the broker's ends, and a call that reads requests."""
     both = _Both("required")
     both.append_at((1, 2))
     proxy = both.native
@@ -668,10 +670,12 @@ def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
         for sock in (client, near_client, broker, near_broker):
             sock.setblocking(False)
         fds = near_client.fileno(), near_broker.fileno()
+        yield proxy, session, client, broker, lambda: session.fast_path.pump_up(*fds, 0, proxy.now)
 
-        def pump() -> Any:
-            return session.fast_path.pump_up(*fds, 0, proxy.now)
 
+def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
+    """It is received where it stays, so no other bytes come with its last ones."""
+    with _over_sockets() as (proxy, session, client, broker, pump):
         requests = [
             _Both.request_of("required", {0: expecting(offset, b"x" * 100_000, timestamp_ms=NOW_MS)}, offset)
             for offset in (3, 4)
@@ -692,16 +696,7 @@ def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
 
 def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
     """They are done with in the same call."""
-    both = _Both("required")
-    both.append_at((1, 2))
-    proxy = both.native
-    proxy.services.free_bytes = proxy.services.memory_bytes = 1 << 20
-    session = proxy.dispatcher.sessions[proxy.client.number]
-    client, near_client = socket.socketpair()
-    broker, near_broker = socket.socketpair()
-    with client, near_client, broker, near_broker:
-        for sock in (client, near_client, broker, near_broker):
-            sock.setblocking(False)
+    with _over_sockets() as (_, session, client, _, pump):
         large, small, last = (
             _Both.request_of("required", {0: expecting(offset, b"x" * size, timestamp_ms=NOW_MS)}, offset)
             for offset, size in ((3, 100_000), (4, 10), (5, 100_000))
@@ -709,7 +704,7 @@ def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
         first = session.state.received_bytes
         for data in (large, small + last):
             client.send(data)
-            session.fast_path.pump_up(near_client.fileno(), near_broker.fileno(), 0, proxy.now)
+            pump()
         connection = session.fast_path.native.connection
         assert connection is not None
         starts = [checked[3] for *_, checked in connection.give_back() if checked is not None]

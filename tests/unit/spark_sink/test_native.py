@@ -180,7 +180,7 @@ def test_damaged_headers_are_errors(headers: Any, time: Any) -> None:
 
 def test_numbers_that_overflow_are_errors() -> None:
     for refused in (
-        lambda: fencepost_native.batch(bytes(11), b"", (None, bytes(8), b""), 0, b""),  # no room for a CRC
+        lambda: fencepost_native.batch(bytes(11), b"", (None, bytes(8), b""), 0, b""),  # too short for a CRC
         lambda: fencepost_native.batch(None, b"", GOOD, (1 << 64) - 1, b""),
         lambda: fencepost_native.bodies((1 << 63) - 1, None, GOOD, None, None),
         lambda: fencepost_native.java_partitions(GOOD, 0),
