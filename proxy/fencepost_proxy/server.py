@@ -192,6 +192,7 @@ class Proxy:
             except OSError as error:
                 why = error.strerror or error
                 raise ConfigError(f"cannot listen on {config.status} for the status page: {why}") from error
+            spawn(self._status.run(), "status history")
         listen = self._listeners.bootstrap
         _log.info("starting", upstream=", ".join(map(str, config.upstream)), listen=listen, pid=os.getpid())
         log = _log.info if EXECUTOR.expected else _log.warning

@@ -72,6 +72,7 @@ for (const [number, { path, answer, date }] of JSON.parse(readFileSync(0, "utf-8
   globalThis.document = {
     title: "", hidden: false, activeElement: null,
     createElement: (name) => new Element(name),
+    createElementNS: (_, name) => new Element(name),
     getElementById: (id) => all().find((each) => each.getAttribute("id") === id),
     addEventListener() {},
   };

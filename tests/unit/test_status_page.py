@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from fencepost_policies.append import Check
-from fencepost_proxy.cluster.metadata import Leader, PartitionInfo, TopicInfo
+from fencepost_proxy.cluster.metadata import NO_NODE, Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.diagnosis import diagnose, of_process, state_of
@@ -114,15 +114,54 @@ def test_page_without_response_says_so(answer: object, why: str) -> None:
 @needs_node
 def test_page_shows_all_figures() -> None:
     snapshot = replace(
-        HEALTHY, executor="native 1", uptime_seconds=3_700.0, connections=12_345, bytes_to_kafka=5 * 1024**3,
+        HEALTHY, executor="native 1", uptime_seconds=3_700.0, connections=12_345, connections_max=20_000,
+        buffered_bytes_max=256 * 1024**2, certificate_days={"listener": 41.3}, bytes_to_kafka=5 * 1024**3,
         added_seconds=(4e-5, 0.0025), state_lease_seconds=4.26, refusals={"offset_mismatch": 1_000}, violations=2,
     )  # fmt: skip
     lists = dict(EMPTY) | {"topics": Listed(1_234, ())}
     assert shown(overview(snapshot, lists)).read.sections["figures"] == (
         "clients connect to proxy:19092 · cluster c · up for 1 h 1 min · fencepost 1 (native 1)"
-        "connections12,345requests in flight0to Kafka5.0 GiBto clients0 Bbuffered in memory0 B"
-        "time added (median, p99)< 40 µs · < 2.5 msconfig lease left4.3 s"
+        "connections12,345 of 20,000requests in flight0to Kafka5.0 GiBto clients0 Bbuffered in memory0 B of 256.0 MiB"
+        "time added (median, p99)< 40 µs · < 2.5 msconfig lease left4.3 slistener certificate expires in41 d 7 h"
     ).replace("config lease", "checked topics1,234refusals1,000offset violations2config lease")
+
+
+HISTORY = {
+    "seconds_ago": (10.0, 5.0, 0.0), "requests": (10.0, 40.0, 12.5), "to_kafka": (0.0, 2048.0, 1024.0),
+    "to_clients": (0.0, 0.0, 0.0), "refusals": (0.0, 12.0, 0.0), "added_p99": (None, 0.0001, 0.0025),
+    "loop_late": (0.005, 0.25, None), "cpu": (0.1, 0.2, 0.15), "cpu_wait": (0.0, 0.0, 0.5),
+}  # fmt: skip
+
+
+@needs_node
+def test_page_draws_the_last_fifteen_minutes() -> None:
+    read = shown(overview(replace(HEALTHY, history=HISTORY))).read
+    assert read.sections["history"] == (
+        "Last 15 minutesrequests/s12.5 max 40to Kafka, per s1.0 KiB max 2.0 KiBto clients, per s0 B max 0 B"
+        "refusals/min0 max 12time added, p99< 2.5 ms max < 2.5 msevent loop delay– max < 250 msCPU used15 % max 20 %"
+        "waits for a CPU50 % max 50 %"
+    )
+    requests, *_, late, _, _ = [attributes["points"] for tag, attributes in read.tags if tag == "polyline"]
+    assert requests == "178.0,24.0 179.0,0.0 180.0,22.0"
+    assert late == "178.0,31.4 179.0,0.0", "an unknown value has no point"
+    assert next(attributes["aria-label"] for tag, attributes in read.tags if tag == "svg") == (
+        "requests/s in the last 15 minutes: now 12.5, at most 40"
+    )
+
+
+@needs_node
+def test_page_without_history_draws_nothing() -> None:
+    assert "history" not in shown(overview()).read.sections
+
+
+@needs_node
+def test_transactions_have_a_page() -> None:
+    case = overview(replace(HEALTHY, transactions=replace(NOTHING_OPEN, open_transactions=3, oldest_seconds=90.0)))
+    found = shown(replace(case, path="/transactions"))
+    assert found.asked == ["/status.json?limit=20"]
+    assert found.read.sections["transactions"].startswith("Transactions of the clusteropen3oldest1 min")
+    assert "state" not in found.read.sections
+    assert "watch_transactions is false" in shown(replace(overview(), path="/transactions")).read.text
 
 
 def problems_of(**process: Any) -> list[Problem]:
@@ -158,6 +197,14 @@ def test_healthy_process_reports_no_problems() -> None:
             True,
             "Broker 2 (kafka-2:9092) cannot be reached: refused",
         ),
+        ({"cpu": (0.2, 0.15)}, False, "gets no CPU: its event loop waited for one during 15% of the last minute"),
+        ({"cpu": (0.2, 0.6)}, True, "gets no CPU: its event loop waited for one during 60% of the last minute"),
+        ({"cpu": (0.97, 0.02)}, False, "uses all of one CPU core: 97%"),
+        (
+            {"led_by": {NO_NODE: [TopicPartition("t", number) for number in range(7)]}},
+            True,
+            "Partitions without a leader: t-0, t-1, t-2, t-3, t-4 and 2 more",
+        ),
         ({"brokers": (BrokerStatus(NodeId(2), Address("k", 9092), None),)}, True, "no listener for broker 2"),
     ],
 )
@@ -165,6 +212,47 @@ def test_what_a_process_finds_wrong_has_an_advice(process: dict[str, Any], bad: 
     (found,) = problems_of(**process)
     assert (found.bad, what in found.what) == (bad, True), found
     assert found.do
+
+
+DOWN = BrokerStatus(NodeId(2), Address("kafka-2", 9092), Address("p", 1), 0, "refused")
+ORDERS = [TopicPartition("orders", 3)]
+
+
+@pytest.mark.parametrize(
+    ("led_by", "clients"),
+    [
+        ({NodeId(2): ORDERS}, "Clients wait for the partitions that it leads: orders-3. "),
+        ({NodeId(2): ()}, "Other brokers lead its partitions. "),
+        ({NO_NODE: ORDERS}, "Some of the partitions above may be its own. "),
+    ],
+)
+def test_unreachable_broker_says_which_partitions_wait(
+    led_by: Mapping[NodeId, list[TopicPartition]], clients: str
+) -> None:
+    *leaderless, broker = problems_of(brokers=(DOWN,), led_by=led_by)
+    assert broker.do.startswith(clients)
+    assert ["orders-3" in each.what for each in leaderless] == [True] * (NO_NODE in led_by)
+
+
+def old_transaction(age_seconds: float, timeout_ms: int, *, stuck: str | None = None) -> tuple[Problem, ...]:
+    one = OpenTransaction("nightly", 7, 0, "Ongoing", 1, age_seconds, timeout_ms, 1, ("views-0", "clicks-1"), stuck)
+    lagging = (LaggingPartition("clicks", 1, 5, 9, 4, age_seconds),)
+    report = replace(NOTHING_OPEN, open_transactions=1, open=(one,), lagging=lagging)
+    return diagnose(replace(HEALTHY, transactions=report), [], [], NOW)
+
+
+def test_old_transaction_is_a_warning_before_its_timeout() -> None:
+    (found,) = old_transaction(31.0, 60_000)
+    assert (found.bad, found.page) == (False, "/transactions")
+    assert found.what == (
+        "Transaction nightly has been open for 31 s and holds back read_committed consumers of clicks-1"
+    )
+    assert "Kafka aborts it after 60 s" in found.do
+    assert not old_transaction(29.0, 60_000)
+    assert not old_transaction(20.0, 10_000), "the shortest timeouts"
+    assert not old_transaction(299.0, 3_600_000)
+    assert old_transaction(301.0, 3_600_000)
+    assert not old_transaction(301.0, 3_600_000, stuck="overdue"), "reported as hanging"
 
 
 PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "barriers", "process(es) 7")

@@ -94,10 +94,20 @@ def _figures(found: Mapping[str, Any]) -> str:
     lines = [
         f"clients connect to {found['bootstrap'] or '- (not listening)'}, cluster {found['cluster_id'] or 'unknown'}",
         f"fencepost {found['version']} ({found['executor']}), up for {duration(found['uptime_seconds'])}",
-        f"{found['connections']:,} connections, {found['requests_in_flight']:,} requests in flight",
+        f"{found['connections']:,} of {found['connections_max']:,} connections, {found['requests_in_flight']:,} "
+        f"requests in flight{_rates(found['history'])}",
         f"{found['totals']['checked_topics']:,} checked topics (fencepost topics), {refused:,} batches refused",
     ]
     return "\n".join(map(printable, lines))
+
+
+def _rates(history: Mapping[str, Any]) -> str:
+    """The last sample."""
+    if not history.get("requests"):
+        return ""
+    last = {name: values[-1] for name, values in history.items()}
+    megabytes = (last["to_kafka"] + last["to_clients"]) / 1e6
+    return f"; {last['requests']:,.1f} requests/s, {megabytes:,.2f} MB/s, {last['refusals']:,.1f} refusals/min"
 
 
 def _transactions(observed: Mapping[str, Any] | None) -> list[str]:

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
+from fencepost_proxy.cluster.metadata import NO_NODE
 from fencepost_proxy.config import Limits
 from fencepost_proxy.observability.status import BrokerStatus, ExpansionStatus, GatedStatus, Problem, StatusSnapshot
 from fencepost_proxy.transactions.watched import TransactionsReport
+from fencepost_proxy.types import NodeId, TopicPartition
 
 _DAY_SECONDS: Final = 86_400
 _CERTIFICATE_DAYS: Final = 14
 #: Share of a limit from which the page warns.
 _NEARLY: Final = 0.9
+#: Shares of the last minute in which the event loop waited for a CPU, or used one.
+_CPU_WAIT: Final = 0.1
+_CPU_WAIT_BAD: Final = 0.4
+_CPU_USED: Final = 0.95
 #: An unobstructed expansion takes less than a second, and a group some seconds to catch up.
 _EXPANSION_SECONDS: Final = 30
 _GROUP_SECONDS: Final = 600
+#: Age from which an open transaction that holds back readers is reported: half of its timeout, within these bounds.
+_OLD_SECONDS_MIN: Final = 30
+_OLD_SECONDS: Final = 300
 _VIOLATION_SECONDS: Final = 3_600
 #: Problems of one kind that are listed.
 _NAMED_MAX: Final = 5
@@ -36,13 +46,17 @@ def of_process(
     now: float,
     most_from: tuple[str, int] | None = None,
     sidecar: bool = False,
+    cpu: tuple[float, float] = (0.0, 0.0),
+    led_by: Mapping[NodeId, Sequence[TopicPartition]] = MappingProxyType({}),
 ) -> Iterator[Problem]:
     """Problems of the process itself. `now`: wall clock, seconds.
 
+    `led_by`: known partitions by leader; those under `NO_NODE` have none.
+    `cpu`: share of the last minute in which the event loop used a CPU, and in which it waited for one.
     `most_from`: the address with the most connections, and their number.
     `sidecar`: it has a listener for one broker only and reports problems with the others itself.
     """
-    yield from _of_brokers(brokers, sidecar=sidecar)
+    yield from _of_brokers(brokers, led_by, sidecar=sidecar)
     yield from _near(
         connections,
         limits.connections_max,
@@ -67,16 +81,37 @@ def of_process(
         "limits.buffered_bytes_max.",
         bad_from=_NEARLY,
     )
+    yield from _of_cpu(*cpu)
     yield from _of_certificates(certificate_ends, now)
 
 
-def _of_brokers(brokers: Iterable[BrokerStatus], *, sidecar: bool) -> Iterator[Problem]:
+def _of_brokers(
+    brokers: Iterable[BrokerStatus], led_by: Mapping[NodeId, Sequence[TopicPartition]], *, sidecar: bool
+) -> Iterator[Problem]:
+    leaderless = led_by.get(NO_NODE, ())
+    if leaderless:
+        yield Problem(
+            True,
+            f"Partitions without a leader: {_named(leaderless)}",
+            "Their clients wait until a broker with an in-sync replica is back. Start the brokers that are down: "
+            "kafka-topics.sh --describe --unavailable-partitions shows their replicas.",
+        )
     for broker in brokers:
         if broker.problem is not None:
+            led = led_by.get(broker.node_id, ())
+            clients = (
+                f"Clients wait for the partitions that it leads: {_named(led)}"
+                if led
+                else (
+                    "Other brokers lead its partitions"
+                    if not leaderless
+                    else "Some of the partitions above may be its own"
+                )
+            )
             yield Problem(
                 True,
                 f"Broker {broker.node_id} ({broker.kafka}) cannot be reached: {broker.problem}",
-                "Clients of its partitions wait. Is that broker up, and can this machine connect to its address?",
+                f"{clients}. Is that broker up, and can this machine connect to its address?",
             )
         elif broker.listener is None and not sidecar:
             yield Problem(
@@ -86,12 +121,34 @@ def _of_brokers(brokers: Iterable[BrokerStatus], *, sidecar: bool) -> Iterator[P
             )
 
 
+def _named(partitions: Sequence[TopicPartition]) -> str:
+    more = len(partitions) - _NAMED_MAX
+    return ", ".join(map(str, partitions[:_NAMED_MAX])) + (f" and {more:,} more" if more > 0 else "")
+
+
 def _near(
     used: int, most: int, of: str, do: str, *, page: str = "/clients", bad_from: float = 1.0
 ) -> Iterator[Problem]:
     """A limit that is nearly reached. `bad_from`: the share of it from which an operator must act."""
     if used >= _NEARLY * most:
         yield Problem(used >= bad_from * most, f"{used:,} of {most:,} {of}", do, page)
+
+
+def _of_cpu(used: float, waited: float) -> Iterator[Problem]:
+    if waited >= _CPU_WAIT:
+        yield Problem(
+            waited >= _CPU_WAIT_BAD,
+            f"This process gets no CPU: its event loop waited for one during {waited:.0%} of the last minute",
+            "All clients wait meanwhile. Is this machine overloaded, or does a CPU limit (cgroup, container) apply?",
+        )
+    elif used >= _CPU_USED:
+        yield Problem(
+            False,
+            f"This process uses all of one CPU core: {used:.0%} in the last minute",
+            "Requests queue for it. Start another proxy (docs/operations.md), or look on the clients page for a client "
+            "that sends unusually much.",
+            "/clients",
+        )
 
 
 def _of_certificates(ends: Iterable[tuple[str, float]], now: float) -> Iterator[Problem]:
@@ -153,13 +210,35 @@ def _of_transactions(observed: TransactionsReport | None) -> Iterator[Problem]:
             f"Hanging transactions: {sum(hanging.values()):,}. read_committed consumers of their partitions are stuck",
             "fencepost transactions hanging --status HOST:PORT shows the command that ends each one; see "
             "docs/stuck-transactions.md.",
-            "#transactions",
+            "/transactions",
         )
+    yield from _of_old(observed)
     if observed.problem is not None:
         yield Problem(
             False,
             f"Some transactions cannot be read: {observed.problem}",
             "May the proxy's user DESCRIBE transactional ids and READ topics? Are all brokers up?",
+        )
+
+
+def _of_old(observed: TransactionsReport) -> Iterator[Problem]:
+    """Open transactions that hold back readers, before their timeout ends them."""
+    lagging = {str(TopicPartition(each.topic, each.partition)) for each in observed.lagging}
+    found = []
+    for one in observed.open:
+        held_back = [each for each in one.first_partitions if each in lagging]
+        timeout_seconds = (one.timeout_ms or 0) / 1000
+        old_seconds = max(_OLD_SECONDS_MIN, min(_OLD_SECONDS, timeout_seconds / 2))
+        if held_back and one.stuck is None and (one.age_seconds or 0.0) >= old_seconds:
+            found.append((one, held_back, timeout_seconds))
+    for one, held_back, timeout_seconds in found[:_NAMED_MAX]:
+        yield Problem(
+            False,
+            f"Transaction {one.transactional_id} has been open for {one.age_seconds:.0f} s and holds back "
+            f"read_committed consumers of {', '.join(held_back)}",
+            f"Kafka aborts it after {timeout_seconds:.0f} s (transaction.timeout.ms). Is its producer stuck? "
+            "Restart or stop it; see docs/stuck-transactions.md.",
+            "/transactions",
         )
 
 

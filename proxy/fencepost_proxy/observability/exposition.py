@@ -21,7 +21,7 @@ from fencepost_proxy.metrics import (
     fencepost_version,
 )
 from fencepost_proxy.observability import prometheus
-from fencepost_proxy.observability.process import process_numbers
+from fencepost_proxy.observability.process import cpu_wait_seconds, process_numbers
 from fencepost_proxy.observability.prometheus import Labelled, Section, Value
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.wire.apis import APIS
@@ -528,6 +528,12 @@ def fencepost_ready(s: Scrape) -> float | None:
 def fencepost_event_loop_late_seconds(s: Scrape) -> Distribution:
     """Event loop delay, measured four times a second. Above 0.05 s the log names the code that ran."""
     return s.metrics.loop_late_seconds
+
+
+@_PROCESS.counter()
+def fencepost_event_loop_cpu_wait_seconds_total(s: Scrape) -> float | None:
+    """Time that the event loop was ready to run and got no CPU (Linux): the machine is busy, or a CPU limit applies."""
+    return cpu_wait_seconds()
 
 
 @_PROCESS.counter("level")

@@ -3,6 +3,8 @@
 
 const REFRESH_MS = 5_000;
 const RESPONSE_MS = 10_000;
+const HISTORY_SECONDS = 900;
+const CHART = {width: 180, height: 32};
 const LIMIT = 50; // rows of a list page, if the query has no limit
 const FIRST = 20; // rows of each list on the overview
 const TEXT_MAX = 200;
@@ -118,6 +120,45 @@ function tiles(values) {
     return element("div", {}, element("dt", {}, name), element("dd", tone ? {class: tone} : {}, printable(text)));
   });
   return element("dl", {class: "tiles"}, ...shown);
+}
+
+// A line over the last fifteen minutes, from 0 to its highest value. Unknown values are left out.
+function line(ages, values, label) {
+  const svg = (name, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const most = Math.max(...values.filter((each) => each !== null), 1e-9);
+  const points = values.flatMap((value, at) => value === null ? [] : [
+    `${(CHART.width * (1 - ages[at] / HISTORY_SECONDS)).toFixed(1)},${(CHART.height * (1 - value / most)).toFixed(1)}`]);
+  const box = svg("svg", {viewBox: `0 -1 ${CHART.width} ${CHART.height + 2}`, preserveAspectRatio: "none", role: "img", "aria-label": label});
+  box.append(svg("polyline", {points: points.join(" ")}));
+  return box;
+}
+
+const rate = (number) => number.toLocaleString("en", {maximumFractionDigits: number < 100 ? 1 : 0});
+const share = (part) => `${(part * 100).toFixed(0)} %`;
+const CHARTS = {
+  "requests/s": ["requests", rate],
+  "to Kafka, per s": ["to_kafka", bytes],
+  "to clients, per s": ["to_clients", bytes],
+  "refusals/min": ["refusals", rate],
+  "time added, p99": ["added_p99", (seconds) => added([seconds])],
+  "event loop delay": ["loop_late", (seconds) => added([seconds])],
+  "CPU used": ["cpu", share],
+  "waits for a CPU": ["cpu_wait", share],
+};
+
+function charts(history) {
+  if (!history.seconds_ago?.length) return [];
+  const made = Object.entries(CHARTS).map(([title, [column, text]]) => {
+    const values = history[column], known = values.filter((each) => each !== null), last = values.at(-1);
+    const now = last === null ? DASH : text(last), most = known.length ? text(Math.max(...known)) : DASH;
+    const picture = line(history.seconds_ago, values, `${title} in the last 15 minutes: now ${now}, at most ${most}`);
+    return element("div", {}, element("dt", {}, title), element("dd", {}, now, element("small", {}, ` max ${most}`), picture));
+  });
+  return [element("h2", {}, "Last 15 minutes"), element("dl", {class: "tiles charts"}, ...made)];
 }
 
 // ---- the lists: title, and columns
@@ -286,16 +327,18 @@ function figures(s) {
     " · cluster ", code(s.cluster_id ?? "unknown"),
     ` · up for ${duration(s.uptime_seconds)} · fencepost ${printable(s.version)} (${printable(s.executor)})`);
   return [words, tiles({
-    connections: s.connections,
+    connections: `${count(s.connections)} of ${count(s.connections_max)}`,
     "requests in flight": s.requests_in_flight,
     "to Kafka": bytes(s.bytes_to_kafka),
     "to clients": bytes(s.bytes_to_clients),
-    "buffered in memory": bytes(s.buffered_bytes),
+    "buffered in memory": `${bytes(s.buffered_bytes)} of ${bytes(s.buffered_bytes_max)}`,
     "time added (median, p99)": added(s.added_seconds),
     "checked topics": s.totals.checked_topics,
     refusals: total(s.refusals),
     "offset violations": s.violations,
     "config lease left": s.state_lease_seconds === null ? null : `${Math.max(0, s.state_lease_seconds).toFixed(1)} s`,
+    ...Object.fromEntries(Object.entries(s.certificate_days).map(([of, days]) =>
+      [`${of} certificate expires in`, {text: days > 0 ? duration(days * 86_400) : "expired", tone: days < 14 && "warn"}])),
   })];
 }
 
@@ -338,6 +381,7 @@ function overview(status) {
   show("state", stateOf(status));
   show("problems", problems(status.problems));
   show("figures", figures(status));
+  show("history", charts(status.history));
   show("brokers", table("Brokers", BROKERS, status.brokers));
   show("topics", first(status, "topics", "checked_topics"));
   show("refusals", first(status, "refusals", "last_refusals"));
@@ -347,6 +391,14 @@ function overview(status) {
   show("software", first(status, "software", "software", "/clients"));
   show("reasons", refusalReasons(status.refusals));
   return STATES[status.state][1];
+}
+
+// All that the overview shows of transactions, without the rest.
+function transactionsPage(status) {
+  reasons = status.hanging_reasons;
+  const watched = status.transactions !== null;
+  show("transactions", watched ? transactions(status) : [element("p", {}, "Not watched: watch_transactions is false.")]);
+  return "Transactions";
 }
 
 // ---- a list
@@ -379,8 +431,8 @@ function changed(values) {
 
 // ---- the document
 
-const isOverview = path === "/";
-const source = isOverview ? `/status.json?limit=${FIRST}` : `${path}.json${location.search}`;
+const isOverview = path === "/", ofStatus = {"/": overview, "/transactions": transactionsPage}[path];
+const source = ofStatus ? `/status.json?limit=${FIRST}` : `${path}.json${location.search}`;
 const byId = (id) => document.getElementById(id);
 
 // Replaces a section that changed. A link in it keeps the focus.
@@ -399,6 +451,7 @@ function prepare() {
   }
   byId("label").textContent = SEARCHES[path] ?? "Topic";
   if (isOverview) return;
+  byId("form").hidden = Boolean(ofStatus);
   byId("json").setAttribute("href", source);
   byId("form").setAttribute("action", path);
   byId("search").value = query.get("search") ?? "";
@@ -413,7 +466,7 @@ async function refresh() {
     const answer = await fetch(source, {cache: "no-store", signal: AbortSignal.timeout(RESPONSE_MS)});
     if (!answer.ok) throw new Error(`HTTP status ${answer.status}: ${await answer.text()}`);
     now = Date.parse(answer.headers.get("date"));
-    const title = (isOverview ? overview : listPage)(await answer.json());
+    const title = (ofStatus ?? listPage)(await answer.json());
     document.title = `${title} – Fencepost`;
     answered = new Date();
     byId("lost").hidden = true;

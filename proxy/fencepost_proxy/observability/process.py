@@ -1,4 +1,4 @@
-"""CPU time, memory and files of this process, from Linux's `/proc`."""
+"""CPU time and waits, memory and files of this process, from Linux's `/proc`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Final
 from fencepost_proxy.metrics import ProcessNumbers
 
 _OF_PROCESS: Final = Path("/proc/self")
+
+
+def cpu_wait_seconds() -> float | None:
+    """How long the calling thread was ready to run without a CPU. None if the system does not report it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def process_numbers() -> ProcessNumbers | None:

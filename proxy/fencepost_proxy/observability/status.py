@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -190,6 +190,9 @@ class StatusSnapshot:
 
     `not_ready`: why clients should not be sent here; ready if empty.
     `warnings`: what an operator should check while the proxy serves.
+    `connections_max`, `buffered_bytes_max`: their limits.
+    `certificate_days`: days until each own certificate expires.
+    `history`: rates of the last fifteen minutes, by name (`observability/history.py`).
     `added_seconds`: upper bounds of the time added to requests and responses (median, p99); None before the first.
     `state_lease_seconds`: remaining validity of the virtual configs, None if unknown.
     `transactions`: of the cluster; None if not watched.
@@ -218,6 +221,10 @@ class StatusSnapshot:
     abort_only_transactions: tuple[AbortOnlyStatus, ...] = ()
     transactions: TransactionsReport | None = None
     executor: str = "pure Python"
+    connections_max: int = 0
+    buffered_bytes_max: int = 0
+    certificate_days: Mapping[str, float] = field(default_factory=dict)
+    history: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

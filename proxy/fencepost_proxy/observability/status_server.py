@@ -69,7 +69,9 @@ _FIRST: Final[Mapping[What, str]] = {
 _FIRST_ROWS_MAX: Final = 100
 _PAGE: Final = "page.html"
 #: One page for the overview and for every list: its script shows what the path names.
-_FILES: Final = {"/page.js": "page.js", "/page.css": "page.css", "/": _PAGE, **{f"/{name}": _PAGE for name in _LISTS}}
+_FILES: Final = {"/page.js": "page.js", "/page.css": "page.css"} | dict.fromkeys(
+    ("/", "/transactions", *(f"/{name}" for name in _LISTS)), _PAGE
+)
 _CONTENT_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PATHS: Final = "not found: paths are /, /status.json, /metrics, /livez and /readyz; " + ", ".join(
     f"/{name} and /{name}.json" for name in _LISTS

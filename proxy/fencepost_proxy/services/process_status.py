@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.metadata import NO_NODE
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version
 from fencepost_proxy.observability import diagnosis, readiness
+from fencepost_proxy.observability.history import SAMPLE_SECONDS, History
 from fencepost_proxy.observability.lists import Lists
 from fencepost_proxy.observability.status import (
     ABORT_ONLY_SHOWN,
@@ -34,7 +37,7 @@ from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.memory_budget import MemoryBudget
 from fencepost_proxy.transport.upstreams import Upstreams
-from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.types import Address, NodeId, TopicPartition
 
 _log = logs.get("services.process_status")
 
@@ -61,6 +64,7 @@ class ProcessStatus:
 
     def __post_init__(self) -> None:
         self._started_at = time.monotonic()
+        self._history = History(self.metrics)
         self._lists = Lists(
             proxied_connections=self.connections.by_number,
             sequencers=self.driver.dispatcher.sequencers,
@@ -82,6 +86,13 @@ class ProcessStatus:
             release=self.cluster.groups.release,
             token_file=self.config.status_token_file,
         )
+
+    async def run(self) -> None:
+        """Keeps the rates of the last minutes."""
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self.topics.services.collect_counts()
+            self._history.sample(time.monotonic())
 
     def probe(self) -> None:
         """Updates the metrics that are read at scrape time."""
@@ -112,9 +123,10 @@ class ProcessStatus:
         return [self._lists.listed(each) for each in requested]
 
     def snapshot(self) -> StatusSnapshot:
-        metrics, state = self.metrics, self.cluster.membership.state
+        metrics, state, limits = self.metrics, self.cluster.membership.state, self.limits()
         self.topics.services.collect_counts()
         brokers = tuple(self._brokers())
+        transactions = None if metrics.transactions is None else metrics.transactions()
         return StatusSnapshot(
             version=fencepost_version(),
             executor=str(EXECUTOR),
@@ -123,8 +135,10 @@ class ProcessStatus:
             bootstrap=self.bootstrap,
             not_ready=self.not_ready(),
             connections=len(self.connections.by_number),
+            connections_max=limits.connections_max,
             requests_in_flight=self._in_flight(),
             buffered_bytes=self.memory.reserved_bytes,
+            buffered_bytes_max=limits.buffered_bytes_max,
             bytes_to_kafka=metrics.traffic.bytes_to_kafka,
             bytes_to_clients=metrics.traffic.bytes_to_clients,
             violations=self.reports.violations,
@@ -134,7 +148,7 @@ class ProcessStatus:
             brokers=brokers,
             problems=tuple(
                 diagnosis.of_process(
-                    self.limits(),
+                    limits,
                     connections=len(self.connections.by_number),
                     most_from=self.connections.most_from,
                     buffered_bytes=self.memory.reserved_bytes,
@@ -142,12 +156,16 @@ class ProcessStatus:
                     certificate_ends=metrics.certificate_ends,
                     now=time.time(),
                     sidecar=self.cluster.sidecar is not None,
+                    cpu=self._history.cpu_of_last_minute(),
+                    led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
                 )
             ),
             last_violation=self.reports.last_violation,
             abort_only_transactions=tuple(self._abort_only()),
             warnings=tuple(self.topics.warnings()),
-            transactions=None if metrics.transactions is None else metrics.transactions(),
+            certificate_days={of: (end - time.time()) / 86_400 for of, end in metrics.certificate_ends},
+            history=self._history.columns(time.monotonic()),
+            transactions=transactions,
         )
 
     def _in_flight(self) -> int:
@@ -177,6 +195,20 @@ class ProcessStatus:
         if self.cluster.kafka.brokers and node_id not in self.cluster.kafka.brokers:
             return "no longer in the cluster's metadata: the broker is down, or was removed"
         return None
+
+    def _led_by(
+        self, brokers: Iterable[BrokerStatus], leaderless: Iterable[TopicPartition]
+    ) -> Mapping[NodeId, Sequence[TopicPartition]]:
+        """Partitions of unreachable brokers, and under `NO_NODE` those without a leader: of topics that the proxy keeps
+        metadata of, and from `leaderless` (observed earlier) of all others."""
+        topics = self.cluster.kafka.metadata.known.topics
+        led_by = {NO_NODE: [each for each in leaderless if each.topic not in topics]}
+        led_by |= {each.node_id: [] for each in brokers if each.problem is not None}
+        for topic, info in topics.items():
+            for partition, at in info.partitions.items():
+                if at.leader.node_id in led_by:
+                    led_by[at.leader.node_id].append(TopicPartition(topic, partition))
+        return led_by
 
     def _abort_only(self) -> Iterator[AbortOnlyStatus]:
         now_ms = int(time.time() * 1000)

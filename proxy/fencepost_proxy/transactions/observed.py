@@ -185,6 +185,7 @@ class Partitions:
     """The cluster's partitions: leaders and last probes. `left_out`: beyond `partitions_max`, not probed.
 
     `coordinators`: whether every partition of `__transaction_state` had a leader. `producers`: sum of their producers.
+    `leaderless`: without a leader.
     """
 
     def __init__(self, partitions_max: int) -> None:
@@ -194,6 +195,7 @@ class Partitions:
         self._errors: dict[TopicPartition, int] = {}
         self._lagging: dict[TopicPartition, _Observed] = {}
         self.coordinators = False
+        self.leaderless: list[TopicPartition] = []
         self.left_out = 0
         self.producers = 0
         self.suspects = Suspects()
@@ -226,6 +228,7 @@ class Partitions:
             taken = by_leader[node_id] = list(partitions[:left])
             left -= len(taken)
             self.left_out += len(partitions) - len(taken)
+        self.leaderless = by_leader.get(NodeId(-1), [])
         self._leader = {partition: node_id for node_id, taken in by_leader.items() for partition in taken}
         for removed in self._observed.keys() - self._leader.keys():
             self._forget(removed)

@@ -12,6 +12,7 @@ ONGOING: Final = "Ongoing"
 PREPARED: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 OPEN_STATES: Final = (ONGOING, *PREPARED)
 
+LEADERLESS_MAX: Final = 1_000
 UNKNOWN_TO_COORDINATOR: Final = "unknown_to_coordinator"
 NOT_LISTED: Final = "not_listed"
 OVERDUE: Final = "overdue"
@@ -205,6 +206,7 @@ class TransactionsReport:
     `producer_ids`: sum over the partitions, that is, entries in Kafka's map of producers and sequences.
     `sweep_seconds`, `sweep_age_seconds`: duration of the last complete sweep, and time since its end; None before.
     `problem`: why something is unknown.
+    `leaderless`: partitions without a leader at the start of the last sweep, at most `LEADERLESS_MAX`.
     """
 
     producer_ids: int
@@ -227,3 +229,4 @@ class TransactionsReport:
     sweep_age_seconds: float | None
     requests: int
     problem: str | None
+    leaderless: tuple[TopicPartition, ...] = ()

@@ -39,6 +39,7 @@ from fencepost_proxy.transactions.observed import OpenTransactions, Partitions
 from fencepost_proxy.transactions.rounds import Round
 from fencepost_proxy.transactions.sending import BrokerQueues, Sweep
 from fencepost_proxy.transactions.watched import (
+    LEADERLESS_MAX,
     OPEN_STATES,
     WHY,
     Answer,
@@ -186,6 +187,7 @@ class TransactionMonitor:
             partitions=len(self._partitions),
             partitions_unreadable=self._partitions.unreadable,
             partitions_left_out=self._partitions.left_out,
+            leaderless=tuple(self._partitions.leaderless[:LEADERLESS_MAX]),
             lagging_partitions=len(lags),
             lag_total=sum(lags),
             lag_max=max(lags, default=0),
