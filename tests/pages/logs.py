@@ -59,6 +59,15 @@ with the number of unanswered requests. `certificates loaded` follows a reload.
 `executor of the hot path` is a warning if the [native module](installation.md#native-module) is present but cannot be
 used.
 
+## Audit log
+
+Lines of the logger `audit` name the client or operator that changed something or was refused; filter for that name.
+`virtual configs changed`, `partitions added` and `append refused` have the client's address, `principal` (user of its
+login with PLAIN or SCRAM) and client id. `append refused` is written once a minute for each host, topic and reason.
+`an operator released a group` and `action refused` are requests to the status page, with their address. Kafka logs what
+it refuses itself (`kafka.authorizer.logger`), under the client's principal. See also `login failed` of
+`services.reports` and `configuration reloaded` of `cli`.
+
 ## Events
 
 The table is generated from the sources: change it there, then run `python -m tests.pages`.

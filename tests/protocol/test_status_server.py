@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -484,9 +485,15 @@ def token_file(tmp_path: Path) -> Path:
 )
 @in_event_loop
 async def test_an_operator_lets_a_group_have_new_partitions(
-    target: str, released: tuple[str, str], token_file: Path
+    target: str, released: tuple[str, str], token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await _post(target, head=TOKEN, token_file=token_file) == (200, [released])
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        assert await _post(target, head=TOKEN, token_file=token_file) == (200, [released])
+    (line,) = [each for each in caplog.records if each.name == "fencepost.audit"]
+    fields = line.__dict__["fencepost_fields"]
+    assert line.getMessage() == "an operator released a group"
+    assert (fields["group"], fields["topic"]) == released
+    assert fields["peer"].startswith("127.0.0.1:")
 
 
 @pytest.mark.parametrize(
@@ -522,10 +529,14 @@ async def test_nothing_else_does_anything(target: str, method: str, head: str, s
     ],
 )
 @in_event_loop
-async def test_action_needs_the_configured_token(head: str, configured: str, status: int, token_file: Path) -> None:
+async def test_action_needs_the_configured_token(
+    head: str, configured: str, status: int, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = token_file.parent / configured if configured else None
 
     answered, released = await _post("/groups/g/release?topic=a", head=head, token_file=file)
 
     assert answered == status
     assert bool(released) is (status == 200)
+    refused = [each for each in caplog.records if each.getMessage() == "action refused"]
+    assert {each.name for each in refused} == ({"fencepost.audit"} if status != 200 else set())

@@ -296,6 +296,28 @@ def test_failed_login_names_its_principal(version: int, mechanism: str, tokens: 
 
 
 @pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(
+    ("mechanism", "tokens", "principal"),
+    [
+        ("PLAIN", [b"\0alice\0pencil"], "alice"),
+        ("SCRAM-SHA-512", [FIRST, FINAL], "a=lice"),
+        ("OAUTHBEARER", [b"n,,\x01auth=Bearer pencil\x01\x01"], None),
+    ],
+)
+def test_complete_login_names_its_principal(
+    version: int, mechanism: str, tokens: list[bytes], principal: str | None
+) -> None:
+    talk = begun(mechanism, version)
+    for number, token in enumerate(tokens):
+        assert talk.session.state.principal is None, "a name is claimed, and not yet proven"
+        talk.client(request(SASL_AUTHENTICATE, 1, number, bare(token)) if version else bare(token))
+        talk.upstream()
+        talk.kafka(authenticated(number, b"" if number == len(tokens) - 1 else b"more"))
+        talk.answer()
+    assert talk.session.state.principal == principal
+
+
+@pytest.mark.parametrize("version", [0, 1])
 def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
     talk = Waiting()
     begins(talk, "AWS_MSK_IAM", handshaken(33), version)

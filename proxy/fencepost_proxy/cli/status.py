@@ -127,7 +127,7 @@ def _transactions(observed: Mapping[str, Any] | None) -> list[str]:
     return [stated, *_table("Open transactions", ("TRANSACTIONAL ID", "STATE", "AGE", "PARTITIONS"), rows)]
 
 
-REFUSAL_COLUMNS: Final = ("PARTITION", "WHEN", "REASON", "EXPECTED", "LOG END", "CLIENT ID", "FROM")
+REFUSAL_COLUMNS: Final = ("PARTITION", "WHEN", "REASON", "EXPECTED", "LOG END", "USER", "CLIENT ID", "FROM")
 
 
 def refusal_rows(refusals: Sequence[Mapping[str, Any]], now: float) -> list[tuple[object, ...]]:
@@ -137,6 +137,7 @@ def refusal_rows(refusals: Sequence[Mapping[str, Any]], now: float) -> list[tupl
             ago(each["at_ms"], now),
             each["reason"],
             *("-" if each[name] is None else each[name] for name in ("expected", "log_end_offset")),
+            each["principal"] or "-",
             each["client_id"] or "-",
             each["client"] or "-",
         )

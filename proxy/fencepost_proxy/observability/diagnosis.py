@@ -226,16 +226,16 @@ def _of_old(observed: TransactionsReport) -> Iterator[Problem]:
     lagging = {str(TopicPartition(each.topic, each.partition)) for each in observed.lagging}
     found = []
     for one in observed.open:
-        held_back = [each for each in one.first_partitions if each in lagging]
+        delayed = [each for each in one.first_partitions if each in lagging]
         timeout_seconds = (one.timeout_ms or 0) / 1000
         old_seconds = max(_OLD_SECONDS_MIN, min(_OLD_SECONDS, timeout_seconds / 2))
-        if held_back and one.stuck is None and (one.age_seconds or 0.0) >= old_seconds:
-            found.append((one, held_back, timeout_seconds))
-    for one, held_back, timeout_seconds in found[:_NAMED_MAX]:
+        if delayed and one.stuck is None and (one.age_seconds or 0.0) >= old_seconds:
+            found.append((one, delayed, timeout_seconds))
+    for one, delayed, timeout_seconds in found[:_NAMED_MAX]:
         yield Problem(
             False,
             f"Transaction {one.transactional_id} has been open for {one.age_seconds:.0f} s and holds back "
-            f"read_committed consumers of {', '.join(held_back)}",
+            f"read_committed consumers of {', '.join(delayed)}",
             f"Kafka aborts it after {timeout_seconds:.0f} s (transaction.timeout.ms). Is its producer stuck? "
             "Restart or stop it; see docs/stuck-transactions.md.",
             "/transactions",

@@ -48,12 +48,13 @@ class Refused(Exception):
 
 
 class Request(NamedTuple):
-    """`headers`: by name in lower case; the first of each name."""
+    """`headers`: by name in lower case; the first of each name. `peer`: address of the HTTP client."""
 
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
+    peer: str = "unknown"
 
 
 class Response(NamedTuple):
@@ -114,7 +115,7 @@ class HttpServer:
         self._wait_for_client(task)
         method = "GET"
         try:
-            request = await _read(reader)
+            request = (await _read(reader))._replace(peer=str(Address(*writer.get_extra_info("peername")[:2])))
             method = request.method
             self._waiting.pop(task, None)
             patience.reschedule(now() + _ANSWER_SECONDS)

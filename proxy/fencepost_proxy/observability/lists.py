@@ -15,6 +15,8 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from fencepost_proxy.cluster.metadata import TopicInfo
+from fencepost_proxy.observability import audit
+from fencepost_proxy.observability.audit import Identity
 from fencepost_proxy.observability.status import (
     CheckedTopicStatus,
     ClientStatus,
@@ -50,8 +52,8 @@ _Lasts = OrderedDict[_T, tuple[int, RefusalStatus]]
 _NEVER: Final[tuple[int, None]] = (0, None)
 
 
-def clipped(text: str) -> str:
-    return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}…"
+def clipped(text: str | None) -> str | None:
+    return text if text is None or len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}…"
 
 
 class Refusals:
@@ -65,17 +67,18 @@ class Refusals:
         partition = reported.partition
         if partition is None:
             return
-        session = None if proxied is None else proxied.session
-        client_id = None if session is None else session.state.client_id
+        identity = Identity.of(proxied)
         last = RefusalStatus(
             *partition,
             reported.label,
             at_ms=int(time.time() * 1000),
             expected=reported.expected,
             log_end_offset=reported.actual if reported.actual >= 0 else None,
-            client_id=None if client_id is None else clipped(client_id),
-            client=None if proxied is None else proxied.peer,
+            client_id=clipped(identity.client_id),
+            client=identity.peer,
+            principal=clipped(identity.principal),
         )
+        audit.append_refused(last)
         _keep(self._of_partition, partition, last)
         _keep(self._of_topic, partition.topic, last)
 
@@ -226,10 +229,10 @@ class Lists:
 
 
 def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
-    session = proxied.session
+    session, identity = proxied.session, Identity.of(proxied)
     software = None if session is None else session.state.software
     return ClientStatus(
-        client_id=None if session is None or session.state.client_id is None else clipped(session.state.client_id),
+        client_id=clipped(identity.client_id),
         address=proxied.peer,
         software=None if software is None else software.name,
         version=None if software is None else software.version,
@@ -238,15 +241,17 @@ def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
         idle_seconds=max(0.0, now - max(proxied.client.received_at, proxied.opened_at)),
         in_flight=0 if session is None else session.unanswered_count,
         waits=False if session is None else session.waits,
+        principal=clipped(identity.principal),
     )
 
 
-def _names(proxied: ProxiedConnection) -> tuple[str, str, str]:
-    session = proxied.session
+def _names(proxied: ProxiedConnection) -> tuple[str, str, str, str]:
+    session, identity = proxied.session, Identity.of(proxied)
     software = None if session is None else session.state.software
     return (
-        "" if session is None or session.state.client_id is None else session.state.client_id,
+        identity.client_id or "",
         str(proxied.peer),
+        identity.principal or "",
         "" if software is None else f"{software.name} {software.version}",
     )
 

@@ -21,7 +21,7 @@ const STATES = {
   degraded: ["bad", "✕ Serving, but degraded", ""],
   not_ready: ["bad", "✕ Not ready", "Do not send clients here at the moment."],
 };
-const SEARCHES = {"/": "Find a topic", "/clients": "Client id, address or software", "/groups": "Group or topic"};
+const SEARCHES = {"/": "Find a topic", "/clients": "Client id, user, address or software", "/groups": "Group or topic"};
 
 let now = Date.now(); // by the proxy's clock
 let reasons = {}; // why a transaction hangs, by code
@@ -189,6 +189,7 @@ const LISTS = {
     reason: (r) => r.reason,
     expected: (r) => r.expected,
     "log end": (r) => r.log_end_offset,
+    user: (r) => r.principal,
     "client id": (r) => r.client_id,
     from: (r) => r.client,
   }],
@@ -209,6 +210,7 @@ const LISTS = {
   }],
   clients: ["Clients", {
     "client id": (c) => c.client_id,
+    user: (c) => c.principal,
     from: (c) => c.address,
     software: (c) => c.software && `${c.software} ${c.version}`,
     listener: (c) => c.node_id === null ? "bootstrap" : `broker ${c.node_id}`,

@@ -45,7 +45,7 @@ class BrokerStatus:
 class RefusalStatus:
     """The last refusal at a partition. `expected`, `log_end_offset`: set for offset checks only.
 
-    `client`: peer address. `client_id`: as the client sent it.
+    `client`: peer address. `client_id`: as the client sent it. `principal`: of its login with PLAIN or SCRAM.
     """
 
     topic: str
@@ -56,6 +56,7 @@ class RefusalStatus:
     log_end_offset: int | None = None
     client_id: str | None = None
     client: Address | None = None
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class ClientStatus:
     """One client connection. `software`, `version`: from ApiVersions (v3 and later), otherwise None.
 
     `node_id`: the broker of its listener, None for bootstrap. `idle_seconds`: since the client last sent data.
-    `waits`: for a partition sequencer or an append barrier.
+    `waits`: for a partition sequencer or an append barrier. `principal`: user of its last login with PLAIN or SCRAM.
     """
 
     client_id: str | None
@@ -117,6 +118,7 @@ class ClientStatus:
     idle_seconds: float
     in_flight: int = 0
     waits: bool = False
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError, Reason
 from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.observability import audit
 from fencepost_proxy.observability.diagnosis import diagnose, state_of
 from fencepost_proxy.observability.exposition import exposition
 from fencepost_proxy.observability.http import TEXT, HttpServer, Refused, Request, Response
@@ -149,10 +150,16 @@ class StatusServer:
         topics = parse_qs(request.query).get("topic", [])
         if self._release is None or slash + what != _RELEASE or not group or len(topics) != 1:
             raise Refused(404, f"not found: use POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
-        if "origin" in request.headers:
-            raise Refused(403, "requests from web pages are not allowed")
-        self._authorize(request.headers.get("authorization", ""))
-        return Response(TEXT, f"{await self._release(unquote(group), topics[0])}\n".encode())
+        try:
+            if "origin" in request.headers:
+                raise Refused(403, "requests from web pages are not allowed")
+            self._authorize(request.headers.get("authorization", ""))
+        except Refused as refused:
+            audit.action_refused(request.peer, request.path, refused)
+            raise
+        result = await self._release(unquote(group), topics[0])
+        audit.group_released(request.peer, unquote(group), topics[0], result)
+        return Response(TEXT, f"{result}\n".encode())
 
     def _authorize(self, authorization: str) -> None:
         if self._token_file is None:
@@ -160,7 +167,7 @@ class StatusServer:
         try:
             expected = secret("status_token_file", self._token_file)
         except ConfigError as error:
-            _log.warning("action refused", reason=error)
+            _log.warning("status_token_file is not usable", reason=error)
             raise Refused(403, "actions are disabled: the file in status_token_file is not usable") from None
         kind, _, token = authorization.partition(" ")
         if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode("latin-1"), expected.encode()):

@@ -114,7 +114,7 @@ class Driver:
                 self.traffic.bytes_to_kafka += sum(map(len, chunks))
             case _ if self.reports.take(command, proxied):
                 return
-            case _ if (requested := self.requests.start(connection, command)) is not None:
+            case _ if (requested := self.requests.start(connection, command, proxied)) is not None:
                 self.spawn(self._report(connection, requested), f"{type(command).__name__} of {connection}")
                 return
         if proxied is not None:

@@ -387,12 +387,6 @@ class GroupProgressTracker:
             await self._store([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
         except FencepostError as error:
             return f"not stored: {error} (try again)"
-        if closed:
-            _log.warning(
-                "operator stopped gating a topic for a group, which may read records of a key out of order",
-                group=group,
-                topic=topic,
-            )
         counts = ", ".join(f"{each.from_count} to {each.to_count}" for each in ordered)
         return f"group {group} gets the new partitions of {topic} ({counts}) with its members' next heartbeats"
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fencepost_proxy import logs
+from fencepost_proxy.observability import audit
+from fencepost_proxy.observability.audit import Identity
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 
 _T = TypeVar("_T")
 _log = logs.get("services.session_requests")
@@ -30,13 +33,15 @@ class SessionRequests:
     _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_READ_AT_ONCE_MAX), init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
-    def start(self, connection: int, command: sessions.Command) -> Coroutine[Any, Any, sessions.Event | None] | None:
+    def start(
+        self, connection: int, command: sessions.Command, proxied: ProxiedConnection | None
+    ) -> Coroutine[Any, Any, sessions.Event | None] | None:
         """The work that such a request causes; it returns the event for the session. None for other commands."""
         match command:
             case sessions.Expand():
-                return self._expand(command)
+                return self._expand(command, Identity.of(proxied))
             case sessions.Store():
-                return self._stored(command)
+                return self._stored(command, Identity.of(proxied))
             case sessions.GroupQuery():
                 return self._query(connection, command)
             case sessions.ValidateCommit():
@@ -49,14 +54,18 @@ class SessionRequests:
                 return self._read_batches(connection, command)
         return None
 
-    async def _expand(self, expand: sessions.Expand) -> sessions.Event:
+    async def _expand(self, expand: sessions.Expand, identity: Identity) -> sessions.Event:
         expansions = self.cluster.expansions
         assert expansions is not None
         running = (expansions.expand(request, expand.timeout_ms) for request in expand.requests)
-        return sessions.Expanded(expand.token, tuple(await asyncio.gather(*running)))
+        outcomes = tuple(await asyncio.gather(*running))
+        audit.expanded(identity, expand.requests, outcomes)
+        return sessions.Expanded(expand.token, outcomes)
 
-    async def _stored(self, store: sessions.Store) -> sessions.Event:
-        return sessions.Stored(store.token, await self.configs.store(store.changes))
+    async def _stored(self, store: sessions.Store, identity: Identity) -> sessions.Event:
+        failure = await self.configs.store(store.changes)
+        audit.configs_stored(identity, store.changes, failure)
+        return sessions.Stored(store.token, failure)
 
     async def _query(self, connection: int, query: sessions.GroupQuery) -> sessions.Event:
         reply = await self.cluster.groups.answer(query.query_message, self.host(connection) or "")

@@ -166,6 +166,8 @@ class Logins:
         login.answers += 1
         if answer is None or not answer.error_code:
             self._state.login_ends = queried_at + _lasts_seconds(answer)
+            if answer is not None and _is_complete(login, bytes(answer.auth_bytes)):
+                self._state.principal = login.principal or None
             return
         self._login_failed(login, answer.error_message or f"error {answer.error_code}")
 

@@ -22,6 +22,7 @@ class ConnectionState:
     client reached the proxy.
 
     - `client_id`, `software` – as the client reported them, None before.
+    - `principal` – user of the last complete login with PLAIN or SCRAM.
     - `client`, `upstream` – cut what each peer sends into frames.
     - `now` – time of the current event. `received_bytes` – from the client, in total.
     - `collecting_bytes` – reserved for the client's frame that is being collected; `collecting_started` – when.
@@ -46,6 +47,7 @@ class ConnectionState:
         "login_ends",
         "now",
         "opened_at",
+        "principal",
         "received_bytes",
         "sequencers",
         "services",
@@ -63,6 +65,7 @@ class ConnectionState:
         self.opened_at = opened_at
         self.client_id: str | None = None
         self.software: Software | None = None
+        self.principal: str | None = None
         self.client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)
         self.upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
         self.commands: list[Command] = []
