@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -33,11 +33,7 @@ from tests.kit.waiting import until_async
 
 #: For what must happen: a busy machine takes its time.
 PATIENCE_SECONDS = 60.0
-LIMITS = replace(
-    Limits(),
-    connect_timeout_seconds=PATIENCE_SECONDS,
-    request_timeout_seconds=PATIENCE_SECONDS,
-)
+LIMITS = Limits(connect_timeout_seconds=PATIENCE_SECONDS, request_timeout_seconds=PATIENCE_SECONDS)
 IN_FLIGHT_MAX = 4
 
 QUERY = Call(INIT_PRODUCER_ID, 4, Message(transactional_id=None, transaction_timeout_ms=0))
@@ -124,6 +120,18 @@ async def silence(peer: Peer) -> None:
         await peer.read()
 
 
+async def hang_up(peer: Peer) -> None:
+    """After the first request."""
+    await peer.read()
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[Address]:
+    with socket.socket() as not_listening:
+        not_listening.bind(("127.0.0.1", 0))
+        yield Address(*not_listening.getsockname())
+
+
 async def query(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS) -> Message:
     return await connection.request(*QUERY, deadline=deadline_in(seconds))
 
@@ -140,9 +148,6 @@ async def test_responses_arrive_in_request_order() -> None:
 
 @in_event_loop
 async def test_broken_connection_leaves_sent_request_in_doubt() -> None:
-    async def hang_up(peer: Peer) -> None:
-        await peer.read()
-
     async with connected(hang_up) as connection:
         with pytest.raises(OutcomeUnknown, match="closed by the broker"):
             await query(connection)
@@ -153,9 +158,6 @@ async def test_broken_connection_leaves_sent_request_in_doubt() -> None:
 
 @in_event_loop
 async def test_connection_errors_are_reported_by_reason() -> None:
-    async def hang_up(peer: Peer) -> None:
-        await peer.read()
-
     async def nonsense(peer: Peer) -> None:
         await peer.read()
         peer.writer.write(b"HTTP/1.1 400")
@@ -171,11 +173,8 @@ async def test_connection_errors_are_reported_by_reason() -> None:
     assert await problems(hang_up) == ["lost"]
     assert await problems(nonsense) == ["protocol"]
     reported: list[str] = []
-    with socket.socket() as refusing:
-        refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
-        access = Access(on_error=reported.append)
-        with pytest.raises(UpstreamUnavailable):
-            await BrokerConnection.open(Address(*refusing.getsockname()), limits=LIMITS, client_id="", access=access)
+    with refusing() as address, pytest.raises(UpstreamUnavailable):
+        await BrokerConnection.open(address, limits=LIMITS, client_id="", access=Access(on_error=reported.append))
     assert reported == ["unreachable"]
 
 
@@ -294,16 +293,14 @@ async def test_unsupported_version_is_reported() -> None:
         assert caught.value.error_code == 35
 
 
-def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
+@in_event_loop
+async def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
     limits = replace(LIMITS, connect_timeout_seconds=1.0)  # of which connecting takes next to nothing
-
-    async def story(address: Address) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as never_accepts:
+        address = Address(*never_accepts.getsockname())
         with pytest.raises(UpstreamUnavailable, match="no answer to ApiVersions") as caught:
             await BrokerConnection.open(address, limits=limits, client_id="test")
         assert not isinstance(caught.value, OutcomeUnknown)
-
-    with socket.create_server(("127.0.0.1", 0)) as never_accepts:
-        asyncio.run(story(Address(*never_accepts.getsockname())))
 
 
 @in_event_loop
@@ -345,10 +342,9 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
     monkeypatch.setattr(asyncio, "sleep", recorded)
 
     async def story() -> None:
-        with socket.socket() as refusing:
-            refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
+        with refusing() as address:
             limits = replace(LIMITS, reconnect_backoff_max_seconds=0.25)
-            proxied = PooledConnection(Address(*refusing.getsockname()), limits=limits, client_id="test")
+            proxied = PooledConnection(address, limits=limits, client_id="test")
             for _ in range(6):
                 with pytest.raises(UpstreamUnavailable, match="cannot connect"):
                     await proxied.connected(deadline_in(PATIENCE_SECONDS))
@@ -363,18 +359,13 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("turns", range(4))
 def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
-    async def script(peer: Peer) -> None:
-        await peer.read()
-
     async def story() -> None:
-        async with broker(script) as address:
-            connection = await BrokerConnection.open(address, limits=LIMITS, client_id="test")
+        async with connected(hang_up) as connection:
             connection._writer.transport.abort()  # as uvloop does on a reset
             for _ in range(turns):
                 await asyncio.sleep(0)
             with pytest.raises(UpstreamUnavailable):
                 await connection.pipeline([QUERY], deadline=deadline_in(PATIENCE_SECONDS))
-            await connection.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
@@ -382,9 +373,8 @@ def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
 
 @in_event_loop
 async def test_repeated_waits_for_a_failing_attempt_all_end() -> None:
-    with socket.socket() as refusing:
-        refusing.bind(("127.0.0.1", 0))  # not listening: refused at once
-        proxied = PooledConnection(Address(*refusing.getsockname()), limits=replace(LIMITS), client_id="test")
+    with refusing() as address:
+        proxied = PooledConnection(address, limits=LIMITS, client_id="test")
 
         async def patient() -> None:
             for _ in range(3):

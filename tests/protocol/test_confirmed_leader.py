@@ -135,7 +135,6 @@ async def test_too_few_that_answer_confirm_nothing() -> None:
         confirming = ConfirmedLeader(client)
         kafka.silent |= {2, 3}
         assert not await confirmed(confirming, seconds=0.6)
-
         kafka.silent.clear()
         assert await confirmed(confirming)
 
@@ -195,7 +194,6 @@ async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
             read = state._read_as_of
             await until_async(lambda: state._read_as_of > read, "another read")
             assert not state.fresh
-
             kafka.silent.clear()
             await until_async(lambda: state.fresh, "a fresh state")
 

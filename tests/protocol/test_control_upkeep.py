@@ -58,11 +58,9 @@ async def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
         known = await client.refresh_metadata(["orders", "payments"])
         await client.refresh_metadata(["orders"])
         decoded.clear()
-
         for _ in range(3):
             assert await client.refresh_metadata(["orders", "payments"]) is known
             assert await client.refresh_metadata(["orders"]) is known
-
         assert METADATA not in decoded
 
 
@@ -106,7 +104,6 @@ async def test_few_metadata_queries_are_remembered() -> None:
     async with fake_kafka() as (_, client):
         for number in range(50):
             await client.refresh_metadata([f"no-such-topic-{number}"])
-
         assert len(client.metadata._reported._answers) <= metadata_cache._QUERIES_REMEMBERED
 
 
@@ -114,13 +111,11 @@ async def test_few_metadata_queries_are_remembered() -> None:
 async def test_newest_version_is_known_after_all_brokers_report() -> None:
     async with fake_kafka(brokers=2) as (kafka, client):
         assert client.pool.version_max(PRODUCE) == 13
-
         kafka.add_broker()
         kafka.changed()
         await kafka.start()
         await client.refresh_metadata([])
         assert client.pool.version_max(PRODUCE) == 0, "the new broker has not reported yet"
-
         await client.pool.learn_versions()
         assert client.pool.version_max(PRODUCE) == 13
 

@@ -19,7 +19,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("only", ["connections", "partitions"])
 def test_each_dimension_reports_cost_upkeep_and_memory(only: str) -> None:
     found = scaling.rows(quick=True, only=only, scale=0.01)
-
     assert {COST, OF_SMALLEST, UPKEEP, KB_EACH} <= {row.measure for row in found}
     costs = [row for row in found if row.measure == COST and len(row.values) == 2]
     assert len(costs) >= 2

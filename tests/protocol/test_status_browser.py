@@ -23,7 +23,6 @@ _TOPIC = CheckedTopicStatus("<script>document.title = 'taken'</script>", "requir
 def test_browser_shows_names_as_text(path: str, title: str, tmp_path: Path) -> None:
     with status_page(_SNAPSHOT, {"topics": (_TOPIC,)}) as address:
         shown = Reader(_dom(f"http://{address}{path}", tmp_path))
-
     assert shown.title == f"{title} – Fencepost"
     assert _TOPIC.topic in shown.text
     assert [attributes for tag, attributes in shown.tags if tag == "script"] == [{"type": "module", "src": "/page.js"}]

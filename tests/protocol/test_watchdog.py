@@ -85,7 +85,6 @@ async def test_blocked_event_loop_is_logged_while_blocked(
 @in_event_loop
 async def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
-
     watchdog = Watchdog(late.append)
     with caplog.at_level(logging.WARNING, "fencepost"):
         watchdog.start()
@@ -121,7 +120,6 @@ def _uvloop() -> asyncio.AbstractEventLoop:
 @in_event_loop
 async def test_stopped_watchdog_leaves_no_thread_and_no_timer() -> None:
     late: list[float] = []
-
     watchdog = Watchdog(late.append)
     watchdog.start()
     await until_async(lambda: bool(late), "a report")

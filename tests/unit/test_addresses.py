@@ -33,21 +33,18 @@ def broker(**more: object) -> Message:
 
 def test_broker_port_follows_bootstrap_port_by_id() -> None:
     book = AddressBook(19092)
-
     assert book.advertised(NodeId(0), HERE) == Address(HERE, 19093)
     assert book.advertised(NodeId(7), HERE) == Address(HERE, 19100)
 
 
 def test_configured_host_and_port_are_advertised() -> None:
     book = AddressBook(19092, advertised_host="kafka.example.com", ports={NodeId(1001): 9100})
-
     assert book.advertised(NodeId(1001), HERE) == Address("kafka.example.com", 9100)
     assert book.advertised(NodeId(1), HERE) == Address("kafka.example.com", 19094)
 
 
 def test_port_above_65535_names_the_remedy() -> None:
     book = AddressBook(65000)
-
     assert book.listener_port(NodeId(534)) == 65535
     with pytest.raises(ConfigError, match=r"broker 535 .* 65536.*\[broker_ports\] 535 = "):
         book.listener_port(NodeId(535))
@@ -58,16 +55,13 @@ def test_ephemeral_port_is_advertised_once_listener_is_open() -> None:
     assert book.listener_port(NodeId(1)) == 0
     with pytest.raises(LookupError, match="broker 1 has no listener"):
         book.advertised(NodeId(1), HERE)
-
     book.listens_on(NodeId(1), 40123)
-
     assert book.advertised(NodeId(1), HERE) == Address(HERE, 40123)
 
 
 def test_broker_is_new_once_and_after_moving() -> None:
     book = AddressBook(19092)
     first, second = Address(SECRET, 9092), Address(SECRET, 9093)
-
     assert book.upstream_of(NodeId(1)) is None
     assert book.learn(NodeId(1), first) is True
     assert book.learn(NodeId(1), first) is False
@@ -92,9 +86,7 @@ CASES = [
 @pytest.mark.parametrize(("api_key", "version", "response"), CASES)
 def test_every_address_becomes_its_brokers_listener(api_key: int, version: int, response: Message) -> None:
     book = AddressBook(19092)
-
     message, body, new = through(api_key, version, response, book)
-
     assert SECRET.encode() not in body
     holders = getattr(message, "coordinators", None) or getattr(message, "brokers", None) or [message]
     assert [(each.host, each.port) for each in holders] == [(HERE, 19094), (HERE, 19095)][: len(holders)]
@@ -111,9 +103,7 @@ def test_the_cases_are_all_versions_that_are_served() -> None:
 def test_fields_other_than_addresses_stay_unchanged() -> None:
     rack = Message(node_id=1, host=SECRET, port=9092, rack="r1", unknown_tags=((5, b"later"),))
     response = Message(brokers=[rack], cluster_id="c", controller_id=1)
-
     message, _, _ = through(METADATA, 12, response, AddressBook(19092))
-
     assert (message.brokers[0].node_id, message.brokers[0].rack) == (1, "r1")
     assert message.brokers[0].unknown_tags == ((5, b"later"),)
     assert (message.cluster_id, message.controller_id) == ("c", 1)
@@ -124,9 +114,7 @@ def test_unavailable_coordinator_gets_no_address(version: int) -> None:
     error = {"node_id": -1, "host": "", "port": -1, "error_code": Error.COORDINATOR_NOT_AVAILABLE}
     response = Message(**error) if version < 4 else Message(coordinators=[Message(key="g", **error)])
     book = AddressBook(19092)
-
     message, body, new = through(FIND_COORDINATOR, version, response, book)
-
     assert body == encode_response(FIND_COORDINATOR, version, response)
     assert new == ()
     assert not book.nodes
@@ -135,7 +123,6 @@ def test_unavailable_coordinator_gets_no_address(version: int) -> None:
 
 def test_an_address_without_a_broker_is_blanked() -> None:
     message, body, new = through(FIND_COORDINATOR, 2, broker(node_id=-1), AddressBook(19092))
-
     assert SECRET.encode() not in body
     assert (message.host, message.port, new) == ("", -1, ())
 
@@ -143,9 +130,7 @@ def test_an_address_without_a_broker_is_blanked() -> None:
 def test_the_addresses_of_controllers_are_refused() -> None:
     response = Message(endpoint_type=2, controller_id=3, brokers=[broker(broker_id=3)], cluster_id="c")
     book = AddressBook(19092)
-
     message, body, new = through(DESCRIBE_CLUSTER, 1, response, book)
-
     assert SECRET.encode() not in body
     assert (message.error_code, message.brokers, message.controller_id) == (115, [], -1)
     assert "not available through this proxy" in message.error_message
@@ -162,7 +147,6 @@ def test_quorum_names_broker_listeners_and_hides_controllers() -> None:
 
     book = AddressBook(19092)
     book.learn(NodeId(1), Address(SECRET, 9092))
-
     message, body, new = through(DESCRIBE_QUORUM, 2, Message(nodes=[controller(1), controller(3000)]), book)
 
     assert SECRET.encode() not in body
@@ -179,15 +163,11 @@ def test_quorum_names_broker_listeners_and_hides_controllers() -> None:
 @pytest.mark.parametrize("version", [0, 1])
 def test_quorum_without_nodes_stays_unchanged(version: int) -> None:
     response = Message(topics=[Message(topic_name="__cluster_metadata", partitions=[Message(leader_id=3000)])])
-
     _, body, _ = through(DESCRIBE_QUORUM, version, response, AddressBook(19092))
-
     assert body == encode_response(DESCRIBE_QUORUM, version, response)
 
 
 def test_broker_refusal_to_name_controllers_is_relayed() -> None:
     refusal = Message(endpoint_type=2, error_code=114, error_message="wrong endpoint type")
-
     message, _, _ = through(DESCRIBE_CLUSTER, 1, refusal, AddressBook(19092))
-
     assert (message.error_code, message.error_message) == (114, "wrong endpoint type")

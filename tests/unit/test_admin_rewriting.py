@@ -10,7 +10,7 @@ import pytest
 
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions
+from fencepost_proxy.topics.closed import hide, mentions
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange, encode_topic_config
@@ -118,12 +118,10 @@ def versions(api_key: int) -> range:
 @pytest.mark.parametrize("api_key", [CREATE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
     world, created, requested = World(), api_key == CREATE_TOPICS, config(CHECK, "true")
-
     if created:
         (reported,) = world.create(creatable("__consumer_offsets", requested)).topics
     else:
         (reported,) = world.alter(api_key, resource("__consumer_offsets", requested)).responses
-
     assert (reported.error_code, world.changes) == (40, [])
     assert "__consumer_offsets is internal to Kafka" in reported.error_message
     assert not (world.forwarded.topics if created else world.forwarded.resources)
@@ -131,25 +129,6 @@ def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
 
 def names(messages: list[Message]) -> list[str]:
     return [message.name for message in messages]
-
-
-def test_planned_and_closed_apis_match_the_api_table() -> None:
-    plans = {key for key, api in APIS.items() if Handling.REWRITE_REQUEST in api.handling}
-    only_inspected = (Handling.INSPECT_REQUEST, Handling.INSPECT_REQUEST | Handling.REWRITE_ENDPOINTS)
-    inspected = {key for key, api in APIS.items() if api.handling in only_inspected}
-
-    assert plans == {
-        ADD_PARTITIONS_TO_TXN,
-        CREATE_TOPICS,
-        DELETE_TOPICS,
-        DESCRIBE_CONFIGS,
-        ALTER_CONFIGS,
-        INCREMENTAL_ALTER_CONFIGS,
-        CREATE_PARTITIONS,
-        WRITE_TXN_MARKERS,
-    }
-    assert inspected - {SHARE_GROUP_HEARTBEAT} == set(CLOSED_APIS)
-    assert plan_request(METADATA, 12, Message(), World().known()) is None
 
 
 # --- AddPartitionsToTxn -----------------------------------------------------------------------------------------------
@@ -290,9 +269,7 @@ def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -
 
 def test_file_configs_are_shown_at_creation_not_stored() -> None:
     world = World(file={CHECK: "required"})
-
     answer = world.create(creatable("orders"), answers=[Message(name="orders", topic_id=ORDERS, configs=[])])
-
     assert (answer.topics[0].configs[0].value, answer.topics[0].configs[0].config_source) == ("required", 4)
     assert world.changes == []
 
@@ -316,9 +293,7 @@ def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: s
 
 def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
     world = World()
-
     world.create(creatable("orders", config(CHECK, "maybe")), creatable("orders"))
-
     assert world.forwarded.topics == []
 
 
@@ -333,9 +308,7 @@ def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
 def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool) -> None:
     world = World()
     requested = creatable("orders", config(CHECK, "true"))
-
     reported = world.create(requested, answers=[answer], validate_only=validate_only)
-
     assert world.changes == []
     assert world.forwarded.validate_only is validate_only
     assert reported.topics[0].error_code == answer.__dict__.get("error_code", 0)
@@ -343,9 +316,7 @@ def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool)
 
 def test_virtual_configs_are_hidden_without_describe_permission() -> None:
     hidden = Message(name="orders", topic_id=ORDERS, topic_config_error_code=29, configs=[])
-
     reported = World().create(creatable("orders", config(CHECK, "true")), answers=[hidden])
-
     assert reported.topics[0].configs == []
 
 
@@ -386,10 +357,8 @@ def test_incremental_changes_are_taken_out_and_stored(version: int, name: str) -
 def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> None:
     for error_code, stored in ((0, 1), (29, 0), (3, 0)):
         world = World()
-
         requested, kafkas = resource("orders", config(CHECK, "true")), done("orders", error_code=error_code)
         answer = world.alter(api_key, requested, answers=[kafkas], version=0)
-
         assert names(world.forwarded.resources[0].configs) == []
         assert world.forwarded.resources[0].resource_name == "orders"
         assert codes(answer) == {"orders": (error_code, None)}
@@ -402,9 +371,7 @@ def test_invalid_value_blocks_its_topic_only(api_key: int, version: int) -> None
     world = World()
     wrong = resource("orders", config("retention.ms", "5"), config(CHECK, "perhaps"))
     right = resource("payments", config(CHECK, "true"))
-
     answer = world.alter(api_key, wrong, right, answers=[done("payments")], version=version)
-
     assert [each.resource_name for each in world.forwarded.resources] == ["payments"]
     assert codes(answer)["payments"] == (0, None)
     assert codes(answer)["orders"][0] == 40
@@ -422,9 +389,7 @@ def test_invalid_value_blocks_its_topic_only(api_key: int, version: int) -> None
 )
 def test_virtual_configs_have_kafkas_duplicate_and_null_rules(api_key: int, configs: list[Message], part: str) -> None:
     world = World()
-
     answer = world.alter(api_key, resource("orders", *configs), version=0)
-
     assert world.forwarded.resources == []
     assert codes(answer)["orders"][0] == 42
     assert part in (codes(answer)["orders"][1] or "")
@@ -434,9 +399,7 @@ def test_virtual_configs_have_kafkas_duplicate_and_null_rules(api_key: int, conf
 @pytest.mark.parametrize(("operation", "called"), [(APPEND, "APPEND"), (SUBTRACT, "SUBTRACT"), (9, "operation 9")])
 def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
     requested = resource("orders", config(CHECK, "true", config_operation=operation))
-
     answer = World().alter(INCREMENTAL_ALTER_CONFIGS, requested)
-
     assert codes(answer)["orders"] == (40, f"Can't {called} to key {CHECK} because its type is not LIST.")
 
 
@@ -444,9 +407,7 @@ def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
 def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
     world = World()
     right, wrong = resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))
-
     answer = world.alter(api_key, right, wrong, answers=[done("orders")], validate_only=True)
-
     assert world.forwarded.validate_only is True
     assert {name: code for name, (code, _) in codes(answer).items()} == {"orders": 0, "payments": 40}
     assert world.changes == []
@@ -467,9 +428,7 @@ def test_the_legacy_call_replaces_all_that_is_set() -> None:
 @pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
 def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
     world = World()
-
     world.alter(api_key, resource("1", config(CHECK, "true"), kind=BROKER), answers=[done("1", kind=BROKER)])
-
     assert names(world.forwarded.resources[0].configs) == [CHECK]
     assert world.changes == []
 
@@ -497,7 +456,6 @@ def test_virtual_configs_are_shown_with_their_source(
     version: int, stored: Mapping[str, str], file: Mapping[str, str], value: str, source: int
 ) -> None:
     answer = World(stored=stored, file=file).describe(described("orders", RETENTION), version=version)
-
     shown = {each.name: each for each in answer.results[0].configs}
     assert list(shown) == ["retention.ms", *VIRTUAL_CONFIGS]
     assert (shown[CHECK].value, shown[CHECK].config_source) == (value, source)
@@ -522,9 +480,7 @@ def test_virtual_configs_are_shown_with_their_source(
 )
 def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[str]) -> None:
     world = World()
-
     answer = world.describe(described("orders"), keys=keys)
-
     assert names(answer.results[0].configs) == shown
     # An empty list would query everything: the virtual names stay in it, and match nothing at Kafka.
     assert world.forwarded.resources[0].configuration_keys == keys
@@ -546,7 +502,6 @@ def test_requested_synonyms_and_documentation_are_returned() -> None:
 
 def test_errors_and_other_resources_are_left_alone() -> None:
     answer = World().describe(described("absent", error_code=3), described("1", RETENTION, kind=BROKER))
-
     assert [(each.error_code, names(each.configs)) for each in answer.results] == [(3, []), (0, ["retention.ms"])]
 
 
@@ -559,27 +514,21 @@ def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
     topics = [Message(name="orders"), Message(name="payments")]
     deleted = Message(name="orders", topic_id=ORDERS if version >= 6 else NO_TOPIC_ID)
     denied = Message(name="payments", error_code=29)
-
     by_name = [] if version >= 6 else names(topics)
     world.delete(*topics, answers=[deleted, denied], version=version, topic_names=by_name)
-
     assert world.changes == [TopicConfigChange("orders", ORDERS, deleted=True)]
 
 
 def test_deleting_a_replaced_topic_ends_its_inheritance() -> None:
     world = World(stored={CHECK: "true"})
-
     world.delete(Message(name=None, topic_id=PAYMENTS), answers=[Message(name="orders", topic_id=PAYMENTS)])
-
     assert world.changes == [TopicConfigChange("orders", PAYMENTS, deleted=True, inherited_from=ORDERS)]
 
 
 def test_a_topic_deleted_by_its_id() -> None:
     world = World()
-
     by_id = Message(name=None, topic_id=ORDERS)
     world.delete(by_id, answers=[by_id])
-
     assert world.forwarded.topics[0].topic_id == ORDERS
     assert world.changes == [TopicConfigChange(None, ORDERS, deleted=True)]
 
@@ -683,7 +632,6 @@ def test_state_topic_is_refused_and_the_rest_served(
 ) -> None:
     world = World()
     assert mentions(memoryview(encode_request(api_key, version, request_)), world.known())
-
     reported = world.rewriter(api_key, version, request_, answer)
 
     forwarded = encode_request(api_key, version, world.forwarded)
@@ -728,10 +676,8 @@ def test_state_topic_is_unlisted_and_refused_by_name(api_key: int, version: int,
 
     answer = Message(topics=[topic("orders", ORDERS), topic(STATE_TOPIC, STATE)])
     response = decode_response(api_key, version, encode_response(api_key, version, answer))
-
     hide(response, World().known(), queried=queried)
     assert STATE not in [each.topic_id for each in response.topics]
-
     reported = decode_response(api_key, version, encode_response(api_key, version, response))
     entries = [(each.name, each.error_code, len(each.partitions)) for each in reported.topics]
     assert entries == [("orders", 0, 2)] + ([(STATE_TOPIC, 29, 0)] if queried else [])

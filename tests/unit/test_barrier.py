@@ -13,14 +13,6 @@ def _barrier(**how: float) -> AppendBarrier:
     return AppendBarrier("orders", **{"in_doubt_seconds": 30.0, **how})
 
 
-def test_new_barrier_is_open_and_empty() -> None:
-    barrier = _barrier()
-
-    assert not barrier.closed
-    assert barrier.empty(NOW)
-    assert barrier.count is None
-
-
 def test_appends_in_flight_delay_an_expansion() -> None:
     barrier = _barrier()
     assert barrier.enter("a", NOW)
@@ -39,9 +31,7 @@ def test_late_append_enters_after_reopening_with_new_count() -> None:
     barrier = _barrier()
     barrier.close(NOW)
     assert not barrier.enter("a", NOW + 1)
-
     barrier.open(3)
-
     assert barrier.enter("a", NOW + 2)
     assert barrier.count == 3
     assert barrier.closed_at is None
@@ -52,7 +42,6 @@ def test_in_doubt_append_keeps_barrier_occupied_until_expiry() -> None:
     barrier.enter("a", NOW)
     barrier.close(NOW + 1)
     barrier.leave("a", NOW + 2, in_doubt=True)
-
     assert barrier.in_flight == 0
     assert not barrier.empty(NOW + 31.9)
     assert barrier.empty(NOW + 32)
@@ -65,13 +54,11 @@ def test_latest_in_doubt_append_sets_the_wait() -> None:
         barrier.enter(name, NOW)
     barrier.leave("a", NOW + 5, in_doubt=True)
     barrier.leave("b", NOW + 1, in_doubt=True)
-
     assert barrier.empty_at == NOW + 35
 
 
 def test_new_barrier_is_not_empty_before_clear_time() -> None:
     barrier = _barrier(clear_at=NOW + 33)
-
     assert barrier.enter("a", NOW)
     barrier.leave("a", NOW + 1)
     assert not barrier.empty(NOW + 32.9)
@@ -100,14 +87,12 @@ def test_opening_ends_the_exceptions() -> None:
     barrier.close(NOW, but_for=[(7, 0)])
     barrier.open(2)
     barrier.close(NOW + 1)
-
     assert not barrier.enter("a", NOW + 1, {(7, 0)})
 
 
 def test_duplicate_enter_or_unknown_leave_is_an_error() -> None:
     barrier = _barrier()
     barrier.enter("a", NOW)
-
     with pytest.raises(ValueError, match="orders"):
         barrier.enter("a", NOW)
     with pytest.raises(KeyError):

@@ -189,12 +189,9 @@ _CONSUMED = (
 )
 
 
-def test_consumer_rate_is_computed_from_fetch_time() -> None:
+def test_rate_of_a_complete_consumer_is_computed_from_fetch_time() -> None:
     found = consumed(_CONSUMED, at_least_mib=195)
     assert (found.mib, found.mib_per_second) == (195.3125, 651.0417)
-
-
-def test_consumer_that_stopped_early_is_an_error() -> None:
     with pytest.raises(LoadError, match="not 196"):
         consumed(_CONSUMED, at_least_mib=196)
 
@@ -223,12 +220,9 @@ def test_frames_expect_consecutive_offsets_across_digit_lengths() -> None:
         assert records[0].headers == [("fencepost-expected-offset", expected)]
 
 
-def test_base_offset_can_carry_the_expected_offset() -> None:
+def test_expected_offset_is_in_the_base_offset_or_nowhere() -> None:
     appends = Appends(Shape("orders", 3, 10, "base"), next_offset=40)
     assert [_sent(appends.frame())[1].base_offset for _ in range(2)] == [40, 43]
-
-
-def test_append_without_expectation_has_no_header() -> None:
     _, batch = _sent(Appends(Shape("orders", 1, 10), next_offset=40).frame())
     assert batch.base_offset == 0
     assert [record.headers for record in batch] == [[]]

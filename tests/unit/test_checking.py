@@ -43,9 +43,7 @@ def test_certificates_that_end_or_have_ended(authority: Authority) -> None:
         made = authority.sign(f"for-{days}", days=days)
         made.key.chmod(0o600)
         config = ProxyConfig(UPSTREAM, listen_tls=ListenTls(made.certificate, made.key), upstream_tls=UpstreamTls())
-
         found = list(checking._files(config))
-
         assert states(found) == {"listen_tls.certificate_file": state}, found
         assert "chmod" not in str(found)
 
@@ -105,9 +103,7 @@ def test_missing_and_mismatched_files_are_reported(authority: Authority, tmp_pat
 def test_certificate_must_match_the_advertised_host(authority: Authority, names: str, host: str, fits: bool) -> None:
     made = authority.sign("names", names=names)
     config = ProxyConfig(UPSTREAM, advertised_host=host, listen_tls=ListenTls(made.certificate, made.key))
-
     found = [each for each in checking._files(config) if "advertised_host" in each.reported]
-
     assert bool(found) is not fits
     assert all(each.state is State.FAILED and host in each.todo for each in found)
 
@@ -115,10 +111,8 @@ def test_certificate_must_match_the_advertised_host(authority: Authority, names:
 def test_plaintext_connections_are_reported(tmp_path: Path) -> None:
     (password := tmp_path / "password").write_text("p\n")
     password.chmod(0o600)
-
     found = list(checking._files(ProxyConfig(UPSTREAM, control_sasl=ControlSasl("PLAIN", "me", password))))
     one_side = list(checking._files(ProxyConfig(UPSTREAM, upstream_tls=UpstreamTls())))
-
     assert states(found)["control_sasl.mechanism"] == "warning"
     assert "from clients to the proxy" in stated(one_side, "TLS")
     assert list(checking._files(ProxyConfig(UPSTREAM))) == []
@@ -129,10 +123,8 @@ def test_plaintext_connections_are_reported(tmp_path: Path) -> None:
 
 def test_fewer_open_files_than_clients_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-
     (many,) = checking._machine(ProxyConfig(UPSTREAM))
     (few,) = checking._machine(ProxyConfig(UPSTREAM, limits=Limits(connections_max=100)))
-
     assert (many.state, many.todo) == (State.WARNING, "ulimit -n 4200, or LimitNOFILE=4200 in the unit")
     assert few.state is State.OK
 
@@ -159,16 +151,13 @@ def test_ports_of_listeners() -> None:
 
 def test_a_broker_id_that_leaves_no_port(tmp_path: Path) -> None:
     config = ProxyConfig(UPSTREAM, listen=Address("127.0.0.1", 60_000))
-
     found = asyncio.run(checking._listeners(config, [NodeId(1), NodeId(9_000)], False))
-
     assert "is not from 1 to 65535" in stated(found, "listener for broker 9000")
 
 
 def test_unknown_host_is_a_warning() -> None:
     there = asyncio.run(checking._resolves("localhost"))
     nowhere = asyncio.run(checking._resolves("a..b"))
-
     assert (there.state, nowhere.state) == (State.OK, State.WARNING)
 
 

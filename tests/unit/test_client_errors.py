@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import tomllib
 
-import pytest
-
 import fencepost
-from fencepost import errors, retrying
-from fencepost.errors import FencepostError, OffsetMismatchError, OutcomeUnknownError, TransactionConflictError
+from fencepost import errors
+from fencepost.errors import FencepostError
 from tests.support.docs import ROOT
 
 ALL = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FencepostError)]
@@ -30,21 +27,6 @@ def test_outcome_and_retriable_of_each_error() -> None:
     assert unknown == {"InDoubtError", "OutcomeUnknownError"}
     assert again == {"OffsetMismatchError", "TransactionAbortedError", "TransactionConflictError"}
     assert all(each.outcome == "refused" for each in ALL if each.retriable)
-
-
-@pytest.mark.parametrize("error", [OffsetMismatchError("t", 0, 1, 2), TransactionConflictError("open")])
-def test_retrying_repeats_after_retriable_errors_only(error: FencepostError) -> None:
-    raised = iter([error, OutcomeUnknownError({("t", 0): 1}, b"w", "timed out")])
-
-    def attempt() -> None:
-        raise next(raised)
-
-    with pytest.raises(OutcomeUnknownError):
-        retrying(attempt)
-
-
-def test_pickled_error_keeps_outcome() -> None:
-    assert pickle.loads(pickle.dumps(OutcomeUnknownError({("t", 0): 1}, b"w", "late"))).outcome == "unknown"
 
 
 def test_version_is_that_of_the_project() -> None:

@@ -267,9 +267,3 @@ def test_apply_exception_propagates_and_record_is_reread() -> None:
     read: list[LogRecord] = []
     writer.read_to_end(read.append)
     assert [record.value for record in read] == [b"b", b"c"]
-
-
-def test_unreadable_log_raises_library_error_after_timeout() -> None:
-    writer = FakeLogWriter(Partition.quiet(), problem=1.1)
-    with pytest.raises(ConnectionError, match="no broker"):
-        writer.read_to_end(lambda record: None)

@@ -63,7 +63,6 @@ def login(config: ProxyConfig) -> tuple[str, str | None, str]:
 )
 def test_protocol_determines_tls_and_login(write: Write, protocol: str, tls: bool, sasl: bool) -> None:
     config = of(write(LOGIN.replace("SASL_PLAINTEXT", protocol)))
-
     assert (config.upstream_tls is not None, config.control_sasl is not None) == (tls, sasl)
 
 
@@ -78,7 +77,6 @@ def test_protocol_determines_tls_and_login(write: Write, protocol: str, tls: boo
 )
 def test_each_login_form_gives_name_and_password(write: Write, mechanism: str, lines: str) -> None:
     config = of(write(f"security.protocol=SASL_SSL\nsasl.mechanism={mechanism}\n{lines}\n"))
-
     assert login(config) == (mechanism, "alice", "s3cret")
 
 
@@ -91,21 +89,18 @@ def test_properties_are_parsed_as_by_java(write: Write) -> None:
         .replace("s3cret", 'p\\\\"=#;\xe9')
         + "\\"
     )
-
     assert login(of(file)) == ("PLAIN", "alice", 'p"=#;\xe9')
 
 
 def test_changed_password_applies_at_next_login(write: Write) -> None:
     config = of(write(LOGIN))
     write(LOGIN.replace("s3cret", "changed"))
-
     assert login(pickle.loads(pickle.dumps(config)))[2] == "changed"
 
 
 def test_missing_password_fails_at_next_login(write: Write) -> None:
     config = of(write(LOGIN))
     write(LOGIN.replace("password", "other"))
-
     with pytest.raises(ConfigError, match=r"sasl\.jaas\.config: must be a login by PLAIN or SCRAM"):
         login(config)
 
@@ -113,7 +108,6 @@ def test_missing_password_fails_at_next_login(write: Write) -> None:
 def test_store_locations_become_tls_files(write: Write) -> None:
     stores = "ssl.truststore.type=PEM\nssl.truststore.location=/ca.pem\n"
     stores += "ssl.keystore.type=PEM\nssl.keystore.location=/client.pem\n"
-
     assert of(write(f"security.protocol=SSL\n{stores}")).upstream_tls == UpstreamTls(
         Path("/ca.pem"), Path("/client.pem")
     )
@@ -123,7 +117,6 @@ def test_store_locations_become_tls_files(write: Write) -> None:
 @pytest.mark.parametrize(("value", "checks"), [("", False), ("https", True), ("HTTPS", True)])
 def test_empty_identification_algorithm_disables_host_check(write: Write, value: str, checks: bool) -> None:
     tls = of(write(f"security.protocol=SSL\nssl.endpoint.identification.algorithm={value}\n")).upstream_tls
-
     assert tls is not None
     assert upstream_context(tls).check_hostname is checks
     assert upstream_context(tls).verify_mode is ssl.CERT_REQUIRED
@@ -134,9 +127,7 @@ def test_inline_certificates_are_trusted(write: Write, tmp_path: Path, line_end:
     authorities = [Authority(tmp_path / name) for name in ("one", "two")]
     lines = [line for each in authorities for line in each.file.read_text().splitlines()]
     inline = f"ssl.truststore.type=PEM\nssl.truststore.certificates={line_end.join(lines)}\n"
-
     tls = of(write(f"security.protocol=SSL\n{inline}")).upstream_tls
-
     assert tls is not None
     trusted = set(upstream_context(tls).get_ca_certs(binary_form=True))
     assert trusted == {ssl.PEM_cert_to_DER_cert(each.file.read_text()) for each in authorities}
@@ -157,9 +148,7 @@ token_file = "/token"
 def test_client_properties_replace_the_files_tables(write: Write, tmp_path: Path) -> None:
     (toml := tmp_path / "fencepost.toml").write_text(FILE)
     properties = write(LOGIN.replace("SASL_PLAINTEXT", "SASL_SSL"))
-
     loaded = read(toml, command_config=properties)
-
     assert loaded.config.upstream_tls == UpstreamTls()
     assert login(loaded.config) == ("PLAIN", "alice", "s3cret")
     assert loaded.origin("control_sasl.username") == str(properties)
@@ -168,17 +157,13 @@ def test_client_properties_replace_the_files_tables(write: Write, tmp_path: Path
 
 def test_plaintext_protocol_removes_the_files_tables(write: Write, tmp_path: Path) -> None:
     (toml := tmp_path / "fencepost.toml").write_text(FILE)
-
     config = read(toml, command_config=write("security.protocol=PLAINTEXT\n")).config
-
     assert (config.upstream_tls, config.control_sasl) == (None, None)
 
 
 def test_properties_without_security_replace_nothing(write: Write, tmp_path: Path) -> None:
     (toml := tmp_path / "fencepost.toml").write_text(FILE)
-
     loaded = read(toml, command_config=write("client.id=x\nrequest.timeout.ms=5\n"))
-
     assert loaded.config == read(toml).config
     assert loaded.ignored == ("client.id", "request.timeout.ms")
 
@@ -189,9 +174,7 @@ def test_environment_overrides_client_properties(write: Write, tmp_path: Path) -
         "FENCEPOST_CONTROL_SASL__PASSWORD_FILE": str(tmp_path / "password"),
         "FENCEPOST_UPSTREAM_TLS__MIN_VERSION": "1.3",
     }
-
     config = of(write(LOGIN.replace("SASL_PLAINTEXT", "SASL_SSL")), environment=environment)
-
     assert login(config) == ("PLAIN", "alice", "by environment")
     assert config.upstream_tls == UpstreamTls(min_version="1.3")
 
@@ -200,7 +183,6 @@ def test_options_override_environment_beside_client_properties(write: Write, mon
     monkeypatch.setenv("FENCEPOST_BOOTSTRAP_SERVER", "environment:1")
     parser = argparse.ArgumentParser()
     proxy.add_parser(parser.add_subparsers())
-
     for option in ("--bootstrap-server", "--upstream"):
         config = proxy.read_config(
             parser.parse_args(["proxy", option, "a:1,b:2", f"--command-config={write(LOGIN)}"])
@@ -214,7 +196,6 @@ def test_options_override_environment_beside_client_properties(write: Write, mon
 
 def test_properties_unused_by_the_protocol_are_ignored(write: Write) -> None:
     file = write("security.protocol=SSL\nsasl.mechanism=GSSAPI\nsasl.kerberos.service.name=kafka\nclient.id=x\n")
-
     assert read_client_properties(file).ignored == ("client.id", "sasl.kerberos.service.name", "sasl.mechanism")
 
 
@@ -255,10 +236,8 @@ SASL = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
 )
 def test_error_names_property_and_remedy(write: Write, lines: str, stated: str) -> None:
     file = write(lines + "\n")
-
     with pytest.raises(Refused) as refused:
         of(file)
-
     assert str(refused.value).startswith((str(file), "2 errors in the configuration:"))
     assert stated in str(refused.value)
     assert "s3cret" not in str(refused.value)
@@ -267,7 +246,6 @@ def test_error_names_property_and_remedy(write: Write, lines: str, stated: str) 
 def test_all_errors_are_reported_together(write: Write) -> None:
     with pytest.raises(Refused) as refused:
         of(write(f"{SASL}ssl.cipher.suites=x\nssl.endpoint.identification.algorithm=none\n"))
-
     keys = {each.key for each in refused.value.problems}
     assert keys == {"ssl.cipher.suites", "sasl.jaas.config", "ssl.endpoint.identification.algorithm"}
 
@@ -275,7 +253,6 @@ def test_all_errors_are_reported_together(write: Write) -> None:
 @pytest.mark.parametrize("command", ["proxy", "check", "transactions", "expansions"])
 def test_unreadable_file_ends_each_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     absent = tmp_path / "absent"
-
     assert main([command, "--bootstrap-server", "127.0.0.1:1", "--command-config", str(absent)]) == 2
     captured = capsys.readouterr()
     stated = " ".join((captured.out + captured.err).split())
@@ -284,7 +261,6 @@ def test_unreadable_file_ends_each_command(command: str, tmp_path: Path, capsys:
 
 def test_effective_values_show_no_password(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(LOGIN)
-
     assert main(["config", "show", "--changed", "--bootstrap-server=a:1", f"--command-config={file}"]) == 0
     shown = capsys.readouterr().out
     assert f"# {file}" in shown

@@ -305,31 +305,18 @@ def test_append_refused_retriably_elsewhere_then_appended_passes() -> None:
     assert (decision.outcome, decision.abort_only_transactions) == (Outcome.PASS, True)
 
 
+@pytest.mark.parametrize("passed_here", [False, True])
 @pytest.mark.parametrize(
     "log", [(logged(10, 0, 10),), (logged(10, 0, 10), logged(11, 1))], ids=["missing", "another in its place"]
 )
-def test_append_refused_retriably_elsewhere_and_missing_is_unresolved(log: tuple[Logged, ...]) -> None:
-    world = World(
-        abort_only_records=(abort_only((A, 1)),),
-        producers={A: ProducerAt(EPOCH, log[-1].base_sequence, 10)},
-        logs={A: log},
-    )
+def test_append_refused_retriably_elsewhere_and_missing_is_unresolved(
+    log: tuple[Logged, ...], passed_here: bool
+) -> None:
+    producers = {A: ProducerAt(EPOCH, log[-1].base_sequence, 10)}
+    world = World(abort_only_records=(abort_only((A, 1)),), producers=producers, logs={A: log})
+    if passed_here:
+        world.appends(A, 0, 10, 10)
     assert world.decision().reason == "append_unresolved"
-
-
-def test_missing_append_is_unresolved_though_others_passed_here() -> None:
-    world = World(
-        abort_only_records=(abort_only((A, 1)),),
-        producers={A: ProducerAt(EPOCH, 0, 10)},
-        logs={A: (logged(10, 0, 10),)},
-    )
-    world.appends(A, 0, 10, 10)
-    assert world.decision().reason == "append_unresolved"
-
-
-def test_record_of_another_transactional_id_is_ignored() -> None:
-    world = World(abort_only_records=(abort_only(transactional_id="another"),), producers={A: None})
-    assert world.decision().outcome is Outcome.PASS
 
 
 def test_retriable_refusal_on_unwritten_partition_is_unresolved() -> None:
@@ -377,12 +364,6 @@ def test_commit_is_validated_from_log_alone() -> None:
     log = (logged(10, 0, 10), logged(13, 1), logged(20, 2, 20))
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
     assert world.decision().outcome is Outcome.PASS
-
-
-def test_violation_at_another_process_is_found_in_log() -> None:
-    world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: (logged(10, 0, 10), logged(12, 1, 11))})
-    world.appends(A, 0, 10, 10)
-    assert world.decision().reason == "violation"
 
 
 def test_violation_between_two_passed_appends_is_found() -> None:

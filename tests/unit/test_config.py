@@ -112,7 +112,6 @@ def test_every_key_of_tls_and_logins_arrives(write: Write) -> None:
 
 def test_empty_table_enables_tls_to_brokers(write: Write) -> None:
     config = read(write('upstream = "kafka:9093"\n[upstream_tls]\n')).config
-
     assert config.upstream_tls == UpstreamTls()
     assert config.upstream_tls is not None
     assert config.upstream_tls.check_hostname
@@ -141,7 +140,6 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
 @pytest.mark.parametrize("pattern", ['[topics."*"]', '[topics."*offsets"]', "[unlisted_topics]"])
 def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
     config = read(write(f'upstream = "a:1"\n{pattern}\n"fencepost.check.expected.offsets" = "required"')).config
-
     assert config.configs_for("any-offsets") == {"fencepost.check.expected.offsets": "required"}
     for topic in ("__consumer_offsets", "__my_offsets"):
         assert config.configs_for(topic) == {}
@@ -227,10 +225,8 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
 )
 def test_config_error_names_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:
     file = write(text if text.startswith("upstream = ") else f'upstream = "a:1"\n{text}')
-
     with pytest.raises(ConfigError) as caught:
         read(file)
-
     assert str(caught.value).startswith(f"{file}:")
     assert complaint in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -255,7 +251,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_hidden_key_is_not_suggested(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
         read(write('upstream = "a:1"\nzzz = 1'))
-
     assert "allowed here" in str(caught.value)
     assert "unsafe" not in str(caught.value)
     assert read(write('upstream = "a:1"\nunsafe_disable_fencing = true')).config.unsafe_disable_fencing
@@ -281,7 +276,6 @@ def test_every_limit_names_its_unit() -> None:
 def test_sequencers_and_barriers_share_one_queue_time() -> None:
     """Barriers wait `takeover_seconds`; with a longer time in sequencers, an append could follow an empty barrier."""
     limits = Limits()
-
     assert limits.takeover_seconds == limits.queued_seconds == SequencerLimits().queued_seconds
     assert limits.queued_seconds == limits.connect_timeout_seconds + limits.request_timeout_seconds
     assert replace(limits, takeover_seconds=90.0).queued_seconds == 90.0

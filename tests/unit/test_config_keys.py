@@ -53,7 +53,6 @@ def stated(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_every_field_is_a_key_or_a_table() -> None:
     known = {each.field_name for each in KEYS.values() if not each.table} | set(TABLES)
-
     assert {each.name for each in fields(ProxyConfig)} == known
     assert [each.name for each in KEYS.values() if each.hidden] == ["unsafe_disable_fencing"]
 
@@ -69,7 +68,6 @@ def test_command_line_options_match_the_key_table() -> None:
     proxy.add_settings(parser)
     options = {option for action in parser._actions for option in action.option_strings}
     files = {"--config", "--command-config"}
-
     assert options - {"-h", "--help", "--upstream"} - files == {key.option for key in SHOWN if key.option}
 
 
@@ -117,7 +115,6 @@ def test_whatever_has_a_name_is_explained(name: str, capsys: pytest.CaptureFixtu
 )
 def test_unknown_key_suggests_the_closest_key(queried: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", queried]) == 2
-
     assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
@@ -127,7 +124,6 @@ def test_unknown_key_suggests_the_closest_key(queried: str, meant: str, capsys: 
 def test_command_line_overrides_environment_and_environment_overrides_file(write: Write) -> None:
     file = write('upstream = "f:1"\nlisten = "f:2"\nstatus = "f:3"\n[log]\nlevel = "error"\nformat = "json"\n')
     environment = {"FENCEPOST_LISTEN": "e:2", "FENCEPOST_STATUS": "e:3", "FENCEPOST_LOG__LEVEL": "debug"}
-
     loaded = read(file, {"status": "c:3"}, environment=environment)
 
     config = loaded.config
@@ -172,7 +168,6 @@ def test_every_kind_of_value_comes_through_the_environment() -> None:
 
 def test_bootstrap_server_variable_sets_upstream() -> None:
     loaded = read(environment={"FENCEPOST_BOOTSTRAP_SERVER": "a:1,b:2"})
-
     assert loaded.config.upstream == (Address("a", 1), Address("b", 2))
     assert loaded.origin("upstream") == "environment FENCEPOST_BOOTSTRAP_SERVER"
 
@@ -180,16 +175,13 @@ def test_bootstrap_server_variable_sets_upstream() -> None:
 def test_unknown_keys_of_one_variable_keep_their_order() -> None:
     names = [f"zz{number}" for number in range(9)]
     text = f"{{ {', '.join(f'{name} = 1' for name in names)} }}"
-
     with pytest.raises(Refused) as refused:
         read(environment={"FENCEPOST_UPSTREAM": "a:1", "FENCEPOST_LOG": text})
-
     assert [each.key for each in refused.value.problems] == [f"log.{name}" for name in names]
 
 
 def test_two_variables_of_a_key_are_refused() -> None:
     names = "FENCEPOST_UPSTREAM", "FENCEPOST_BOOTSTRAP_SERVER"
-
     with pytest.raises(Refused, match=r"FENCEPOST_UPSTREAM: upstream: is also set by FENCEPOST_BOOTSTRAP_SERVER"):
         read(environment=dict.fromkeys(names, "a:1"))
 
@@ -214,7 +206,6 @@ def test_foreign_environment_variables_are_ignored() -> None:
 
 def test_a_hidden_key_is_never_suggested() -> None:
     environment = {"FENCEPOST_UPSTREAM": "a:1", "FENCEPOST_UNSAFE_DISABLE_FENCIN": "true"}
-
     assert read(environment=environment).config == read(environment={"FENCEPOST_UPSTREAM": "a:1"}).config
 
 
@@ -227,7 +218,6 @@ def test_variables_used_in_repository_are_no_errors() -> None:
                 used.update(re.findall(r"\bFENCEPOST_[A-Z][A-Z_]*[A-Z]\b", file.read_text("utf-8", "ignore")))
     others = used - {name for key in KEYS.values() for name in key.variables} - {variable((name,)) for name in TABLES}
     assert {"FENCEPOST_IMAGE", "FENCEPOST_BROKER_PORT", "FENCEPOST_CONFIG"} <= others
-
     read(None, {"upstream": "a:1"}, environment=dict.fromkeys(others - {"FENCEPOST_CONFIG"}, "x"))
 
 
@@ -249,7 +239,6 @@ def test_variables_used_in_repository_are_no_errors() -> None:
 def test_a_slip_in_the_environment_names_the_variable(name: str, text: str, complaint: str) -> None:
     with pytest.raises(Refused) as refused:
         read(None, {"upstream": "a:1"}, environment={name: text})
-
     assert f"environment {name}: {complaint}" in str(refused.value) or complaint in str(refused.value)
     assert "environment" in str(refused.value)
 
@@ -258,7 +247,6 @@ def test_secret_in_place_of_path_is_not_printed(write: Write) -> None:
     with pytest.raises(Refused, match="must be the path of a file, not its content") as refused:
         read(write('upstream = "a:1"\n[listen_tls]\ncertificate_file = """-----BEGIN PRIVATE KEY-----\nhunter2"""\n'))
     assert "hunter2" not in str(refused.value)
-
     with pytest.raises(Refused) as refused:
         read(None, {"upstream": "a:1"}, environment={"FENCEPOST_CONTROL_SASL__PASSWORD": "hunter2"})
     assert "did you mean FENCEPOST_CONTROL_SASL__PASSWORD_FILE?" in str(refused.value)
@@ -324,7 +312,6 @@ x.partitioner = "murmur3"
 )
 def test_every_file_key_is_found_on_its_line(text: str) -> None:
     lines = text.replace("\r\n", "\n").split("\n")
-
     found = lines_of(text)
 
     def paths(document: dict[str, object], above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -375,5 +362,4 @@ def test_show_prints_values_and_origins_as_valid_file(
 
 def test_the_file_that_is_deployed_is_valid() -> None:
     loaded = read(ROOT / "deploy" / "fencepost.toml")
-
     assert loaded.config.configs_for("checked-orders") == {"fencepost.check.expected.offsets": "required"}

@@ -50,7 +50,6 @@ def test_topic_unknown_to_metadata_has_no_count() -> None:
 def test_the_largest_count_that_is_known_is_true() -> None:
     world = World()
     assert world.count() == 2
-
     world.history = ExpansionHistory(first_count=3)
     assert world.count() == 3, "metadata lags"
     world.last_observed = (ORDERS, 8)
@@ -62,7 +61,6 @@ def test_the_largest_count_that_is_known_is_true() -> None:
 def test_partitions_of_a_pending_expansion_do_not_count() -> None:
     world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(first_count=2, pending=_expansion(3)))
     assert world.count() == 2
-
     world.history = ExpansionHistory(expansions=(_expansion(3, ended_at_ms=NOW_MS),))
     assert world.count() == 3
 
@@ -70,9 +68,7 @@ def test_partitions_of_a_pending_expansion_do_not_count() -> None:
 def test_recreated_topic_has_its_own_count() -> None:
     world = World(last_observed=(ORDERS, 8))
     world.count()
-
     world.last_observed = (ANEW, 2)
-
     assert world.count() == 2
     assert not world.in_grace_period()
 
@@ -80,7 +76,6 @@ def test_recreated_topic_has_its_own_count() -> None:
 def test_grace_period_starts_when_expansion_is_observed() -> None:
     world = World()
     assert not world.in_grace_period(), "no expansion is known"
-
     world.last_observed = (ORDERS, 3)
     assert world.in_grace_period(NOW + 1)
     assert world.in_grace_period(NOW + 900)
@@ -106,9 +101,7 @@ def test_unrecorded_expansion_starts_grace_when_observed() -> None:
 def test_count_is_confirmed_by_a_later_query() -> None:
     world = World()
     assert not world.counts.confirmed_since("orders", NOW)
-
     world.counts.confirm("orders", NOW, NOW + 1)
-
     assert world.counts.confirmed_since("orders", NOW)
     assert not world.counts.confirmed_since("orders", NOW + 0.5), "that query was earlier"
     world.counts.confirm("orders", NOW - 5, NOW + 2)
@@ -122,7 +115,6 @@ def test_absence_of_a_topic_can_be_confirmed() -> None:
     world.counts.confirm("orders", NOW, NOW + 1)
     assert world.counts.confirmed_since("orders", NOW)
     assert not world.counts.confirmed_since("orders", NOW + 0.5)
-
     world.last_observed = (ORDERS, 2)
     assert not world.counts.confirmed_since("orders", NOW), "the topic exists now"
 
@@ -137,7 +129,6 @@ def test_each_client_has_the_count_last_served() -> None:
     counts = World().counts
     counts.serve(ME, [("orders", 2), ("payments", 5)])
     counts.serve(ANOTHER, [("orders", 3)])
-
     assert counts.served(ME, "orders", NOW) == 2
     assert counts.served(ANOTHER, "orders", NOW) == 3
     assert counts.served(ANOTHER, "payments", NOW) is None
@@ -148,11 +139,9 @@ def test_each_client_has_the_count_last_served() -> None:
 def test_repeated_refusals_discard_the_served_count() -> None:
     counts = World().counts
     counts.serve(ME, [("orders", 2)])
-
     counts.refused(ME, "orders", NOW)
     assert counts.served(ME, "orders", NOW + 4) == 2
     counts.refused(ME, "orders", NOW + 4)
-
     assert counts.served(ME, "orders", NOW + 5.1) is None, "counted from the first refusal: it would never end"
     assert counts.served(ME, "orders", NOW) is None
 
@@ -161,6 +150,5 @@ def test_served_counts_are_bounded_and_evicted_oldest_first() -> None:
     counts = World(served_max=3).counts
     for number in range(5):
         counts.serve(Client("10.0.0.1", f"app-{number}"), [("orders", number)])
-
     reported = [counts.served(Client("10.0.0.1", f"app-{number}"), "orders", NOW) for number in range(5)]
     assert reported == [None, None, 2, 3, 4]

@@ -77,7 +77,6 @@ def answered(*names: str, code: int = 0) -> Message:
 
 def test_kafka_only_validates_an_ordered_expansion() -> None:
     replicas = [Message(broker_ids=[1, 2])]
-
     plan = queried(topic("expands", 3, replicas))
 
     assert plan.forward.validate_only
@@ -101,10 +100,8 @@ def test_kafkas_validation_error_is_relayed_without_expansion() -> None:
     response = answered("expands", code=Error.INVALID_PARTITIONS)
     expanded_topics = plan.expansions
     assert expanded_topics is not None
-
     assert expanded_topics.requested(response) == ()
     expanded_topics.report(response, {})
-
     assert [each.error_code for each in response.results] == [Error.INVALID_PARTITIONS]
 
 
@@ -134,7 +131,6 @@ def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
 )
 def test_unchecked_or_validate_only_requests_are_forwarded(requested: list[str], validate_only: bool) -> None:
     plan = queried(*map(topic, requested), validate_only=validate_only)
-
     assert plan.expansions is None
     assert names(plan.forward) == requested
     assert plan.forward.validate_only is validate_only
@@ -145,7 +141,6 @@ def test_multiples_only_topic_is_validated_by_the_proxy(validate_only: bool) -> 
     plan = queried(topic("unchecked"), topic("doubles"), validate_only=validate_only)
     expanded_topics = plan.expansions
     assert expanded_topics is not None
-
     assert expanded_topics.first is not None
     assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["unchecked"], validate_only)
     assert (names(plan.forward), plan.forward.validate_only) == (["doubles"], True)
@@ -189,7 +184,6 @@ def test_pending_expansion_refuses_any_other() -> None:
 
 def test_pending_expansion_is_hidden_from_unauthorized_clients() -> None:
     plan = queried(topic("expands", 8), services=known(encode_expansion(FIRST)))
-
     for stated in (Error.TOPIC_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION):
         response = answered("expands", code=stated)
         plan.finish(response)
@@ -199,7 +193,6 @@ def test_pending_expansion_is_hidden_from_unauthorized_clients() -> None:
 
 def test_request_is_retriable_while_checks_are_unknown() -> None:
     plan = queried(topic("unchecked"), services=known(fresh=False))
-
     assert names(plan.forward) == []
     response = answered()
     plan.finish(response)
@@ -222,7 +215,6 @@ def described(topic: str, services: Known, keys: list[str] | None = None) -> dic
 
 def test_thresholds_are_a_read_only_config() -> None:
     services = known(encode_expansion(FIRST), DONE)
-
     shown = described("expands", services)["fencepost.ordered.partition.expansions"]
 
     assert shown.read_only
@@ -242,7 +234,6 @@ def test_thresholds_are_a_read_only_config() -> None:
 
 def test_expansions_are_shown_when_possible_or_requested() -> None:
     name = "fencepost.ordered.partition.expansions"
-
     assert described("expands", known())[name].value == "[]"
     assert name not in described("unchecked", known())
     assert described("unchecked", known(), [name])[name].value == "[]"
@@ -255,7 +246,6 @@ def test_expansions_are_shown_when_possible_or_requested() -> None:
 def test_initial_count_holds_until_the_topic_expands() -> None:
     services = known(encode_partition_count("expands", EXPANDS, 2))
     assert services.history("expands").count == 2
-
     services = known(encode_partition_count("expands", EXPANDS, 2), encode_expansion(FIRST), DONE)
     history = services.history("expands")
     assert history.count == 3
@@ -266,9 +256,7 @@ def test_initial_count_holds_until_the_topic_expands() -> None:
 def test_expansion_end_applies_once_to_pending_expansion() -> None:
     other = replace(FIRST, proposal=UUID(int=71), to_count=8)
     failed = encode_failed(FIRST, UUID(int=61), reason="too late", at_ms=3_000)
-
     history = known(encode_expansion(FIRST), encode_expansion(other), DONE, failed).history("expands")
-
     assert history.count == 3
     assert not history.failed
     assert history.pending is None, "what was proposed while another was pending never comes to be"
@@ -276,9 +264,7 @@ def test_expansion_end_applies_once_to_pending_expansion() -> None:
 
 def test_pending_expansion_is_shown_without_thresholds() -> None:
     later = replace(FIRST, from_count=3, to_count=6, proposal=UUID(int=77))
-
     shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).history("expands").described())
-
     assert [(each["from"], each["to"], each.get("pending", False)) for each in shown] == [(2, 3, False), (3, 6, True)]
     assert shown[0]["thresholds"] is not None
     assert (shown[1]["thresholds"], shown[1]["at_ms"]) == (None, None)
@@ -290,7 +276,6 @@ def test_expansion_may_follow_failure_unless_it_is_outdated() -> None:
     history = known(encode_expansion(FIRST), failed, encode_expansion(again)).history("expands")
     assert history.pending == again
     assert history.failed == {FIRST.proposal: "a transaction is open"}
-
     outdated = replace(FIRST, proposal=UUID(int=73), to_count=5)
     history = known(encode_expansion(FIRST), DONE, encode_expansion(outdated)).history("expands")
     assert history.pending is None
@@ -300,9 +285,7 @@ def test_expansion_may_follow_failure_unless_it_is_outdated() -> None:
 def test_expansion_outside_the_proxy_is_recorded_once() -> None:
     unordered = Expansion("expands", EXPANDS, 2, 5, UUID(int=74), 1_000, unordered=True)
     twice = replace(unordered, proposal=UUID(int=75))
-
     history = known(encode_expansion(unordered), encode_expansion(twice)).history("expands")
-
     assert [(each.from_count, each.to_count, each.unordered) for each in history.expansions] == [(2, 5, True)]
     assert history.ordered == ()
     assert json.loads(history.described())[0]["thresholds"] == []
@@ -312,9 +295,7 @@ def test_deleting_a_topic_removes_its_expansion_records() -> None:
     loser = replace(FIRST, proposal=UUID(int=76))
     records = [encode_partition_count("expands", EXPANDS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
     services = known(*records)
-
     tombstones = services.view.records_of([TopicConfigChange("expands", EXPANDS, deleted=True)])
-
     assert {each.key for each in tombstones} == {each.key for each in records}
     assert all(each.value is None for each in tombstones)
     assert known(*records, *tombstones).history("expands").expansions == ()
@@ -322,6 +303,5 @@ def test_deleting_a_topic_removes_its_expansion_records() -> None:
 
 def test_expanding_topic_stays_checked_when_switched_off() -> None:
     pending = Expansion("unchecked", SEQUENCED, 1, 2, UUID(int=77), 1_000, process=PROCESS)
-
     assert known(encode_expansion(pending)).is_count_checked("unchecked")
     assert not known().is_count_checked("unchecked")

@@ -210,7 +210,6 @@ async def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
     assert await story.queries_to_send(P1, Q1) == {P1, Q1}
     story.kafka.broken["others"] = None
     story.kafka.commits[P0] = 10
-
     assert await story.probes() == {Q1}
     assert await story.queries_to_send(P1, Q1) == {Q1}
 
@@ -221,7 +220,6 @@ async def test_unauthorized_topic_releases_only_its_own_partitions(story: Story)
     story.kafka.broken["others"] = 29
     assert await story.queries_to_send(P1, Q1) == {P1, Q1}
     assert await story.probes() == {P1, Q1}
-
     story.clock.passed += _IMPATIENCE_SECONDS + 1
     await story.probes()
     assert await story.queries_to_send(P1, Q1) == {P1}

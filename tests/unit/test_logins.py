@@ -53,14 +53,6 @@ def logs_in(talk: Talk, answer: bytes, version: int = 2) -> None:
     relays(talk, request(SASL_AUTHENTICATE, version, 8, b"\0\0\0\0\0"), answer)
 
 
-def test_login_is_relayed_unchanged() -> None:
-    talk = Talk()
-    relays(talk, HANDSHAKE, response(7, b"handshake"))
-    relays(talk, AUTHENTICATE, response(8, b"authenticate"))
-    talk.silent()
-    assert talk.session.drained
-
-
 def test_login_waits_for_possible_resends() -> None:
     # Given: an append whose fence Kafka may refuse, and a login right after it.
     talk = Waiting()
@@ -147,7 +139,6 @@ def test_new_login_restarts_its_lifetime() -> None:
         logs_in(talk, logged_in(lifetime_ms))
         talk.now += 2.9
     talk.now += 6.0
-
     talk.sends()
 
 
@@ -156,7 +147,6 @@ def test_login_without_lifetime_does_not_expire(answer: bytes) -> None:
     talk = Waiting()
     logs_in(talk, answer)
     talk.now += 1e6
-
     talk.sends()
 
 
@@ -254,10 +244,8 @@ def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[b
 def test_request_like_bare_token_stays_a_token() -> None:
     talk = begun("PLAIN")
     whole = request(HEARTBEAT, 4, 9)
-
     assert talk.session.fast_path.take_up(memoryview(whole), talk.now) == (0, [])
     talk.client(whole)
-
     assert reported(talk.upstream()) == (1, 0, whole[4:])
 
 
@@ -321,7 +309,6 @@ def test_complete_login_names_its_principal(
 def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
     talk = Waiting()
     begins(talk, "AWS_MSK_IAM", handshaken(33), version)
-
     assert talk.next(m.LoginFailed).reason == "error 33: this listener takes PLAIN, SCRAM-SHA-256"
     assert talk.answer() == handshaken(33)
     relays(talk, request(HEARTBEAT, 4, 9), response(9))
@@ -330,17 +317,13 @@ def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
 @pytest.mark.parametrize("length", [-1, 1 << 21])
 def test_bare_token_of_impossible_length_is_refused(length: int) -> None:
     talk = begun("PLAIN")
-
     talk.client(length.to_bytes(4, "big", signed=True))
-
     assert "a login token of" in talk.next(m.CloseClient).reason
 
 
 def test_bare_tokens_of_an_unknown_mechanism_are_refused() -> None:
     talk = Waiting()
-
     begins(talk, "CUSTOM", handshaken())
-
     assert "use a client that supports SaslHandshake v1" in talk.next(m.CloseClient).reason
 
 
@@ -364,9 +347,7 @@ def test_login_by_bare_tokens_ends_too() -> None:
     talk.kafka(authenticated(0, lifetime_ms=3000))
     assert talk.answer() == bare(b"")
     talk.now += 3.0
-
     talk.client(produce(("checked-a", 0, expecting(6, b"y"))))
-
     assert "login expired" in talk.next(m.CloseClient).reason
 
 
@@ -384,7 +365,6 @@ def test_process_that_ends_does_not_wait_for_tokens(queried: bool) -> None:
     talk.now += 1.0
 
     talk.report(m.Drain(talk.now + 29.0))
-
     assert talk.next(m.CloseClient).hang_up
 
 
@@ -392,18 +372,14 @@ def test_client_lost_during_login_frees_memory() -> None:
     talk = begun("OAUTHBEARER")
     talk.client(bare(LONG)[:-1])
     assert talk.services.free_bytes == (1 << 20) - len(LONG)
-
     talk.report(m.ClientLost())
-
     talk.next(m.CloseUpstream)
     assert talk.services.free_bytes == 1 << 20
 
 
 def test_tls_on_plaintext_listener_is_named_as_reason() -> None:
     talk = Talk()
-
     talk.client(bytes.fromhex("16030100f1010000ed0303") + bytes(64))
-
     closed = talk.next(m.CloseClient)
     assert closed.fault is ClientProtocolError
     assert "the client uses TLS, this listener does not" in closed.reason
@@ -441,9 +417,7 @@ def password(tmp_path: Path) -> Path:
 
 def test_plain(password: Path) -> None:
     broker = Broker(accepts(lifetime_ms=90_000), mechanisms=("PLAIN",))
-
     assert asyncio.run(log_in(broker.query, ControlSasl("PLAIN", "user", password))) == 90.0
-
     assert broker.reported[0].split(b"\0")[1:] == [b"user", b"pencil"]
 
 
@@ -489,9 +463,7 @@ def scram(name: str, secret: bytes, *, iterations: int = 4096, honest: bool = Tr
 @pytest.mark.parametrize(("mechanism", "name"), [("SCRAM-SHA-256", "sha256"), ("SCRAM-SHA-512", "sha512")])
 def test_scram(password: Path, mechanism: str, name: str) -> None:
     broker = scram(name, b"pencil")
-
     asyncio.run(log_in(broker.query, ControlSasl(mechanism, "a=b,c", password)))  # type: ignore[arg-type]
-
     assert broker.reported[0].startswith(b"n,,n=a=3Db=2Cc,r=")
     assert b"pencil" not in b"".join(broker.reported)
 
@@ -509,7 +481,6 @@ def test_scram(password: Path, mechanism: str, name: str) -> None:
 def test_why_a_login_fails(password: Path, broker: Broker, stated: str) -> None:
     with pytest.raises(LoginFailed, match=stated) as failed:
         asyncio.run(log_in(broker.query, ControlSasl("SCRAM-SHA-256", "user", password)))
-
     assert "pencil" not in str(failed.value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -15,7 +15,6 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
-from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.session import Session
@@ -31,9 +30,19 @@ from fencepost_proxy.wire.produce import (
     encode_produce_request,
     parse_produce_request,
 )
-from tests.support.batches import batch, expecting
+from tests.support.batches import batch
 from tests.support.sequencer_calls import Call, call
-from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Talk, Unchanged, produced, read, request, response
+from tests.unit.test_session import (
+    HEARTBEAT,
+    ServicesStandIn,
+    Talk,
+    Unchanged,
+    frames,
+    produced,
+    read,
+    request,
+    response,
+)
 
 NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
 COUNT_FIELD = 253
@@ -74,6 +83,16 @@ class Barriers(Talk):
         if may_write:
             self.session._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
 
+    def appends(self, records: memoryview, topic: str = "count-checked", **options: Any) -> Self:
+        """The client sends the records for partition 2."""
+        self.client(query((topic, 2, records), **options))
+        return self
+
+    def stale(self) -> Self:
+        """Metadata is older than the client's request."""
+        self.services.confirmed_at["count-checked"] = self.now - 1
+        return self
+
     def barrier(self, topic: str = "count-checked") -> AppendBarrier:
         return self.services.barrier(topic)
 
@@ -88,13 +107,23 @@ class Barriers(Talk):
         self.commands = [c for c in self.commands if not isinstance(c, m.Count)]
         return [count.label for count in counts]
 
+    def refused_and_closed(self, reason: str) -> tuple[int, int, str | None]:
+        """What partition 2 gets. The connection is closed, but not at once: some clients would miss the answer."""
+        assert self.refusals() == [reason]
+        self.next(m.ReadClient)
+        [reported] = self.reported().values()
+        self.hangs_up()
+        return reported
+
     def hangs_up(self) -> None:
-        """Not at once: some clients would miss the answer."""
         self.silent()
         assert self.session.needs_ticks
-        self.now += 0.15
-        self.report(m.Tick())
+        self.tick(0.15)
         assert self.next(m.CloseClient).hang_up
+
+    def waits(self) -> None:
+        self.silent()
+        assert self.session.at_barrier
 
 
 def query(
@@ -110,24 +139,23 @@ def query(
     for topic, partition, records in parts:
         topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
     tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_FIELD, instance_id), (300, b"later")])
+    data = tuple(TopicData(name, None, tuple(partitions), tags) for name, partitions in topics.items())
     return b"".join(
-        encode_produce_request(
-            ProduceRequest(
-                version,
-                correlation,
-                "test",
-                b"",
-                None,
-                acks,
-                timeout_ms,
-                tuple(TopicData(name, None, tuple(data), tags) for name, data in topics.items()),
-            )
-        )
+        encode_produce_request(ProduceRequest(version, correlation, "test", b"", None, acks, timeout_ms, data))
     )
 
 
 def saying(count: object, *values: bytes) -> memoryview:
     return batch(*(values or (b"v",)), headers=[[("fencepost-partition-count", str(count).encode())]])
+
+
+V = batch(b"v")
+#: A conditional append with a count.
+CONDITIONAL = batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]])
+
+
+def transactional(producer_id: int, epoch: int = 0) -> memoryview:
+    return batch(b"v", producer=(producer_id, epoch, 0), transactional=True)
 
 
 def _key(partition: int, of: int) -> bytes:
@@ -137,16 +165,11 @@ def _key(partition: int, of: int) -> bytes:
 # --------------------------------------------------------------------------------------------------- what a batch says
 
 
-@pytest.mark.parametrize("how", ["header", "tag", "both"])
-def test_correct_count_is_appended_and_enters_the_barrier(how: str) -> None:
-    talk = Barriers()
-    records = saying(6) if how != "tag" else batch(b"v")
-
-    talk.client(query(("count-checked", 2, records), instance_id=struct.pack(">i", 6) if how != "header" else None))
-
-    up = talk.sent_up()
-    assert [topic.name for topic in up.topics] == ["count-checked"]
-    assert up.topics[0].partitions[0].records == records, "as it came"
+def test_append_is_in_flight_until_kafka_answers() -> None:
+    records = saying(6)
+    talk = Barriers().appends(records)
+    [topic] = talk.sent_up().topics
+    assert (topic.name, topic.partitions[0].records) == ("count-checked", records), "as it came"
     assert talk.barrier().in_flight == 1
     talk.kafka(produced(("count-checked", 2, 0, 41)))
     assert talk.reported() == {("count-checked", 2): (0, 41, None)}
@@ -155,30 +178,22 @@ def test_correct_count_is_appended_and_enters_the_barrier(how: str) -> None:
 
 
 def test_partition_count_field_is_removed_and_others_kept() -> None:
-    talk = Barriers()
-
-    talk.client(query(("count-checked", 2, batch(b"v")), instance_id=struct.pack(">i", 6)))
-
+    talk = Barriers().appends(V, instance_id=struct.pack(">i", 6))
     assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
 
 
 def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
     talk = Barriers()
     six = struct.pack(">i", 6)
-    whole = parse_produce_request(memoryview(query(("count-checked", 2, batch(b"v"))))[4:])
+    whole = parse_produce_request(memoryview(query(("count-checked", 2, V)))[4:])
     tags = join_tags([(COUNT_FIELD, six), (COUNT_FIELD, six)])
-
     talk.client(b"".join(encode_produce_request(replace(whole, topics=(replace(whole.topics[0], tags=tags),)))))
-
     assert talk.refusals() == ["partition_count_unreadable"]
     assert talk.reported()[("count-checked", 2)][0] == INVALID_RECORD
 
 
 def test_ordered_topic_without_count_check_has_a_barrier() -> None:
-    talk = Barriers()
-
-    talk.client(query(("ordered", 2, saying(3))))
-
+    talk = Barriers().appends(saying(3), "ordered")
     talk.sent_up()
     assert talk.barrier("ordered").in_flight == 1
 
@@ -190,79 +205,48 @@ def test_ordered_topic_without_count_check_has_a_barrier() -> None:
 def test_misplaced_key_is_refused_during_grace_period(codec: int) -> None:
     talk = Barriers()
     talk.services.just_expanded.add("hashed")
-    misplaced = batch(b"v", b"w", key=_key(5, of=6), compression=codec)
-
-    talk.client(query(("hashed", 2, misplaced)))
-
-    assert talk.refusals() == ["misplaced_key"]
-    talk.next(m.ReadClient)
-    assert talk.reported()[("hashed", 2)][2] == (
+    talk.appends(batch(b"v", b"w", key=_key(5, of=6), compression=codec), "hashed")
+    assert talk.refused_and_closed("misplaced_key")[2] == (
         "MISPLACED_KEY topic=hashed partition=2 record=0 belongs=5 actual=6: of 6 partitions, its key is placed on "
         "another one by murmur2"
     )
-    talk.hangs_up()
 
 
-def test_correct_or_missing_keys_are_accepted_during_grace() -> None:
+@pytest.mark.parametrize(
+    ("grace", "key"),
+    [(True, _key(2, of=6)), (True, None), (False, _key(5, of=6))],
+    ids=["correct", "no key", "misplaced after the grace period"],
+)
+def test_other_keys_are_accepted(grace: bool, key: bytes | None) -> None:
     talk = Barriers()
-    talk.services.just_expanded.add("hashed")
-
-    talk.client(query(("hashed", 2, batch(b"v", key=_key(2, of=6)))))
-    talk.client(query(("hashed", 2, batch(b"v")), correlation=2))
-
-    talk.sent_up()
-    talk.sent_up()
-    talk.silent()
-
-
-def test_keys_are_not_checked_after_grace_period() -> None:
-    talk = Barriers()
-
-    talk.client(query(("hashed", 2, batch(b"v", key=_key(5, of=6)))))
-
-    talk.sent_up()
+    if grace:
+        talk.services.just_expanded.add("hashed")
+    talk.appends(batch(b"v", key=key), "hashed").sent_up()
 
 
 def test_keys_are_decompressed_under_the_bound() -> None:
     talk = Barriers(decompressed_bytes_max=1000)
     talk.services.just_expanded.add("hashed")
-
-    talk.client(query(("hashed", 2, batch(bytes(5000), key=b"k", compression=1))))
-    talk.read_elsewhere()
-
+    talk.appends(batch(bytes(5000), key=b"k", compression=1), "hashed").read_elsewhere()
     assert talk.refusals() == ["too_large"]
 
 
-def test_client_with_older_metadata_is_refused_until_refreshed() -> None:
-    # Given a client whose metadata has 3 partitions
+def test_client_with_older_metadata_is_refused() -> None:
+    """An append without a count is taken to be placed over the partitions that the client has last seen."""
     talk = Barriers()
     talk.services.served[("test", "count-checked")] = 3
 
-    # When it appends without a word
-    talk.client(query(("count-checked", 2, batch(b"v"))))
-
-    # Then it is taken to have placed it over those
-    assert talk.refusals() == ["invalid_partition_count"]
-    talk.next(m.ReadClient)
-    assert talk.reported()[("count-checked", 2)][0] == INVALID_PARTITIONS
-    talk.hangs_up()
+    assert talk.appends(V).refused_and_closed("invalid_partition_count")[0] == INVALID_PARTITIONS
     assert talk.services.guesses == [("test", "count-checked")]
 
-    # And with 6, its append enters
-    again = Barriers()
-    again.services.served[("test", "count-checked")] = 6
-    again.client(query(("count-checked", 2, batch(b"v"))))
-    again.sent_up()
+    refreshed = Barriers()
+    refreshed.services.served[("test", "count-checked")] = 6
+    refreshed.appends(V).sent_up()
 
-
-def test_what_a_batch_says_is_no_guess() -> None:
-    talk = Barriers()
-    talk.services.served[("test", "count-checked")] = 3
-
-    talk.client(query(("count-checked", 2, saying(4))))
-
-    assert talk.refusals() == ["invalid_partition_count"]
-    assert talk.services.guesses == []
+    stating = Barriers()
+    stating.services.served[("test", "count-checked")] = 3
+    assert stating.appends(saying(4)).refusals() == ["invalid_partition_count"]
+    assert stating.services.guesses == []
 
 
 class _Reported:
@@ -278,10 +262,8 @@ class _Reported:
 
 def test_reported_partition_counts_are_remembered() -> None:
     talk = Barriers(rewriters=_Reported())
-
     talk.client(request(METADATA, 9, 1))
     talk.kafka(response(1))
-
     assert talk.services.served == {("test", "count-checked"): 3}
 
 
@@ -289,12 +271,10 @@ def test_reported_partition_counts_are_remembered() -> None:
 
 
 def test_differing_count_is_confirmed_before_the_refusal() -> None:
-    talk = Barriers()
-    talk.services.confirmed_at["count-checked"] = talk.now - 1
     heartbeat = request(HEARTBEAT, 4, 9)
 
     # Given a client that knows more than the proxy
-    talk.client(query(("count-checked", 2, saying(8))))
+    talk = Barriers().stale().appends(saying(8))
     assert talk.next(m.TopicStale) == m.TopicStale("count-checked")
     talk.client(heartbeat)
     talk.next(m.ReadClient)
@@ -312,68 +292,55 @@ def test_differing_count_is_confirmed_before_the_refusal() -> None:
 
 
 def test_unanswered_metadata_query_gives_a_retriable_error() -> None:
-    talk = Barriers()
-    talk.services.confirmed_at["count-checked"] = talk.now - 1
-    talk.client(query(("count-checked", 2, saying(8)), timeout_ms=3000))
+    talk = Barriers().stale().appends(saying(8), timeout_ms=3000)
     talk.next(m.TopicStale)
-
-    talk.now += 0.9
-    talk.report(m.Tick())
+    talk.tick(0.9)
     assert talk.next(m.TopicStale) == m.TopicStale("count-checked"), "the one before may have been on its way already"
     talk.silent()
-    talk.now += 0.2
-    talk.report(m.Tick())
-
+    talk.tick(0.2)
     assert talk.refusals() == ["count_unknown"]
     assert talk.reported()[("count-checked", 2)][0] == NOT_LEADER
     talk.silent()
 
 
-def test_unknown_topic_is_looked_up_before_appending() -> None:
-    talk = Barriers()
+@pytest.mark.parametrize("exists", [True, False])
+def test_unknown_topic_is_looked_up_before_the_answer(exists: bool) -> None:
+    talk = Barriers().stale()
     del talk.services.partition_counts["count-checked"]
-    talk.services.confirmed_at["count-checked"] = talk.now - 1
+    talk.appends(saying(6)).next(m.TopicStale)
 
-    talk.client(query(("count-checked", 2, saying(6))))
-    talk.next(m.TopicStale)
-    talk.services.partition_counts["count-checked"] = 6
+    if exists:
+        talk.services.partition_counts["count-checked"] = 6
+    else:
+        talk.services.confirmed_at["count-checked"] = talk.now
     talk.report(m.TopicNews())
 
-    talk.sent_up()
-
-
-def test_missing_topic_is_refused_after_metadata_confirms() -> None:
-    talk = Barriers()
-    del talk.services.partition_counts["count-checked"]
-    talk.services.confirmed_at["count-checked"] = talk.now - 1
-    talk.client(query(("count-checked", 2, saying(6))))
-    talk.next(m.TopicStale)
-
-    talk.services.confirmed_at["count-checked"] = talk.now
-    talk.report(m.TopicNews())
-
-    assert talk.refusals() == ["unknown_topic"]
-    assert talk.reported()[("count-checked", 2)][0] == 3
-    talk.silent()
+    if exists:
+        talk.sent_up()
+    else:
+        assert talk.refusals() == ["unknown_topic"]
+        assert talk.reported()[("count-checked", 2)][0] == 3
+        talk.silent()
 
 
 def test_count_of_opened_barrier_overrides_old_metadata() -> None:
     talk = Barriers()
     talk.barrier().open(8)
-
-    talk.client(query(("count-checked", 2, saying(8))))
-
-    talk.sent_up()
+    talk.appends(saying(8)).sent_up()
 
 
 # ----------------------------------------------------------------------------------------------------- closed barrier
 
 
-def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
-    # Given a topic that is being expanded
+def closed(topic: str = "count-checked", **options: Any) -> Barriers:
+    """The topic is being expanded."""
     talk = Barriers()
-    talk.barrier().close(talk.now)
-    talk.client(query(("count-checked", 2, saying(6)), timeout_ms=30_000))
+    talk.barrier(topic).close(talk.now, **options)
+    return talk
+
+
+def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
+    talk = closed().appends(saying(6), timeout_ms=30_000)
     talk.client(query(("count-checked", 7, saying(8)), correlation=2, timeout_ms=30_000))
     talk.next(m.ReadClient)
     talk.silent()
@@ -387,23 +354,19 @@ def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
 
     # Then what was placed over 6 is refused, and no request after it is read on this connection
     assert talk.refusals() == ["invalid_partition_count"]
-    assert (
-        talk.reported()[("count-checked", 2)][2]
-        == "INVALID_PARTITION_COUNT topic=count-checked partition=2 expected=6 actual=8"
-    )
+    message = talk.reported()[("count-checked", 2)][2]
+    assert message == "INVALID_PARTITION_COUNT topic=count-checked partition=2 expected=6 actual=8"
     talk.hangs_up()
     talk.silent()
     assert talk.services.waited == [2]
 
 
 def test_append_waiting_too_long_gets_a_retriable_error() -> None:
-    talk = Barriers()
-    talk.barrier().close(talk.now)
-    talk.client(query(("count-checked", 2, saying(6)), ("unchecked", 0, batch(b"v")), timeout_ms=3000))
+    talk = closed()
+    talk.client(query(("count-checked", 2, saying(6)), ("unchecked", 0, V), timeout_ms=3000))
     talk.silent()
 
-    talk.now += 1
-    talk.report(m.Tick())
+    talk.tick(1)
 
     # Its other topic does not wait with it
     assert talk.refusals() == ["barrier_closed"]
@@ -416,38 +379,18 @@ def test_append_waiting_too_long_gets_a_retriable_error() -> None:
     talk.silent()
 
 
-def test_transactions_an_expansion_waits_for_pass_its_barrier() -> None:
-    talk = Barriers()
-    talk.barrier().close(talk.now, but_for=[(77, 0)])
-    mine = batch(b"v", producer=(77, 0, 0), transactional=True)
-    anothers = batch(b"v", producer=(78, 0, 0), transactional=True)
-
-    talk.client(query(("count-checked", 2, mine)))
-    talk.sent_up()
-    talk.client(query(("count-checked", 2, anothers), correlation=2))
-
-    talk.silent()
-    assert talk.session.at_barrier
-
-
-def test_next_transaction_of_a_producer_waits_at_barrier() -> None:
+def test_only_transactions_an_expansion_waits_for_pass() -> None:
     """Each transaction has its own epoch (transactions v2). Otherwise a producer with one transaction after the other
     would always pass, and its topics could never be expanded."""
-    talk = Barriers()
-    talk.barrier().close(talk.now, but_for=[(77, 0)])
-
-    talk.client(query(("count-checked", 2, batch(b"v", producer=(77, 1, 0), transactional=True))))
-
-    talk.silent()
-    assert talk.session.at_barrier
+    closed(but_for=[(77, 0)]).appends(transactional(77)).sent_up()
+    closed(but_for=[(77, 0)]).appends(transactional(78)).waits()
+    closed(but_for=[(77, 0)]).appends(transactional(77, epoch=1)).waits()
 
 
 def test_request_enters_all_its_barriers_or_none() -> None:
-    talk = Barriers()
-    talk.barrier("count-checked-2").close(talk.now)
-
-    talk.client(query(("count-checked", 2, saying(6)), ("count-checked-2", 2, saying(6))))
-
+    talk = closed("count-checked-2")
+    talk.client(query(("count-checked", 2, saying(6)), ("count-checked-2", 2, saying(6)), ("unchecked", 0, V)))
+    talk.waits()
     assert talk.barrier("count-checked").in_flight == 0, "two expansions would wait for each other"
     talk.barrier("count-checked-2").open(6)
     talk.report(m.TopicNews())
@@ -455,13 +398,10 @@ def test_request_enters_all_its_barriers_or_none() -> None:
 
 
 def test_client_lost_at_the_barrier_frees_everything() -> None:
-    talk = Barriers()
+    talk = closed()
     free_bytes = talk.services.free_bytes
-    talk.barrier().close(talk.now)
-    talk.client(query(("count-checked", 2, saying(6))))
-
+    talk.appends(saying(6))
     talk.report(m.ClientLost())
-
     assert talk.session.finished
     assert talk.services.free_bytes == free_bytes
     talk.barrier().open(6)
@@ -470,13 +410,9 @@ def test_client_lost_at_the_barrier_frees_everything() -> None:
 
 
 def test_append_waiting_with_expired_configs_gets_retriable_error() -> None:
-    talk = Barriers()
-    talk.barrier().close(talk.now)
-    talk.client(query(("count-checked", 2, saying(6))))
-
+    talk = closed().appends(saying(6))
     talk.services.is_fresh = False
     talk.report(m.Tick())
-
     assert talk.refusals() == ["not_ready"]
     assert talk.reported()[("count-checked", 2)][0] == NOT_LEADER
 
@@ -484,81 +420,31 @@ def test_append_waiting_with_expired_configs_gets_retriable_error() -> None:
 # ------------------------------------------------------------------------------------------------------ out again
 
 
-def test_append_on_broken_broker_connection_is_in_doubt() -> None:
-    talk = Barriers()
-    talk.client(query(("count-checked", 2, saying(6))))
-
-    talk.report(m.UpstreamLost("it broke"))
-
-    assert talk.barrier().in_flight == 0
-    assert talk.barrier().empty_at == talk.now + 30
-
-
-def test_append_stays_in_flight_after_its_client_leaves() -> None:
-    talk = Barriers()
-    talk.client(query(("count-checked", 2, saying(6))))
-
-    talk.report(m.ClientLost())
-    assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("count-checked", 2, 0, 41)))
-
-    assert talk.barrier().empty(talk.now)
-    assert talk.session.finished
-
-
-def test_timed_out_append_stays_in_flight_until_answered() -> None:
-    talk = Barriers()
-    talk.client(query(("count-checked", 2, saying(6)), timeout_ms=3000))
-    talk.sent_up()
-
-    talk.now += 2.8
-    talk.report(m.Tick())
-    talk.refusals()
-    assert talk.reported()[("count-checked", 2)][0] == TIMED_OUT
-    assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("count-checked", 2, 0, 41)))
-
-    assert talk.barrier().empty(talk.now)
-
-
 def test_conditional_append_is_in_flight_until_sequencer_ends() -> None:
-    talk = Barriers()
-    talk.client(
-        query(
-            (
-                "both",
-                0,
-                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]]),
-            )
-        )
-    )
+    talk = Barriers().appends(CONDITIONAL, "both")
     pending = talk.submitted()
     assert talk.barrier("both").in_flight == 1
-
     talk.admit(pending)
     talk.sent(pending)
     talk.sent_up()
     talk.report(m.UpstreamLost("it broke"))
-
     assert talk.next(Call) == call("lost", pending)
     assert talk.barrier("both").empty_at == talk.now + 30
 
 
 def test_refusal_by_the_sequencer_leaves_the_barrier() -> None:
-    talk = Barriers()
-    talk.client(
-        query(
-            (
-                "both",
-                0,
-                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]]),
-            )
-        )
-    )
-
+    talk = Barriers().appends(CONDITIONAL, "both")
     talk.refuse(talk.submitted())
-
     assert talk.barrier("both").empty(talk.now)
+
+
+def test_acks_0_is_sent_as_all_and_tracked() -> None:
+    talk = Barriers().appends(saying(6), acks=0)
+    assert talk.sent_up().acks == -1
+    assert talk.barrier().in_flight == 1
+    talk.kafka(produced(("count-checked", 2, 0, 41)))
+    talk.silent()
+    assert talk.barrier().empty(talk.now)
 
 
 # ---------------------------------------------------------------------------------------------------- hanging up
@@ -585,10 +471,9 @@ def test_earlier_requests_are_answered_before_the_refusal() -> None:
     assert talk.answer() == response(1)
     talk.silent()
     talk.kafka(produced(("count-checked", 0, 0, 7), correlation=2))
-    answers = talk.answer()
-    first = 4 + int.from_bytes(answers[:4], "big")
-    assert read(answers[:first]) == {("count-checked", 0): (0, 7, None)}
-    assert read(answers[first:])[("count-checked", 2)][0] == INVALID_PARTITIONS
+    first, second = frames(talk.answer())
+    assert read(first) == {("count-checked", 0): (0, 7, None)}
+    assert read(second)[("count-checked", 2)][0] == INVALID_PARTITIONS
     talk.hangs_up()
     talk.silent()
 
@@ -597,45 +482,27 @@ def test_silent_broker_does_not_delay_the_close_indefinitely() -> None:
     talk = Barriers()
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
-    talk.client(query(("count-checked", 2, saying(3)), correlation=2))
-    talk.refusals()
+    talk.appends(saying(3), correlation=2).refusals()
     talk.next(m.ReadClient)
     assert talk.session.needs_ticks
 
-    talk.now += 29.8
-    talk.report(m.Tick())
+    talk.tick(29.8)
     talk.silent()
-    talk.now += 0.2
-    talk.report(m.Tick())
+    talk.tick(0.2)
 
     assert talk.next(m.CloseClient).hang_up
 
 
 def test_actual_count_is_shown_only_to_authorized_writers() -> None:
-    talk = Barriers(may_write=False)
-    talk.client(query(("count-checked", 2, saying(3))))
+    talk = Barriers(may_write=False).appends(saying(3))
     talk.refusals()
     talk.next(m.ReadClient)
     probe = talk.sent_up()
     assert [(t.name, p.partition, bytes(p.records or b"")) for t in probe.topics for p in t.partitions] == [
         ("count-checked", 2, b"")
     ]
-
     talk.kafka(produced(("count-checked", 2, NOT_AUTHORIZED, -1)))
-
     assert talk.reported() == {("count-checked", 2): (NOT_AUTHORIZED, -1, None)}
-
-
-def test_acks_0_is_sent_as_all_and_tracked() -> None:
-    talk = Barriers()
-
-    talk.client(query(("count-checked", 2, saying(6)), acks=0))
-    assert talk.sent_up().acks == -1
-    assert talk.barrier().in_flight == 1
-    talk.kafka(produced(("count-checked", 2, 0, 41)))
-
-    talk.silent()
-    assert talk.barrier().empty(talk.now)
 
 
 # ---------------------------------------------------------------------------------------------- no way past the barrier
@@ -651,9 +518,7 @@ def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monke
     talk.client(first)
     talk.kafka(produced((topic, 0, 0, 1), correlation=1, version=version))
     talk.commands.clear()
-    assert talk.session.fast_path.take_up(memoryview(second), talk.now)[0] == len(second), (
-        "it is streamed by the fast path"
-    )
+    assert talk.session.fast_path.take_up(memoryview(second), talk.now)[0] == len(second)
     talk.kafka(produced((topic, 0, 0, 2), correlation=2, version=version))
     talk.commands.clear()
 
@@ -671,58 +536,36 @@ def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monke
     assert talk.session.fast_path.take_up(memoryview(fourth), talk.now)[0] == 0
 
 
-def test_fast_path_ends_once_topic_is_count_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    talk = Barriers()
-    taken: list[object] = []
-    real = FastPath._take_direct
-    monkeypatch.setattr(FastPath, "_take_direct", lambda *args: taken.append(real(*args)) or taken[-1])
-    talk.client(query(("both", 0, expecting(41, b"v"))))
-
-    frame = query(("both", 0, expecting(42, b"v")), correlation=2)
-    talk.session._holds.waiting_produce = None
-    assert talk.session.fast_path.take_up(memoryview(frame), talk.now)[0] == 0
-
-    assert taken == [None, None], "the fast path was called, and left it to the general path"
-
-
-def test_request_of_several_topics_checks_every_barrier() -> None:
-    talk = Barriers()
-    talk.barrier("count-checked-2").close(talk.now)
-
-    talk.client(query(("unchecked", 0, batch(b"v")), ("count-checked-2", 0, saying(6))))
-
-    talk.silent()
-    assert talk.session.at_barrier
-
-
-def test_header_names_are_as_configured() -> None:
-    talk = Barriers(header_names=HeaderNames(partition_count=b"n"))
-
-    talk.client(query(("count-checked", 2, batch(b"v", headers=[[("n", b"3")]]))))
-
-    assert talk.refusals() == ["invalid_partition_count"]
-
-
 # ---------------------------------------------------------------------------------------------------- in the dispatcher
 
 
 class InDispatcher(Process):
-    """The barriers are the dispatcher's."""
+    """The barriers are the dispatcher's. It has one connection, whose client may write everything."""
 
-    dispatcher: Dispatcher
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatcher = Dispatcher(self, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+        self.sequencers = self.dispatcher
+        self.session = self.dispatcher.open(1, "proxy.local", 0.0)
+        self.session._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
 
     def barrier(self, topic: str) -> AppendBarrier:
         return self.dispatcher.barrier(topic)
 
+    def client(self, data: bytes, now: float = 100.0) -> list[Any]:
+        return self.dispatcher.session_event(1, m.ClientBytes(memoryview(data)), now)
 
-def _dispatcher() -> tuple[Dispatcher, InDispatcher]:
-    services = InDispatcher()
-    services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
-    services.sequencers = services.dispatcher
-    services.dispatcher.open(1, "proxy.local", 0.0)._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
-    return services.dispatcher, services
+    def append(
+        self, topic: str = "unchecked", records: memoryview = V, now: float = 100.0, **options: Any
+    ) -> list[Any]:
+        return self.client(query((topic, 0, records), **options), now)
+
+    def kafka_appended(self, now: float = 100.0, correlation: int = 1) -> None:
+        answer = produced(("unchecked", 0, 0, 1), correlation=correlation)
+        self.dispatcher.session_event(1, m.UpstreamBytes(memoryview(answer)), now)
+
+    def breaks(self, now: float) -> list[Any]:
+        return self.dispatcher.session_event(1, m.UpstreamLost("it broke"), now)
 
 
 def _sent(actions: list[Any]) -> int:
@@ -730,114 +573,98 @@ def _sent(actions: list[Any]) -> int:
 
 
 def test_waiting_appends_continue_when_the_barrier_opens() -> None:
-    dispatcher, services = _dispatcher()
+    process = InDispatcher()
+    dispatcher = process.dispatcher
     dispatcher.close_barrier("count-checked", 100.0)
-    frame = memoryview(query(("count-checked", 2, saying(6)), timeout_ms=30_000))
-    assert _sent(dispatcher.session_event(1, m.ClientBytes(frame), 100.0)) == 0
+    assert _sent(process.append("count-checked", saying(6), timeout_ms=30_000)) == 0
     assert dispatcher.needs_ticks
-
     assert _sent(dispatcher.open_barrier("count-checked", 6, 101.0)) == 1
-
     assert dispatcher.barrier("count-checked").in_flight == 1
-    assert services.waited == [1.0]
+    assert process.waited == [1.0]
 
 
 def test_waiting_transaction_continues_once_it_is_excepted() -> None:
-    dispatcher, _ = _dispatcher()
+    process = InDispatcher()
+    dispatcher = process.dispatcher
     dispatcher.close_barrier("count-checked", 100.0)
-    mine = batch(b"v", producer=(77, 0, 0), transactional=True)
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("count-checked", 2, mine), timeout_ms=30_000))), 100.0)
-
+    process.append("count-checked", transactional(77), timeout_ms=30_000)
     assert _sent(dispatcher.close_barrier("count-checked", 101.0, but_for=[(78, 0)])) == 0
     assert _sent(dispatcher.close_barrier("count-checked", 102.0, but_for=[(77, 0)])) == 1
 
 
 def test_unknown_topic_names_use_bounded_memory() -> None:
-    dispatcher, _ = _dispatcher()
+    dispatcher = InDispatcher().dispatcher
     dispatcher.close_barrier("expanding", 100.0)
     assert dispatcher.barrier("busy").enter("an append", 100.0)
-
     for number in range(25_000):
         dispatcher.barrier(f"count-checked-{number}")
-
     assert len(dispatcher.barriers) <= 10_000
     assert dispatcher.barrier("expanding").closed
     assert dispatcher.barrier("busy").in_flight == 1
 
 
 def test_process_is_quiet_only_without_appends_in_flight() -> None:
-    dispatcher, _ = _dispatcher()
-    assert dispatcher.quiet
+    process = InDispatcher()
+    assert process.dispatcher.quiet
 
     # Streamed, and not answered yet
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
-    assert not dispatcher.quiet
-    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 100.0)
-    assert dispatcher.quiet
+    process.append()
+    assert not process.dispatcher.quiet
+    process.kafka_appended()
+    assert process.dispatcher.quiet
 
     # Half sent
     frame = query(("unchecked", 0, batch(bytes(100))), correlation=2, acks=0)
-    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
-    assert not dispatcher.quiet
-    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 100.0)
-    assert dispatcher.quiet
+    process.client(frame[:-5])
+    assert not process.dispatcher.quiet
+    process.client(frame[-5:])
+    assert process.dispatcher.quiet
 
     # At a partition sequencer
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("checked", 0, batch(b"v")), correlation=3))), 100.0)
-    assert not dispatcher.quiet
+    process.append("checked", correlation=3)
+    assert not process.dispatcher.quiet
 
 
 def test_unanswered_appends_are_recorded() -> None:
-    talk = Barriers()
-    talk.client(query(("unchecked", 0, batch(b"v")), acks=0))
+    talk = Barriers().appends(V, "unchecked", acks=0)
     assert talk.services.unanswered_at == [100.0]
-
-    talk.client(query(("unchecked", 0, batch(b"v"))))
-    talk.report(m.UpstreamLost("it broke"))
+    talk.appends(V, "unchecked").report(m.UpstreamLost("it broke"))
     assert talk.services.unanswered_at == [100.0, 100.0]
 
 
+APPENDED = PartitionResult(2, 0, 41)
+
+
 def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
-    talk = Barriers()
-    talk.client(
-        query(
-            (
-                "both",
-                0,
-                batch(b"v", headers=[[("fencepost-expected-offset", b"41"), ("fencepost-partition-count", b"6")]]),
-            )
-        )
-    )
+    talk = Barriers().appends(CONDITIONAL, "both")
     pending = talk.submitted()
     talk.admit(pending)
     talk.commands.clear()
 
     # Given a sequencer that answers it after the leader was silent for too long
-    talk.now += 2.8
-    talk.report(m.Tick())
-    talk.call(talk.session.append_completed, pending, produced_result(), None)
+    talk.tick(2.8)
+    talk.call(talk.session.append_completed, pending, APPENDED, None)
     assert talk.barrier("both").in_flight == 1, "Kafka still has the request"
 
     # When Kafka answers after all
-    talk.kafka(produced(("both", 0, 0, 41), version=9))
+    talk.kafka(produced(("both", 2, 0, 41), version=9))
 
     # Then what the sequencer resent meanwhile may still be queued
     assert talk.barrier("both").in_flight == 0
     assert talk.barrier("both").empty_at == talk.now + 30
 
 
-def produced_result() -> PartitionResult:
-    return PartitionResult(0, 0, 41)
-
-
 def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
     """A connection breaks during an append. The sequencer resends it until it gives up, each time without an answer.
     The barrier is empty only when the last resend, not the first, can no longer be appended."""
-    dispatcher, _ = _dispatcher()
+    process = InDispatcher()
+    dispatcher = process.dispatcher
     own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
+    process.append("both", own, timeout_ms=30_000)
     dispatcher.close_barrier("both", 100.0)
-    actions, now, sent_at = dispatcher.session_event(1, m.UpstreamLost("it broke"), 101.0), 101.0, []
+    actions, now, sent_at = process.breaks(101.0), 101.0, []
+    assert dispatcher.barrier("both").empty(200.0)
+    assert not dispatcher.barrier_empty("both", 200.0), "the sequencer has no time limit while it waits for Kafka"
     sequencer = next(iter(dispatcher.sequencers.values()))
     while not sequencer.idle:
         resends = [
@@ -859,39 +686,27 @@ def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
     assert dispatcher.barrier_empty("both", sent_at[-1] + 30)
 
 
-def test_barrier_is_not_empty_while_sequencer_may_resend() -> None:
-    """The sequencer has no time limit while it waits for Kafka."""
-    dispatcher, _ = _dispatcher()
-    own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("both", 0, own), timeout_ms=30_000))), 100.0)
-    dispatcher.close_barrier("both", 100.0)
-    dispatcher.session_event(1, m.UpstreamLost("it broke"), 101.0)
-
-    assert dispatcher.barrier("both").empty(200.0)
-    assert not dispatcher.barrier_empty("both", 200.0)
-    assert dispatcher.barrier_empty("count-checked", 200.0)
-
-
 # ------------------------------------------------------------------- what passed before there was a barrier
 
 
 @pytest.mark.parametrize("acks", [1, 0])
 def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int) -> None:
-    dispatcher, _ = _dispatcher()
+    process = InDispatcher()
+    dispatcher, session = process.dispatcher, process.session
     dispatcher.barrier("count-checked")
     frame = query(("unchecked", 0, batch(bytes(100))), acks=acks)
-    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
+    process.client(frame[:-5])
 
     dispatcher.now_count_checked("count-checked", 101.0)  # the frame may be for this topic
 
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
-    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) == "count-checked"
-    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 100.9) is None  # not for long enough yet
-    dispatcher.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 1001.0)
-    assert dispatcher.streams_past_barriers(dispatcher.sessions[1], 1000.0) is None
+    assert dispatcher.streams_past_barriers(session, 1000.0) == "count-checked"
+    assert dispatcher.streams_past_barriers(session, 100.9) is None  # not for long enough yet
+    process.client(frame[-5:], 1001.0)
+    assert dispatcher.streams_past_barriers(session, 1000.0) is None
     assert not dispatcher.barrier_empty("count-checked", 1002.0)
     if acks:  # Kafka's answer ends it
-        dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 1003.0)
+        process.kafka_appended(1003.0)
         assert dispatcher.barrier_empty("count-checked", 1003.0)
     else:  # no answer will come
         assert not dispatcher.barrier_empty("count-checked", 1031.9)
@@ -900,44 +715,42 @@ def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int)
 
 def test_later_requests_on_connection_occupy_no_barrier() -> None:
     """A producer that never pauses, to other topics."""
-    dispatcher, _ = _dispatcher()
-    frames = [query(("unchecked", 0, batch(b"v")), correlation=number) for number in range(1, 40)]
-    dispatcher.session_event(1, m.ClientBytes(memoryview(frames[0])), 100.0)
-    dispatcher.now_count_checked("count-checked", 100.5)
-
-    for before, frame in enumerate(frames[1:], 1):
-        assert dispatcher.barrier_empty("count-checked", 101.0) is (before > 1)
-        dispatcher.session_event(1, m.ClientBytes(memoryview(frame)), 101.0)
-        answer = memoryview(produced(("unchecked", 0, 0, 1), correlation=before))
-        dispatcher.session_event(1, m.UpstreamBytes(answer), 101.0)
-        assert not dispatcher.quiet
+    process = InDispatcher()
+    process.append(correlation=1)
+    process.dispatcher.now_count_checked("count-checked", 100.5)
+    for number in range(2, 5):
+        assert process.dispatcher.barrier_empty("count-checked", 101.0) is (number > 2)
+        process.append(now=101.0, correlation=number)
+        process.kafka_appended(101.0, correlation=number - 1)
+        assert not process.dispatcher.quiet
 
 
 def test_tracked_appends_are_forgotten_once_answered() -> None:
     """Hundreds of topics get partition-count checks on a busy process, but none of them is expanded."""
-    dispatcher, _ = _dispatcher()
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
+    process = InDispatcher()
+    dispatcher = process.dispatcher
+    process.append()
     for number in range(100):
         dispatcher.now_count_checked(f"count-checked-{number}", 100.0)
     assert dispatcher.find_past_barriers(101.0)
 
-    dispatcher.session_event(1, m.UpstreamBytes(memoryview(produced(("unchecked", 0, 0, 1)))), 101.0)
-
+    process.kafka_appended(101.0)
     assert not dispatcher.find_past_barriers(102.0)
     assert not dispatcher._begun
 
 
-@pytest.mark.parametrize("how", ["its client leaves", "its broker does"])
-def test_lost_connection_leaves_the_barrier_in_doubt(how: str) -> None:
-    dispatcher, services = _dispatcher()
-    dispatcher.session_event(1, m.ClientBytes(memoryview(query(("unchecked", 0, batch(b"v"))))), 100.0)
+@pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")], ids=["client", "broker"])
+def test_lost_connection_leaves_the_barrier_in_doubt(lost: m.Event) -> None:
+    process = InDispatcher()
+    dispatcher = process.dispatcher
+    process.append()
     dispatcher.now_count_checked("count-checked", 100.5)
 
-    dispatcher.session_event(1, m.ClientLost() if how == "its client leaves" else m.UpstreamLost("it broke"), 110.0)
+    dispatcher.session_event(1, lost, 110.0)
     dispatcher.session_event(1, m.ClientLost(), 110.0)
 
     assert 1 not in dispatcher.sessions
-    assert services.unanswered_at == [110.0]
+    assert process.unanswered_at == [110.0]
     assert not dispatcher.barrier_empty("count-checked", 139.9)
     assert dispatcher.barrier_empty("count-checked", 140.0)
 
@@ -946,8 +759,7 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     talk = Barriers()
     dispatcher = Dispatcher(talk.services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     dispatcher.sessions[1] = talk.session
-    talk.client(query(("checked", 0, batch(b"v"))))
-    pending = talk.submitted()
+    pending = talk.appends(V, "checked").submitted()
     dispatcher.now_count_checked("count-checked", talk.now)
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
 
@@ -955,17 +767,17 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
     talk.commands.clear()
     # Its sequencer found out without an answer.
-    talk.call(talk.session.append_completed, pending, produced_result(), None)
+    talk.call(talk.session.append_completed, pending, APPENDED, None)
     assert not dispatcher.barrier_empty("count-checked", 1000.0), "Kafka still has the request"
-    talk.kafka(produced(("checked", 0, 0, 41), version=9))
+    talk.kafka(produced(("checked", 2, 0, 41), version=9))
 
     assert dispatcher.barrier_empty("count-checked", 1000.0)
 
 
 def test_fast_path_append_occupies_the_barrier_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pending response is replaced when the append leaves the fast path, but the request is the same."""
-    dispatcher, _ = _dispatcher()
-    session = dispatcher.sessions[1]
+    process = InDispatcher()
+    dispatcher, session = process.dispatcher, process.session
     single = PendingResponse(PRODUCE, 9, 1, Answer.RELAYED)
     session._queue.from_upstream.append(single)
     exchanged = PendingResponse(PRODUCE, 9, 1, Answer.MADE_FROM_RESPONSE)

@@ -101,26 +101,13 @@ def _append(stated: int | None = None) -> Append:
     return Append("orders", 3, record_count=2, expected_base_offset=None, partition_count=stated)
 
 
-_CONTRADICTION = "PARTITION_COUNT_CONTRADICTION topic=orders partition=3: record header has 6, request has 8"
 _STALE = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=6 actual=8"
-_AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
 
 
 @pytest.mark.parametrize(
     ("check", "stated", "served", "code", "message"),
     [
-        # Both checks demand a correct count, wherever it is stated.
-        ("true", (8, None), None, 0, ""),
-        ("true", (None, 8), None, 0, ""),
-        ("true", (8, 8), None, 0, ""),
-        ("true", (6, None), None, 37, _STALE),
-        ("true", (None, 6), None, 37, _STALE),
-        ("true", (9, None), None, 37, _AHEAD),
-        ("true", (6, 8), None, 87, _CONTRADICTION),
-        ("required", (8, None), None, 0, ""),
-        ("required", (6, None), None, 37, _STALE),
-        ("required", (None, 6), None, 37, _STALE),
-        ("required", (6, 8), None, 87, _CONTRADICTION),
+        # Stated counts: tests/contract/partition_count.py
         # The stated count wins over the served one.
         ("true", (8, None), 6, 0, ""),
         # No count stated: a guess that refuses no batch that may be right.
@@ -128,7 +115,6 @@ _AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
         ("true", (None, None), 8, 0, ""),
         ("true", (None, None), 6, 37, _STALE),
         ("true", (None, None), 9, 0, ""),
-        ("required", (None, None), 8, 44, "PARTITION_COUNT_REQUIRED topic=orders partition=3 actual=8: this topic has"),
         # Off is off.
         ("false", (6, None), 6, 0, ""),
         ("false", (6, 8), None, 0, ""),
@@ -139,7 +125,6 @@ def test_what_a_batch_is_refused_for(
 ) -> None:
     in_header, in_request = stated
     refusal = _refusal(_append(in_header), PartitionFacts(8, in_request, served=served), Check(check))
-
     assert (0 if refusal is None else refusal.error_code) == code
     assert (refusal.message if refusal else "").startswith(message)
     assert refusal is None or refusal.base_offset == -1
@@ -166,7 +151,6 @@ def test_keys_are_checked_when_batch_states_no_count() -> None:
 
 def test_keys_are_not_checked_outside_the_grace_period() -> None:
     facts = PartitionFacts(8, None, Partitioner.MURMUR2, keys=None, served=6)
-
     assert _refusal(_append(), facts) is None
 
 

@@ -136,7 +136,6 @@ def test_a_deleted_producer_id_is_not_served() -> None:
 
 def test_fence_base_belongs_to_one_topic_id_partition() -> None:
     view = view_of(base(A, 5, 77))
-
     assert view.fence_bases.get(ORDERS, 0) == FenceBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
     assert view.fence_bases.get(ORDERS, 1) is None
     assert view.fence_bases.get(ORDERS_ANEW, 0) is None
@@ -144,14 +143,12 @@ def test_fence_base_belongs_to_one_topic_id_partition() -> None:
 
 def test_highest_epoch_wins_then_the_first_proposal() -> None:
     view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66), base(B, 5, 55), base(A, 10, 100), base(C, 9, 90))
-
     assert view.fence_bases.get(ORDERS, 0) == (10, 100)
     assert view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66)).fence_bases.get(ORDERS, 0) == (6, 60)
 
 
 def test_what_a_deleted_topic_had_can_be_cleared() -> None:
     winner, loser = base(A, 5, 50), base(B, 5, 55)
-
     assert view_of(winner, loser, StateRecord(loser.key, None)).fence_bases.get(ORDERS, 0) == (5, 50)
     assert view_of(winner, StateRecord(winner.key, None)).fence_bases.get(ORDERS, 0) is None
 
@@ -161,7 +158,6 @@ def test_what_a_deleted_topic_had_can_be_cleared() -> None:
 
 def test_the_last_record_of_a_topics_configs_holds() -> None:
     set_, changed = encode_topic_config("orders", ORDERS, CHECKED), encode_topic_config("orders", ORDERS, REQUIRED)
-
     assert view_of(set_, changed).configs_set_on("orders", ORDERS) == REQUIRED
     assert view_of(changed, set_).configs_set_on("orders", ORDERS) == CHECKED
     assert view_of(set_, encode_topic_config_tombstone("orders")).configs_set_on("orders", ORDERS) == {}
@@ -170,17 +166,14 @@ def test_the_last_record_of_a_topics_configs_holds() -> None:
 
 def test_configs_stored_for_an_internal_topic_are_ignored() -> None:
     stored = encode_topic_config("__consumer_offsets", ORDERS, CHECKED)
-
     assert view_of(stored).topic_policy("__consumer_offsets", ORDERS, lambda topic: {}) == UNCHECKED
 
 
 def test_recreated_topic_inherits_checks_until_set() -> None:
     view = view_of(encode_topic_config("orders", ORDERS, REQUIRED))
-
     for topic_id in (ORDERS, ORDERS_ANEW, None):
         assert view.topic_policy("orders", topic_id, no_file).check is Check.REQUIRED
     assert (view.inherits("orders", ORDERS), view.inherits("orders", ORDERS_ANEW)) == (False, True)
-
     (decided,) = view.records_of([TopicConfigChange("orders", ORDERS_ANEW, REQUIRED)])
     view.apply(Offset(9), *decided)
     assert not view.inherits("orders", ORDERS_ANEW)
@@ -193,7 +186,6 @@ def test_recreated_topic_inherits_no_switched_off_check() -> None:
         "fencepost.partitioner": "none",
     }
     view = view_of(encode_topic_config("orders", ORDERS, switched_off))
-
     policy = view.topic_policy("orders", ORDERS_ANEW, lambda topic: CHECKED)
     assert (policy.check, policy.count_check) == (Check.ON, Check.ON)
 
@@ -216,7 +208,6 @@ def test_topic_config_overrides_file_and_file_overrides_default() -> None:
 def test_newer_config_is_kept_and_newer_value_refused() -> None:
     later = {"fencepost.check.expected.offsets": "true", "fencepost.check.partition.count": "true"}
     assert view_of(encode_topic_config("orders", ORDERS, later)).configs_set_on("orders", ORDERS) == later
-
     with pytest.raises(StateError, match=r"topic orders: .*'strictly'.* newer version"):
         view_of(encode_topic_config("orders", ORDERS, {"fencepost.check.expected.offsets": "strictly"}))
 
@@ -243,9 +234,7 @@ def test_newer_config_is_kept_and_newer_value_refused() -> None:
 )
 def test_unreadable_record_is_named_and_skipped(key: bytes | None, value: bytes, reason: str) -> None:
     view = view_of(encode_topic_config("orders", ORDERS, CHECKED))
-
     stated = view.apply(Offset(9), key, value)
-
     assert stated is not None
     assert reason in stated
     assert "record 9" in stated
@@ -319,7 +308,6 @@ def test_what_is_stored_for_a_change(change: TopicConfigChange, records: list[St
     )
     if change.topic_id == ORDERS_ANEW and change.deleted:
         records = [*records, StateRecord(base(A, 5, 50, topic=ORDERS_ANEW, partition=1).key, None)]
-
     assert view.records_of([change]) == records
 
 

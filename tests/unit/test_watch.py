@@ -26,11 +26,9 @@ def test_member_rejoins_once_its_missing_partition_is_released() -> None:
     watch = _watch(P2)
     watch.synced("g", "m", 5, frozenset({P2}))
     assert not watch.must_rejoin("g", "m", 5, 0.0)
-
     watch.update("g", frozenset())
     assert watch.must_rejoin("g", "m", 5, 1.0)
     assert watch.must_rejoin("g", "m", 5, 2.0)  # until it has
-
     watch.synced("g", "m", 5, frozenset())  # another member gets the same generation again
     assert not watch.must_rejoin("g", "m", 5, 3.0)
 
@@ -86,20 +84,6 @@ def _reported(watch: Watch, *lacking: TopicPartition) -> None:
     watch.consumer_assigned("g", "m", ALL, owned, frozenset(lacking))
 
 
-def test_member_receives_only_released_partitions() -> None:
-    watch = _watch(P2, P3)
-    _reported(watch, P2, P3)
-    assert watch.consumer_gets("g", "m", IDS) is None
-    watch.update("g", frozenset({P3}))
-    assert watch.consumer_gets("g", "m", IDS) == ((ID, (0, 2)),)
-    watch.consumer_heartbeat("g", "m", ((ID, (0, 2)),), 0.0)
-    assert watch.consumer_gets("g", "m", IDS) is None
-    watch.update("g", frozenset())
-    assert watch.consumer_gets("g", "m", IDS) == ALL
-    watch.consumer_heartbeat("g", "m", ALL, 0.0)
-    assert watch.consumer_gets("g", "m", IDS) is None
-
-
 def test_member_that_ignores_a_release_is_sent_again() -> None:
     watch = _watch(P2)
     _reported(watch, P2)
@@ -147,19 +131,6 @@ def test_reporting_member_is_not_answered_for() -> None:
     watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
     assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
     assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
-
-
-def test_member_from_before_restart_is_queried_after_release() -> None:
-    watch = Watch()
-    watch.record("g", frozenset({P2}))
-    assert not watch.consumer_is_unknown("g", "m")
-    watch.update("g", frozenset({P2}))
-    assert not watch.consumer_is_unknown("g", "m")
-    watch.update("g", frozenset())
-    assert watch.consumer_is_unknown("g", "m")
-    watch.consumer_assigned("g", "m", ALL, ((ID, (0, 3)),), frozenset({P2}))
-    assert not watch.consumer_is_unknown("g", "m")
-    assert watch.consumer_gets("g", "m", IDS) == ALL
 
 
 def test_group_without_gated_partitions_is_not_watched() -> None:

@@ -159,7 +159,6 @@ def test_ended_transaction_is_no_longer_reported() -> None:
     kafka.transactions[ONE] = [replace(described("payments"), state="CompleteCommit", started_at_ms=-1)]
     kafka.probes[P0] = PartitionProbe(Offset(7), Offset(7), 1)
     kafka.run(61)
-
     assert kafka.report.open_transactions == kafka.report.lagging_partitions == 0
     assert kafka.report.transactional_ids["CompleteCommit"] == 1
     assert kafka.report.transactional_ids["Ongoing"] == 0
@@ -222,7 +221,6 @@ def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why:
     if not listed:
         kafka.transactions[TWO] = []
     kafka.run(60)
-
     (found,) = kafka.report.hanging
     assert (found.topic, found.partition, found.start_offset, found.producer_id) == ("orders", 0, 5, 7)
     assert (found.transactional_id, found.why) == (name, why)
@@ -438,9 +436,7 @@ def test_silent_broker_does_not_delay_reports_of_others() -> None:
     kafka.leaders.update(dict.fromkeys(of_two, TWO))
     kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now - 1000)]
     kafka.run(15)
-
     kafka.silent, kafka.timeout_seconds = {TWO}, 10.0
-
     for _ in range(200):
         kafka.run(1)
         assert [each.stuck for each in kafka.report.open] == [OVERDUE]

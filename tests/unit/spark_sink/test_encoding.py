@@ -131,12 +131,10 @@ def test_built_batch_parses_and_reads_back_unchanged(
 @pytest.mark.parametrize(("codec", "fast", "small"), [("gzip", 1, 9), ("lz4", 1, 12), ("zstd", -50, 19)])
 def test_compression_level_changes_size_but_not_content(codec: str, fast: int, small: int) -> None:
     bodies = bodies_of(rows(*({"key": None, "value": f"{n:x} {n * n * 7919} {n % 13}"} for n in range(2000))))
-
     built = [
         build(bodies, commit_tag=MARK, expected=1, now_ms=NOW_MS, compression=codec, level=level)
         for level in (fast, small)
     ]
-
     assert len(built[1]) < len(built[0])
     assert contents(parsed(built[0])) == contents(parsed(built[1]))
 
@@ -158,7 +156,6 @@ def test_row_body_ignores_position_and_column_type() -> None:
 
 def test_the_key_of_a_body() -> None:
     keys = [None, b"", b"k", b"long" * 50]
-
     assert [
         key_of(body) for body in bodies_of(rows(*({"key": key, "value": b"v"} for key in keys))).to_pylist()
     ] == keys
@@ -166,23 +163,19 @@ def test_the_key_of_a_body() -> None:
 
 def test_split_rows_keep_no_other_partitions_memory() -> None:
     bodies = pa.array([b"x" * 10_000] * 100 + [b"alone"], pa.large_binary())
-
     parts = {number: part for number, part, _ in split(bodies, np.array([0, 1] * 50 + [2], np.int32))}
-
     assert parts[2].get_total_buffer_size() < 100
 
 
 def test_a_batch_without_rows_has_no_bodies() -> None:
     row = {"key": b"k", "value": b"v", "headers": [], "timestamp": None, "partition": 0}
     empty = rows(row, more=[("timestamp", pa.timestamp("us", "UTC")), ("partition", pa.int32())]).slice(1, 0)
-
     assert len(bodies_of(empty)) == 0
     assert Encoder(empty.schema).placements(empty, 3, 0).tolist() == []
 
 
 def test_absent_columns_are_as_null_ones() -> None:
     alone, with_nulls = rows({"value": b"v"}), rows({"value": b"v", "key": None, "headers": None})
-
     assert bodies_of(alone).to_pylist() == bodies_of(with_nulls).to_pylist()
 
 
@@ -197,7 +190,6 @@ def test_slices_with_nulls_and_lists_are_read_correctly() -> None:
     ]
 
     whole = bodies_of(rows(*given_rows)).to_pylist()
-
     assert bodies_of(rows(*given_rows).slice(7, 6)).to_pylist() == whole[7:13]
 
 
@@ -224,9 +216,7 @@ def test_timestamp_column_becomes_header_not_record_timestamp(unit: str) -> None
 
 def test_microseconds_before_1970_are_rounded_down() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([-1], pa.timestamp("us"))], ["value", "timestamp"])
-
     (record,) = parsed(build(bodies_of(batch), commit_tag=None, expected=1, now_ms=NOW_MS))
-
     assert list(record.headers) == [("event-time", b"-1")]
 
 
@@ -247,21 +237,11 @@ def test_longest_records_and_fullest_batches_are_encoded() -> None:
         build([b"\x01\x01\x00"] * (BATCH_RECORDS_MAX + 1), commit_tag=MARK, expected=5, now_ms=NOW_MS)
 
 
-def test_bodies_read_back_build_the_same_batch() -> None:
-    bodies = bodies_of(rows({"key": b"k", "value": b"1"}, {"value": b"2"}))
-    first = build(bodies, commit_tag=b"mark of a first try", expected=0, now_ms=NOW_MS, partition_count=3)
-
-    again = build(Logged(first).bodies, commit_tag=MARK, expected=44, now_ms=NOW_MS)
-
-    assert again == build(bodies, commit_tag=MARK, expected=44, now_ms=NOW_MS)
-
-
 # --- what cannot be a record ------------------------------------------------------------------------------------------
 
 
 def test_too_long_row_names_the_option_to_raise() -> None:
     batch = rows({"value": b"1"}, {"value": b"x" * 1000})
-
     with pytest.raises(UnfitRow, match=r"kafka\.max\.request\.size = 1000") as refused:
         Encoder(batch.schema, record_bytes_max=1000).bodies(batch)
     assert refused.value.row == 1
@@ -287,7 +267,6 @@ def test_headers_with_reserved_names_are_refused(name: str) -> None:
         {"value": b"2", "headers": []},
         {"value": b"3", "headers": [{"key": "c", "value": b""}, {"key": name, "value": b"0"}]},
     )
-
     with pytest.raises(UnfitRow, match=rf"the header '{name}'.* NOT IN \(.*'{name}'") as refused:
         bodies_of(batch)
     assert refused.value.row == 2
@@ -295,7 +274,6 @@ def test_headers_with_reserved_names_are_refused(name: str) -> None:
 
 def test_a_header_without_a_key_is_refused() -> None:
     batch = rows({"value": b"1"}, {"value": b"2", "headers": [{"key": None, "value": b"0"}]})
-
     with pytest.raises(UnfitRow, match="without a key") as refused:
         bodies_of(batch)
     assert refused.value.row == 1
@@ -322,9 +300,7 @@ def test_columns_of_other_types_are_refused(fields: list[tuple[str, Any]], probl
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=70)), min_size=1, max_size=40), st.integers(1, 50))
 def test_keys_are_placed_as_java_places_them(keys: list[bytes | None], count: int) -> None:
     batch = rows(*({"key": key, "value": b"v"} for key in keys), {"key": b"", "value": b"v"}).slice(0, len(keys))
-
     placed = Encoder(batch.schema).placements(batch, count, count - 1)
-
     assert placed.dtype == np.int32
     assert placed.tolist() == [count - 1 if key is None else murmur2_of_one(key, count) for key in keys]
 
@@ -336,9 +312,7 @@ def test_explicit_partition_precedes_key_and_default() -> None:
         {"value": b"3", "key": None, "partition": None},
         more=[("partition", pa.int32())],
     )
-
     placed = Encoder(batch.schema).placements(batch, 8, 5)
-
     assert placed.tolist() == [3, murmur2_of_one(b"k", 8), 5]
 
 
@@ -347,7 +321,6 @@ def test_partition_missing_from_the_topic_is_refused(partition: int) -> None:
     batch = rows(
         {"value": b"1", "partition": 0}, {"value": b"2", "partition": partition}, more=[("partition", pa.int32())]
     )
-
     with pytest.raises(UnfitRow, match=f"is {partition}, but the topic has 8") as refused:
         Encoder(batch.schema).placements(batch, 8, 5)
     assert refused.value.row == 1
@@ -384,7 +357,6 @@ def test_foreign_batches_have_bodies_and_no_commit_tag(compression: int) -> None
     )
 
     logged = Logged(foreign)
-
     assert (logged.base_offset, logged.next_offset, logged.commit_tag) == (30, 32, None)
     assert logged.bodies == bodies_of(rows_of_it).to_pylist()
 
@@ -395,9 +367,7 @@ def test_old_format_batches_have_no_commit_tag(magic: int, compression: int) -> 
     builder = LegacyRecordBatchBuilder(magic=magic, compression_type=compression, batch_size=1 << 20)
     builder.append(0, timestamp=NOW_MS, key=b"k", value=b"1")
     builder.append(1, timestamp=NOW_MS, key=None, value=b"2")
-
     found = list(batches(bytes(builder.build())))
-
     assert [logged.commit_tag for logged in found] == [None] * len(found)
     assert not any(logged.bodies for logged in found)
     assert found[-1].next_offset == 2
@@ -414,9 +384,7 @@ def test_compacted_batch_keeps_its_offset_range() -> None:
     builder.append(0, NOW_MS, b"k", b"v", [])
     compacted = bytearray(in_log(bytes(builder.build()), 100))
     struct.pack_into(">i", compacted, 23, 9)
-
     logged = Logged(signed(compacted))
-
     assert (logged.base_offset, logged.next_offset, len(logged.bodies)) == (100, 110, 1)
     assert not logged.is_whole
 
@@ -425,9 +393,7 @@ def test_a_batch_without_records_is_a_gap() -> None:
     empty = bytearray(build([b"\x01\x01\x00"], commit_tag=MARK, expected=3, now_ms=NOW_MS)[:61])
     struct.pack_into(">i", empty, 8, 49)
     struct.pack_into(">i", empty, 57, 0)
-
     logged = Logged(signed(empty))
-
     assert (logged.base_offset, logged.next_offset, logged.commit_tag, logged.bodies) == (3, 4, None, [])
     assert not logged.is_whole
 
@@ -435,16 +401,13 @@ def test_a_batch_without_records_is_a_gap() -> None:
 def test_markers_are_control_batches_without_bodies() -> None:
     marker = bytearray(build([b"\x08abcd\x0cabcdef\x00"], commit_tag=None, expected=3, now_ms=NOW_MS))
     struct.pack_into(">h", marker, 21, 0x30)
-
     logged = Logged(signed(marker))
-
     assert (logged.is_control, logged.next_offset, logged.commit_tag, logged.bodies) == (True, 4, None, [])
 
 
 def test_a_damaged_batch_is_not_read() -> None:
     built = bytearray(build([b"\x01\x01\x00"], commit_tag=MARK, expected=3, now_ms=NOW_MS))
     built[-1] ^= 1
-
     with pytest.raises(ValueError, match="offset 3 is damaged"):
         Logged(bytes(built))
 
@@ -452,7 +415,6 @@ def test_a_damaged_batch_is_not_read() -> None:
 def test_partial_batch_at_fetch_end_is_ignored() -> None:
     one, two = (in_log(build([b"\x01\x01\x00"], commit_tag=MARK, expected=1, now_ms=NOW_MS), at) for at in (7, 8))
     cut = random.Random(4).sample(range(1, len(two)), 10)
-
     assert [logged.base_offset for logged in batches(one + two)] == [7, 8]
     for at in cut:
         assert [logged.base_offset for logged in batches(one + two[:at])] == [7]

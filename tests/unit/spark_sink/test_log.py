@@ -115,7 +115,6 @@ def test_an_append_follows_the_leader(brokers: Brokers, log: Log) -> None:
     brokers.lead("t", 2)
     refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
     appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
-
     assert (refused.code, appended.code, appended.base_offset) == (NOT_LEADER, 0, 1)
     assert (brokers.queried[1, PRODUCE], brokers.queried[2, PRODUCE]) == (2, 1)
 
@@ -128,16 +127,13 @@ def test_queries_follow_the_leader_automatically(brokers: Brokers, log: Log) -> 
     assert [each.commit_tag for each in log.read("t", 0, 0, 1)] == [b"m"]
     brokers.lead("t", 2)
     last_batch = log.last_batch("t", 0, 1)
-
     assert last_batch is not None
     assert last_batch.commit_tag == b"m"
 
 
 def test_each_partition_is_queried_at_its_leader(brokers: Brokers, log: Log) -> None:
     assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
-
     assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
-
     assert (brokers.queried[1, LIST_OFFSETS], brokers.queried[2, LIST_OFFSETS]) == (2, 2)
 
 
@@ -166,7 +162,6 @@ def test_query_waits_until_partition_has_leader(brokers: Brokers, log: Log) -> N
     until(lambda: sum(brokers.queried[node, METADATA] for node in (1, 2)) > 5, "some tries")
     assert not queried.done()
     brokers.lead("t", 2)
-
     assert queried.result(ANSWER_SECONDS) == {0: (0, 0)}
 
 
@@ -214,7 +209,6 @@ def test_append_is_sent_once_whatever_the_outcome(brokers: Brokers, log: Log) ->
     brokers.dropping = set()
 
     assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
-
     assert brokers.queried[1, PRODUCE] == 4
 
 
@@ -256,7 +250,6 @@ def test_moved_brokers_are_found_through_bootstrap_servers(brokers: Brokers, log
     assert log.partition_count("t") == 1
     # The addresses in the metadata are outdated now; the bootstrap servers are not.
     log._submit(_lost).result(ANSWER_SECONDS)
-
     assert log.offsets("t", [0]) == {0: (0, 0)}
 
 
@@ -286,9 +279,7 @@ def test_process_shares_one_log_per_options(brokers: Brokers) -> None:
     log = Log.shared(options)
     assert Log.shared(dict(reversed(options.items()))) is log
     assert Log.shared(options | {"client_id": "other"}) is not log
-
     log.close()
-
     assert Log.shared(options) is not log
     module._close_all()
 

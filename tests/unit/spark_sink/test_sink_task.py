@@ -59,8 +59,17 @@ class Log(ModelLog):
         self.reads.append((start, end))
         return super().read(topic, partition, start, end)
 
-    def bodies(self, partition: int = 0) -> list[bytes]:
-        return [each for stored in self.world.topics[TOPIC][partition].stored for each in stored.bodies]
+    @property
+    def first(self) -> Partition:
+        return self.world.topics[TOPIC][0]
+
+    def other_appends(self) -> None:
+        """Another writer, to the first partition."""
+        self.first.append((b"\1other",), None)
+
+    def bodies(self) -> list[bytes]:
+        """Of the first partition."""
+        return [each for stored in self.first.stored for each in stored.bodies]
 
 
 class Clock:
@@ -96,6 +105,10 @@ def values(*numbers: int) -> list[bytes]:
     return [body(None, b"%d" % number) for number in numbers]
 
 
+def keyed(*numbers: int) -> list[bytes]:
+    return [body(b"k", b"%d" % number) for number in numbers]
+
+
 def write(
     log: Log, observed: DriverProbe, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any
 ) -> Outcome:
@@ -108,10 +121,14 @@ def write(
     return one.finish()
 
 
+def commit(log: Log, outcomes: list[Outcome], plan: Plan = PLAN) -> list[Any]:
+    return close(plan, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+
+
 def load(log: Log, observed: DriverProbe, *tasks: list[bytes]) -> dict[str, int]:
     """All tasks of a `df.write`, and its commit."""
     outcomes = [write(log, observed, rows, query="", task=number) for number, rows in enumerate(tasks)]
-    ended = close(PLAN, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+    ended = commit(log, outcomes)
     written = [*(at for outcome in outcomes for at in outcome.partitions.values()), *(at for _, at in ended)]
     return {"found": sum(at.found for at in written), "appended": sum(at.appended for at in written)}
 
@@ -192,29 +209,70 @@ def test_non_retriable_refusal_ends_the_task(log: Log, answer: Answer, stated: s
         write(log, probed(log), values(1))
 
 
-def test_patience_ends_and_says_what_it_waited_for(log: Log) -> None:
-    log.script = [lambda at, batch: Answer(6, -1, "NOT_LEADER")] * 1000
-    with pytest.raises(SinkError, match=r"for 30 s .*NOT_LEADER"):
+def rival(at: Any, batch: Batch) -> Answer:
+    at.append((b"\1rival",), None)
+    return Answer(44, at.end)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda at, batch: Answer(6, -1, "NOT_LEADER"), r"for 30 s .*NOT_LEADER"),
+        (rival, "nothing could be appended"),
+    ],
+    ids=["broker", "rival"],
+)
+def test_patience_ends_and_says_what_it_waited_for(log: Log, answer: Any, message: str) -> None:
+    log.script = [answer] * 100_000
+    with pytest.raises(SinkError, match=message):
         write(log, probed(log), values(1))
 
 
-def test_permanently_faster_rival_is_not_waited_for_indefinitely(log: Log) -> None:
-
-    def rival(at: Any, batch: Batch) -> Answer:
-        at.append((b"\1rival",), None)
-        return Answer(44, at.end)
-
-    log.script = [rival] * 100_000
-    with pytest.raises(SinkError, match="nothing could be appended"):
-        write(log, probed(log), values(1))
+@pytest.mark.parametrize("unmatched", ["auto", "refuse"])
+def test_load_with_other_rows_is_refused_before_appending(log: Log, unmatched: str) -> None:
+    write(log, probed(log), keyed(1, 2), query="")
+    with pytest.raises(SinkError, match="does not have now"):
+        write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), query="")
+    assert lying(log) == Counter(keyed(1, 2))
 
 
-def test_different_split_is_refused_before_appending(log: Log) -> None:
+#: A stream. Each write has its rows and where they are; the last is refused.
+OTHER_DATA = {
+    "another split": ([(values(1, 2, 3), {}), (values(3, 4), {"task": 1})], "split into tasks differently"),
+    "another split, its own rows first": (
+        [(values(1, 2, 3), {}), (values(*range(50, 90), 3), {"task": 2})],
+        r"split into tasks differently.*last resort",
+    ),
+    "another query of this name": (
+        [(values(1), {}), (values(2), {"query": "r"})],
+        r"restore its checkpoint.*new sink.id",
+    ),
+    "one different row": ([(keyed(*range(10)), {}), (keyed(*range(9), 99), {})], "does not have now"),
+    "changing data": ([(keyed(1, 2), {}), (keyed(11, 12), {}), (keyed(21, 22), {})], "does not have now"),
+    "after a complete batch": (
+        [
+            *((keyed(10 * batch + task), {"task": task, "batch": batch}) for batch in (0, 1) for task in (0, 1)),
+            (keyed(20, 21), {"batch": 1}),
+        ],
+        "does not have now",
+    ),
+}
+
+
+@pytest.mark.parametrize(("writes", "message"), OTHER_DATA.values(), ids=OTHER_DATA)
+def test_other_data_is_refused_before_appending(
+    log: Log, writes: list[tuple[list[bytes], dict[str, Any]]], message: str
+) -> None:
+    *accepted, (rows, where) = writes
+    for more, at in accepted:
+        write(log, probed(log), more, **at)
+    with pytest.raises(SinkError, match=message):
+        write(log, probed(log), rows, **where)
+    assert lying(log) == Counter(row for more, _ in accepted for row in more)
+
+
+def test_option_same_split_accepts_equal_rows_in_two_tasks(log: Log) -> None:
     write(log, probed(log), values(1, 2, 3), task=0)
-    with pytest.raises(SinkError, match=r"split into tasks differently"):
-        write(log, probed(log), values(3, 4), task=1)
-    assert log.bodies() == values(1, 2, 3)
-    # The option is for data that has equal rows in two tasks.
     write(log, probed(log), values(3, 4), replace(PLAN, same_split=True), task=1)
     assert log.bodies() == values(1, 2, 3, 3, 4)
 
@@ -269,15 +327,9 @@ def test_a_driver_that_is_overtaken_stops(log: Log) -> None:
     assert log.bodies() == values(1, 2)
 
 
-def test_another_query_under_the_same_name_is_refused(log: Log) -> None:
-    write(log, probed(log), values(1))
-    with pytest.raises(SinkError, match=r"restore its checkpoint.*new sink.id"):
-        write(log, probed(log), values(2), query="r")
-
-
 def cut_off(log: Log) -> None:
     """Retention."""
-    partition = log.world.topics[TOPIC][0]
+    partition = log.first
     partition.start = partition.end
     partition.stored.clear()
 
@@ -293,7 +345,7 @@ def test_later_batch_is_refused_after_complete_deletion(log: Log) -> None:
 
 def test_half_written_batch_with_deleted_rows_is_refused(log: Log) -> None:
     write(log, probed(log), values(*range(20)))
-    partition = log.world.topics[TOPIC][0]
+    partition = log.first
     partition.start = partition.stored[0].next_offset
     del partition.stored[0]
     with pytest.raises(SinkError, match="rows of batch 0 may have been there"):
@@ -302,7 +354,7 @@ def test_half_written_batch_with_deleted_rows_is_refused(log: Log) -> None:
 
 def test_last_commit_tag_is_found_once_and_remembered(log: Log) -> None:
     write(log, probed(log), values(1), batch=0)
-    partition = log.world.topics[TOPIC][0]
+    partition = log.first
     for _ in range(30):
         partition.append((b"\1other",), None)
     remembered: dict[Any, Known] = {}
@@ -320,7 +372,7 @@ def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
     probed(log, known=remembered)
     log.world.topics[TOPIC] = [Partition()]
     for _ in range(5):
-        log.world.topics[TOPIC][0].append((b"\1other",), None)
+        log.other_appends()
     assert probed(log, known=remembered).observations[TOPIC, 0].last is None
 
 
@@ -345,7 +397,7 @@ def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, 
     write(log, probed(log, known=remembered), keyed(*range(20)), batch=batch, query=query)
     cut_off(log)
     for _ in range(foreign):
-        log.world.topics[TOPIC][0].append((b"\1other",), None)
+        log.other_appends()
     before = lying(log)
     for _ in range(2):
         with pytest.raises(SinkError, match="lost its records below offset"):
@@ -378,7 +430,7 @@ def test_first_run_option_appends_only_deleted_rows() -> None:
 
 def test_load_with_lost_records_suggests_another_sink_id(log: Log) -> None:
     write(log, probed(log), keyed(*range(20)), query="")
-    partition = log.world.topics[TOPIC][0]
+    partition = log.first
     partition.start = partition.stored.pop(0).next_offset
     with pytest.raises(SinkError, match=r"lost its records.*another sink.id") as raised:
         write(log, probed(log), keyed(*range(20)), query="")
@@ -390,7 +442,7 @@ def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
     log = Log(2)
     for partition in range(2):
         write(log, probed(log), keyed(partition), task=partition, partition=partition)
-    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    log.other_appends()
     observed = probed(log, never_ran=True)
     assert [observed.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
 
@@ -398,9 +450,9 @@ def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
 def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
     """A load whose first run was in the same process."""
     remembered: dict[Any, Known] = {}
-    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    log.other_appends()
     write(log, probed(log, never_ran=True, known=remembered), keyed(1), query="")
-    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    log.other_appends()
     done = write(log, probed(log, never_ran=True, known=remembered), keyed(1), query="")
     assert (done.found, done.appended) == (1, 0)
 
@@ -410,7 +462,7 @@ def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
 def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, query: str) -> None:
     rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
     write(log, probed(log), rows, query=query)
-    stored = log.world.topics[TOPIC][0].stored
+    stored = log.first.stored
     assert len(stored) > 2
     first = stored[0]
     if gone == "a batch":
@@ -428,9 +480,9 @@ def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, q
 def test_compacted_topic_with_all_rows_left_is_accepted(log: Log) -> None:
     observed = probed(log)
     write(log, observed, keyed(1), task=0)
-    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    log.other_appends()
     write(log, observed, keyed(2), task=1)
-    log.world.topics[TOPIC][0].stored[1] = Stored(1, (), None, compacted=1)
+    log.first.stored[1] = Stored(1, (), None, compacted=1)
     done = write(log, probed(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
     assert (done.found, done.appended) == (2, 0)
 
@@ -450,16 +502,8 @@ def test_arranged_rows_report_every_begun_partition() -> None:
     assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
 
 
-def test_task_of_new_split_appends_nothing_before_matching(log: Log) -> None:
-    """Otherwise the batch would have rows of two splits, and neither could continue."""
-    write(log, probed(log), values(1, 2, 3), task=0)
-    with pytest.raises(SinkError, match=r"split into tasks differently.*last resort"):
-        write(log, probed(log), values(*range(50, 90), 3), task=2)
-    assert log.bodies() == values(1, 2, 3)
-
-
 def test_first_run_does_not_read_foreign_records(log: Log) -> None:
-    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    log.other_appends()
     assert probed(log, never_ran=True).observations[TOPIC, 0].last is None
     assert log.reads == []
 
@@ -478,16 +522,19 @@ def test_log_shorter_than_acknowledged_raises(log: Log) -> None:
 # --- another split into tasks, of rows that are placed by their value -------------------------------------------------
 
 
-def keyed(*numbers: int) -> list[bytes]:
-    return [body(b"k", b"%d" % number) for number in numbers]
-
-
 def resolve(log: Log, *done: Outcome, plan: Plan = PLAN) -> Compared | None:
     return compare(plan, done, log=log, framing=ModelFraming(), clock=Clock())
 
 
 def lying(log: Log) -> Counter[bytes]:
     return Counter(log.bodies())
+
+
+def found_twice(log: Log, **more: Any) -> list[Outcome]:
+    """Two tasks have found the one row 7."""
+    write(log, probed(log), keyed(7), task=0)
+    observed = probed(log, **more)
+    return [write(log, observed, keyed(7), task=task) for task in (0, 1)]
 
 
 def test_renumbered_tasks_find_their_rows_and_continue(log: Log) -> None:
@@ -508,13 +555,11 @@ def test_renumbered_tasks_find_their_rows_and_continue(log: Log) -> None:
 def test_unmatched_task_continues_and_records_uncertainty(log: Log) -> None:
     write(log, probed(log), keyed(1, 2), task=0)
     observed = probed(log)
-
     one = write(log, observed, keyed(11, 12), task=0)
-    commit_tag = log.world.topics[TOPIC][0].stored[-1].commit_tag
+    commit_tag = log.first.stored[-1].commit_tag
     assert commit_tag is not None
     assert CommitTag.decode(commit_tag).has_unmatched
     other = write(log, observed, keyed(1, 2, 3), task=1)
-
     assert resolve(log, one, other) == Compared(found=2, unknown=0, appended=0)
     assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
 
@@ -537,9 +582,7 @@ def test_equal_rows_found_twice_are_completed_before_commit(log: Log) -> None:
 
 
 def test_driver_appends_only_where_it_has_read(log: Log) -> None:
-    write(log, probed(log), keyed(7), task=0)
-    old = probed(log)
-    done = [write(log, old, keyed(7), task=0), write(log, old, keyed(7), task=1)]
+    done = found_twice(log)
 
     def zombie(at: Any, batch: Batch) -> Answer:
         """Of a third run, which has both in one task; it has read the one and appends the other."""
@@ -577,13 +620,10 @@ def test_rows_are_compared_individually_rather_than_by_number(log: Log) -> None:
 
 def test_driver_append_after_an_expansion_is_refused(log: Log) -> None:
     """Otherwise a task of another run that knows the expansion may search for the row in its new partition."""
-    write(log, probed(log), keyed(7), task=0)
-    observed = probed(log, count_checked=frozenset([TOPIC]))
-    done = [write(log, observed, keyed(7), task=0), write(log, observed, keyed(7), task=1)]
+    done = found_twice(log, count_checked=frozenset([TOPIC]))
     # The topic is expanded, and a task of another run appends.
-    [at] = log.world.topics[TOPIC]
-    commit_tag = CommitTag.decode(at.stored[0].commit_tag or b"")
-    at.append(tuple(keyed(8)), replace(commit_tag, run="later", task=1, over=2).encode())
+    commit_tag = CommitTag.decode(log.first.stored[0].commit_tag or b"")
+    log.first.append(tuple(keyed(8)), replace(commit_tag, run="later", task=1, over=2).encode())
 
     def grown(_: Any, batch: Batch) -> Answer:
         assert batch.count == 1
@@ -602,9 +642,7 @@ def test_digests_ending_with_zeros_are_compared_like_others() -> None:
 
 
 def test_overtaken_driver_appends_nothing(log: Log) -> None:
-    write(log, probed(log), keyed(7), task=0)
-    observed = probed(log)
-    done = [write(log, observed, keyed(7), task=0), write(log, observed, keyed(7), task=1)]
+    done = found_twice(log)
     write(log, probed(log), keyed(100), task=0, batch=1)
     with pytest.raises(SinkError, match="another driver is ahead"):
         resolve(log, *done)
@@ -647,7 +685,7 @@ def test_finished_load_appends_no_other_rows(log: Log) -> None:
 
 def test_last_append_of_a_load_has_the_mark(log: Log) -> None:
     load(log, probed(log), keyed(*range(10)), keyed(10), [], keyed(*range(20, 30)))
-    tags = [CommitTag.decode(stored.commit_tag or b"") for stored in log.world.topics[TOPIC][0].stored]
+    tags = [CommitTag.decode(stored.commit_tag or b"") for stored in log.first.stored]
     assert [tag.done is not None for tag in tags] == [False] * (len(tags) - 1) + [True]
     assert tags[-1].done is not None
     assert tags[-1].done[0] == 21
@@ -661,19 +699,12 @@ def test_load_whose_driver_died_before_the_mark_is_completed(log: Log) -> None:
     assert probed(log).done is not None
 
 
-def test_commit_called_twice_appends_once(log: Log) -> None:
-    outcomes = [write(log, probed(log), keyed(1, 2, 3), task=0, query="")]
-    for _ in range(2):
-        close(PLAN, outcomes, log=log, framing=ModelFraming(), clock=Clock())
-    assert lying(log) == Counter(keyed(1, 2, 3))
-
-
 def test_driver_of_finished_load_appends_nothing_more(log: Log) -> None:
     """1. A driver stops at its commit. 2. Another finishes the load. 3. The first resumes; it, or a task, has a row."""
     late = probed(log)
     outcomes = [write(log, late, keyed(1, 2), task=0, query="")]
     load(log, probed(log), keyed(1, 2))
-    assert close(PLAN, outcomes, log=log, framing=ModelFraming(), clock=Clock()) != []
+    assert commit(log, outcomes) != []
     with pytest.raises(SinkError, match="another driver has finished load 's' meanwhile"):
         write(log, late, keyed(9), query="")
     assert lying(log) == Counter(keyed(1, 2))
@@ -711,33 +742,6 @@ def test_stream_defers_no_row(log: Log) -> None:
 # --- other rows -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unmatched", ["auto", "refuse"])
-def test_load_with_other_rows_is_refused_before_appending(log: Log, unmatched: str) -> None:
-    write(log, probed(log), keyed(1, 2), query="")
-    with pytest.raises(SinkError, match="does not have now"):
-        write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), query="")
-    assert lying(log) == Counter(keyed(1, 2))
-
-
-def test_stream_with_one_different_row_is_refused(log: Log) -> None:
-    write(log, probed(log), keyed(*range(10)), task=0)
-    with pytest.raises(SinkError, match="does not have now"):
-        write(log, probed(log), keyed(*range(9), 99), task=0)
-    assert lying(log) == Counter(keyed(*range(10)))
-
-
-def test_stream_refuses_other_data_after_complete_previous_batch(log: Log) -> None:
-    observed = probed(log)
-    for task in (0, 1):
-        write(log, observed, keyed(task), task=task, batch=0)
-    observed = probed(log)
-    for task in (0, 1):
-        write(log, observed, keyed(10 + task), task=task, batch=1)
-    with pytest.raises(SinkError, match="does not have now"):
-        write(log, probed(log), keyed(20, 21), task=0, batch=1)
-    assert lying(log) == Counter(keyed(0, 1, 10, 11))
-
-
 def test_stream_continues_in_task_with_other_keys(log: Log) -> None:
     write(log, probed(log), keyed(0), task=0, batch=0)  # the batch before had one task
     write(log, probed(log), keyed(10), task=0, batch=1)
@@ -756,14 +760,6 @@ def test_quiet_batch_does_not_reset_known_tasks(log: Log) -> None:
     # Task 1 may have become task 0, with rows of the same key.
     one = write(log, probed(log), keyed(21), task=0, batch=2)
     assert one.appended == 1
-
-
-def test_stream_with_changing_data_is_refused(log: Log) -> None:
-    write(log, probed(log), keyed(1, 2), task=0)
-    write(log, probed(log), keyed(11, 12), task=0)
-    with pytest.raises(SinkError, match="does not have now"):
-        write(log, probed(log), keyed(21, 22), task=0)
-    assert lying(log) == Counter(keyed(1, 2, 11, 12))
 
 
 def test_a_complete_batch_is_found_under_whatever_number(log: Log) -> None:
@@ -793,7 +789,7 @@ def test_finished_load_without_the_rows_of_a_partition_is_refused_as_finished() 
             for task in range(2)
         ]
         compare(plan, outcomes, log=log, framing=ModelFraming(), clock=Clock())
-        close(plan, outcomes, log=log, framing=ModelFraming(), clock=Clock())
+        commit(log, outcomes, plan)
 
     run(0, 1)
     with pytest.raises(SinkError, match=r"is finished: it has written 2 rows, and the data now has 1"):
