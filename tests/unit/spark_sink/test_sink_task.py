@@ -1,4 +1,6 @@
-"""One task and the log, without Spark and threads: what it appends, finds in the log and refuses."""
+"""One task and the log, without Spark and threads: what it appends, reads and refuses, with which message.
+
+Retries, late appends, other splits and drivers that die: tests/sink_simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from fencepost.spark.closing import close
 from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Known, probe
-from fencepost.spark.errors import SinkError, Unknown
+from fencepost.spark.errors import SinkError
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.task import Task
 from fencepost.spark.write import NoLocks, Outcome, Plan, Write
@@ -142,36 +144,6 @@ def test_rows_are_appended_in_batches_of_requested_size(log: Log) -> None:
     assert log.reads == []  # without another writer, nothing is read
 
 
-@pytest.mark.parametrize("appended_batch", [True, False])
-def test_after_a_lost_answer_the_log_decides(log: Log, appended_batch: bool) -> None:
-
-    def lost(at: Any, batch: Batch) -> Exception:
-        if appended_batch:
-            at.append(batch.bodies, batch.commit_tag)
-        return Unknown("the connection was lost")
-
-    log.script = [lost]
-    done = write(log, probed(log), values(1, 2, 3))
-    assert log.bodies() == values(1, 2, 3)
-    assert (done.found, done.appended) == ((3, 0) if appended_batch else (0, 3))
-
-
-def test_late_arriving_append_is_recognised(log: Log) -> None:
-    late: list[Batch] = []
-
-    def lose(at: Any, batch: Batch) -> Exception:
-        late.append(batch)
-        return Unknown("no answer")
-
-    def arrive(at: Any, batch: Batch) -> Answer:
-        at.append(late[0].bodies, late[0].commit_tag)
-        return Answer(44, at.end)
-
-    log.script = [lose, arrive]
-    write(log, probed(log), values(1, 2, 3))
-    assert log.bodies() == values(1, 2, 3)
-
-
 def test_refusal_reads_only_the_last_batch(log: Log) -> None:
     observed = probed(log)
     for task in (1, 2, 3):
@@ -181,15 +153,6 @@ def test_refusal_reads_only_the_last_batch(log: Log) -> None:
     assert done.refused == 1
     assert log.reads == []
     assert log.bodies()[-2:] == values(1, 2)
-
-
-def test_second_attempt_finds_rows_before_other_batches(log: Log) -> None:
-    observed = probed(log)
-    write(log, observed, values(1, 2), task=0)
-    write(log, observed, values(3, 4), task=1)
-    done = write(log, observed, values(2, 1), task=0, attempt="b")
-    assert (done.found, done.appended) == (2, 0)
-    assert log.bodies() == values(1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +240,6 @@ def test_option_same_split_accepts_equal_rows_in_two_tasks(log: Log) -> None:
     assert log.bodies() == values(1, 2, 3, 3, 4)
 
 
-def test_two_tasks_may_have_equal_rows(log: Log) -> None:
-    observed = probed(log)
-    write(log, observed, values(1, 1), task=0)
-    write(log, observed, values(1), task=1)
-    assert log.bodies() == values(1, 1, 1)
-
-
 def test_arranged_rows_know_no_tasks(log: Log) -> None:
     arranged = replace(PLAN, arranged=True)
     write(log, probed(log), values(1, 2), arranged, task=5)
@@ -305,17 +261,6 @@ def test_older_batch_than_the_log_appends_nothing(log: Log) -> None:
     with pytest.raises(SinkError, match="as a whole does not have now"):
         resolve(log, write(log, probed(log), values(10), batch=1))
     assert len(log.bodies()) == 8
-
-
-@pytest.mark.parametrize("count_checked", [frozenset[str](), frozenset({TOPIC})])
-def test_older_batch_is_found_where_placed_before_expansion(log: Log, count_checked: frozenset[str]) -> None:
-    for batch in range(2):
-        write(log, probed(log, count_checked=count_checked), keyed(batch), batch=batch)
-    log.world.expand(TOPIC, 2)
-    done = write(log, probed(log, count_checked=count_checked), keyed(0), batch=0, partition=1)
-    assert (done.found, done.appended) == (1, 0)
-    with pytest.raises(SinkError, match="checkpoint was restored"):
-        write(log, probed(log, count_checked=count_checked), keyed(0, 9), batch=0, partition=1)
 
 
 def test_a_driver_that_is_overtaken_stops(log: Log) -> None:
@@ -487,21 +432,6 @@ def test_compacted_topic_with_all_rows_left_is_accepted(log: Log) -> None:
     assert (done.found, done.appended) == (2, 0)
 
 
-def test_arranged_rows_report_every_begun_partition() -> None:
-    log = Log(3)
-    arranged = replace(PLAN, arranged=True)
-    for batch in range(2):
-        observed = probed(log)
-        for number in range(2):
-            write(log, observed, keyed(10 * batch + number), arranged, task=number, partition=number, batch=batch)
-    for batch in range(2):  # half written, or complete: its checkpoint was restored
-        done = write(log, probed(log), keyed(10 * batch), arranged, partition=0, batch=batch)
-        none = write(log, probed(log), [], arranged, partition=None, task=1, batch=batch)
-        assert done.begun == none.begun == {(TOPIC, 0), (TOPIC, 1)}
-        assert (done.partitions.keys(), none.partitions.keys()) == ({(TOPIC, 0)}, set())
-    assert write(log, probed(log), keyed(20), arranged, batch=2).begun == set()
-
-
 def test_first_run_does_not_read_foreign_records(log: Log) -> None:
     log.other_appends()
     assert probed(log, never_ran=True).observations[TOPIC, 0].last is None
@@ -535,64 +465,6 @@ def found_twice(log: Log, **more: Any) -> list[Outcome]:
     write(log, probed(log), keyed(7), task=0)
     observed = probed(log, **more)
     return [write(log, observed, keyed(7), task=task) for task in (0, 1)]
-
-
-def test_renumbered_tasks_find_their_rows_and_continue(log: Log) -> None:
-    observed = probed(log)
-    write(log, observed, keyed(1, 2), task=0)
-    write(log, observed, keyed(11), task=1)
-    observed = probed(log)
-
-    one = write(log, observed, keyed(11, 12, 13), task=0)
-    other = write(log, observed, keyed(1, 2, 3), task=1)
-
-    assert (one.found, one.appended) == (1, 2)
-    assert (other.found, other.appended) == (2, 1)
-    assert resolve(log, one, other) == Compared(found=3, unknown=0, appended=0)
-    assert lying(log) == Counter(keyed(1, 2, 3, 11, 12, 13))
-
-
-def test_unmatched_task_continues_and_records_uncertainty(log: Log) -> None:
-    write(log, probed(log), keyed(1, 2), task=0)
-    observed = probed(log)
-    one = write(log, observed, keyed(11, 12), task=0)
-    commit_tag = log.first.stored[-1].commit_tag
-    assert commit_tag is not None
-    assert CommitTag.decode(commit_tag).has_unmatched
-    other = write(log, observed, keyed(1, 2, 3), task=1)
-    assert resolve(log, one, other) == Compared(found=2, unknown=0, appended=0)
-    assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
-
-
-def test_equal_rows_found_twice_are_completed_before_commit(log: Log) -> None:
-    write(log, probed(log), keyed(7, 1), task=0)
-    observed = probed(log)
-    done = [write(log, observed, keyed(7, 1), task=0), write(log, observed, keyed(7, 2), task=1)]
-    assert lying(log) == Counter(keyed(7, 1, 2))  # both have found the one 7
-
-    assert resolve(log, *done) == Compared(found=1, unknown=0, appended=1)
-    assert lying(log) == Counter(keyed(7, 7, 1, 2))
-    assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
-
-    # The next run: the driver died before Spark recorded the commit.
-    observed = probed(log)
-    done = [write(log, observed, keyed(7, 1), task=0), write(log, observed, keyed(7, 2), task=1)]
-    resolve(log, *done)
-    assert lying(log) == Counter(keyed(7, 7, 1, 2))
-
-
-def test_driver_appends_only_where_it_has_read(log: Log) -> None:
-    done = found_twice(log)
-
-    def zombie(at: Any, batch: Batch) -> Answer:
-        """Of a third run, which has both in one task; it has read the one and appends the other."""
-        commit_tag = CommitTag.decode(at.stored[0].commit_tag)
-        at.append(tuple(keyed(7)), replace(commit_tag, run="zombie", task=5).encode())
-        return Answer(44, at.end)
-
-    log.script = [zombie]
-    assert resolve(log, *done) == Compared(found=1, unknown=0, appended=0)
-    assert lying(log) == Counter({keyed(7)[0]: 2})
 
 
 def test_unmatched_rows_are_refused_unless_kept(log: Log) -> None:
@@ -649,14 +521,6 @@ def test_overtaken_driver_appends_nothing(log: Log) -> None:
     assert lying(log) == Counter(keyed(7, 100))
 
 
-def test_rows_of_a_vanished_task_are_refused(log: Log) -> None:
-    observed = probed(log)
-    write(log, observed, keyed(1), task=0)
-    write(log, observed, keyed(11), task=1)
-    with pytest.raises(SinkError, match="as a whole does not have"):
-        resolve(log, write(log, probed(log), keyed(1), task=0))
-
-
 def test_unchanged_split_is_not_compared(log: Log) -> None:
     observed = probed(log)
     for task in (0, 1):
@@ -681,22 +545,6 @@ def test_finished_load_appends_no_other_rows(log: Log) -> None:
         with pytest.raises(SinkError, match=rf"has written 3 rows, and the data now has {len(rows)}.*another sink.id"):
             load(log, probed(log), rows)
     assert lying(log) == Counter(keyed(7, 7, 7))
-
-
-def test_last_append_of_a_load_has_the_mark(log: Log) -> None:
-    load(log, probed(log), keyed(*range(10)), keyed(10), [], keyed(*range(20, 30)))
-    tags = [CommitTag.decode(stored.commit_tag or b"") for stored in log.first.stored]
-    assert [tag.done is not None for tag in tags] == [False] * (len(tags) - 1) + [True]
-    assert tags[-1].done is not None
-    assert tags[-1].done[0] == 21
-    assert lying(log) == Counter(keyed(*range(11), *range(20, 30)))
-
-
-def test_load_whose_driver_died_before_the_mark_is_completed(log: Log) -> None:
-    write(log, probed(log), keyed(1, 2, 3), task=0, query="")
-    assert lying(log) == Counter(keyed(1, 2))
-    assert load(log, probed(log), keyed(1, 2, 3)) == {"found": 2, "appended": 1}
-    assert probed(log).done is not None
 
 
 def test_driver_of_finished_load_appends_nothing_more(log: Log) -> None:
@@ -740,15 +588,6 @@ def test_stream_defers_no_row(log: Log) -> None:
 
 
 # --- other rows -------------------------------------------------------------------------------------------------------
-
-
-def test_stream_continues_in_task_with_other_keys(log: Log) -> None:
-    write(log, probed(log), keyed(0), task=0, batch=0)  # the batch before had one task
-    write(log, probed(log), keyed(10), task=0, batch=1)
-    observed = probed(log)
-    one = write(log, observed, [body(b"other", b"20")], task=0, batch=1)
-    other = write(log, observed, keyed(10), task=1, batch=1)
-    assert resolve(log, one, other) == Compared(found=1, unknown=0, appended=0)
 
 
 def test_quiet_batch_does_not_reset_known_tasks(log: Log) -> None:
