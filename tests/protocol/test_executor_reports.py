@@ -24,12 +24,7 @@ _BROKEN = "raise ImportError('GLIBC_2.34 not found')"
     [
         pytest.param(None, {}, "INFO", f"native {_VERSION}", marks=needs_native),
         (_BROKEN, {"FENCEPOST_NATIVE": "off"}, "INFO", "pure Python: FENCEPOST_NATIVE=off"),
-        (
-            _BROKEN,
-            {},
-            "WARNING",
-            "pure Python: fencepost_native cannot be imported: GLIBC_2.34 not found",
-        ),
+        (_BROKEN, {}, "WARNING", "pure Python: fencepost_native cannot be imported: GLIBC_2.34 not found"),
     ],
 )
 def test_executor_is_reported(

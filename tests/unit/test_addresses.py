@@ -31,23 +31,14 @@ def broker(**more: object) -> Message:
 # --- the book ---------------------------------------------------------------------------------------------------------
 
 
-def test_broker_port_follows_bootstrap_port_by_id() -> None:
-    book = AddressBook(19092)
-    assert book.advertised(NodeId(0), HERE) == Address(HERE, 19093)
-    assert book.advertised(NodeId(7), HERE) == Address(HERE, 19100)
-
-
-def test_configured_host_and_port_are_advertised() -> None:
+def test_listener_of_a_broker_follows_the_bootstrap_port_or_the_configuration() -> None:
+    assert AddressBook(19092).advertised(NodeId(0), HERE) == Address(HERE, 19093)
     book = AddressBook(19092, advertised_host="kafka.example.com", ports={NodeId(1001): 9100})
     assert book.advertised(NodeId(1001), HERE) == Address("kafka.example.com", 9100)
     assert book.advertised(NodeId(1), HERE) == Address("kafka.example.com", 19094)
-
-
-def test_port_above_65535_names_the_remedy() -> None:
-    book = AddressBook(65000)
-    assert book.listener_port(NodeId(534)) == 65535
+    assert AddressBook(65000).listener_port(NodeId(534)) == 65535
     with pytest.raises(ConfigError, match=r"broker 535 .* 65536.*\[broker_ports\] 535 = "):
-        book.listener_port(NodeId(535))
+        AddressBook(65000).listener_port(NodeId(535))
 
 
 def test_ephemeral_port_is_advertised_once_listener_is_open() -> None:
@@ -114,11 +105,9 @@ def test_unavailable_coordinator_gets_no_address(version: int) -> None:
     error = {"node_id": -1, "host": "", "port": -1, "error_code": Error.COORDINATOR_NOT_AVAILABLE}
     response = Message(**error) if version < 4 else Message(coordinators=[Message(key="g", **error)])
     book = AddressBook(19092)
-    message, body, new = through(FIND_COORDINATOR, version, response, book)
+    _, body, new = through(FIND_COORDINATOR, version, response, book)
     assert body == encode_response(FIND_COORDINATOR, version, response)
-    assert new == ()
-    assert not book.nodes
-    del message
+    assert (new, book.nodes) == ((), {})
 
 
 def test_an_address_without_a_broker_is_blanked() -> None:
@@ -160,14 +149,14 @@ def test_quorum_names_broker_listeners_and_hides_controllers() -> None:
     assert book.nodes == {1: Address(SECRET, 9092)}
 
 
-@pytest.mark.parametrize("version", [0, 1])
-def test_quorum_without_nodes_stays_unchanged(version: int) -> None:
-    response = Message(topics=[Message(topic_name="__cluster_metadata", partitions=[Message(leader_id=3000)])])
-    _, body, _ = through(DESCRIBE_QUORUM, version, response, AddressBook(19092))
-    assert body == encode_response(DESCRIBE_QUORUM, version, response)
+QUORUM = Message(topics=[Message(topic_name="__cluster_metadata", partitions=[Message(leader_id=3000)])])
+REFUSAL = Message(endpoint_type=2, error_code=114, error_message="wrong endpoint type")
 
 
-def test_broker_refusal_to_name_controllers_is_relayed() -> None:
-    refusal = Message(endpoint_type=2, error_code=114, error_message="wrong endpoint type")
-    message, _, _ = through(DESCRIBE_CLUSTER, 1, refusal, AddressBook(19092))
-    assert (message.error_code, message.error_message) == (114, "wrong endpoint type")
+@pytest.mark.parametrize(
+    ("api_key", "version", "response"),
+    [(DESCRIBE_QUORUM, 0, QUORUM), (DESCRIBE_QUORUM, 1, QUORUM), (DESCRIBE_CLUSTER, 1, REFUSAL)],
+)
+def test_responses_without_addresses_stay_unchanged(api_key: int, version: int, response: Message) -> None:
+    _, body, _ = through(api_key, version, response, AddressBook(19092))
+    assert body == encode_response(api_key, version, response)

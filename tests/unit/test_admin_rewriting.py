@@ -446,11 +446,7 @@ RETENTION = config("retention.ms", "1000", config_source=5)
 @pytest.mark.parametrize("version", versions(DESCRIBE_CONFIGS))
 @pytest.mark.parametrize(
     ("stored", "file", "value", "source"),
-    [
-        ({}, {}, "false", 5),
-        ({}, {CHECK: "Required"}, "required", 4),
-        ({CHECK: "true"}, {CHECK: "required"}, "true", 1),
-    ],
+    [({}, {}, "false", 5), ({}, {CHECK: "Required"}, "required", 4), ({CHECK: "true"}, {CHECK: "required"}, "true", 1)],
 )
 def test_virtual_configs_are_shown_with_their_source(
     version: int, stored: Mapping[str, str], file: Mapping[str, str], value: str, source: int
@@ -591,9 +587,7 @@ CLOSED = [
         3,
         Message(v3_and_below_topics=both("name", partitions=[1])),
         Message(
-            results_by_topic_v3_and_below=[
-                Message(name="orders", results_by_partition=[Message(partition_index=1)]),
-            ]
+            results_by_topic_v3_and_below=[Message(name="orders", results_by_partition=[Message(partition_index=1)])]
         ),
     ),
     (
@@ -666,8 +660,7 @@ def test_share_group_never_subscribes_to_the_state_topic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("api_key", "version"),
-    [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)],
+    ("api_key", "version"), [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)]
 )
 @pytest.mark.parametrize("queried", [False, True])
 def test_state_topic_is_unlisted_and_refused_by_name(api_key: int, version: int, queried: bool) -> None:

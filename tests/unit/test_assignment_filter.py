@@ -25,12 +25,7 @@ from fencepost_proxy.expansion.queries import (
 from fencepost_proxy.expansion.watch import Watch
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import apis
-from fencepost_proxy.wire.control import (
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-)
+from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
 from fencepost_proxy.wire.schema import Message
 
 ID, OTHER_ID = UUID(int=7), UUID(int=8)

@@ -15,17 +15,7 @@ from benchmarks import __main__ as command
 from benchmarks import routes, spark
 from benchmarks.java import LoadError, consumed, produced_mib_per_second
 from benchmarks.raw import PRODUCE_VERSION, Appends, RefusedError, Shape, percentile
-from benchmarks.results import (
-    CPU_PER_GB,
-    OF_DIRECT,
-    P99,
-    Report,
-    Row,
-    at_least,
-    at_most,
-    ratios,
-    with_goals,
-)
+from benchmarks.results import CPU_PER_GB, OF_DIRECT, P99, Report, Row, at_least, at_most, ratios, with_goals
 from benchmarks.routes import Peer, PeersError, filled, given_route, read_peers
 
 PEERS_FILE = Path(routes.__file__).with_name("peers.toml")

@@ -14,15 +14,7 @@ from fencepost import (
     Record,
     RetryPolicy,
 )
-from fencepost._appending import (
-    Append,
-    Decision,
-    Failure,
-    LogPosition,
-    MaybeAppended,
-    Observation,
-    resolve,
-)
+from fencepost._appending import Append, Decision, Failure, LogPosition, MaybeAppended, Observation, resolve
 from fencepost._checks import TopicFacts
 
 OURS = b"ours"

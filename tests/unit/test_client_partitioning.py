@@ -7,15 +7,7 @@ import random
 import pytest
 
 from fencepost import jump_hash
-from fencepost._partitioning import (
-    OrderedSends,
-    Send,
-    TopicSends,
-    count_changed,
-    crc32,
-    murmur2,
-    refuse_configs,
-)
+from fencepost._partitioning import OrderedSends, Send, TopicSends, count_changed, crc32, murmur2, refuse_configs
 from fencepost_policies.partitioners import Partitioner, partition_for
 
 KEYS = [random.Random(253).randbytes(n % 40) for n in range(400)]

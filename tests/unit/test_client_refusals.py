@@ -41,11 +41,7 @@ CONTRADICTED = offset_mismatch(_append(41, Contradiction(record=1, expected=50, 
     ],
 )
 def test_policy_violation_becomes_a_mismatch(
-    expected: int,
-    message: str | None,
-    log_end: int | None,
-    reported: tuple[int | None, bool | None],
-    stated: str,
+    expected: int, message: str | None, log_end: int | None, reported: tuple[int | None, bool | None], stated: str
 ) -> None:
     error = refusal("orders", 3, expected, code=44, message=message, log_end=log_end)
     assert isinstance(error, OffsetMismatchError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,7 +18,7 @@ from fencepost_proxy.expansion.history import (
     encode_partition_count,
 )
 from fencepost_proxy.expansion.procedure import not_a_multiple
-from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Known, Plan
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Expansions, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, NodeId, Offset
@@ -60,6 +61,12 @@ def queried(*topics: Message, validate_only: bool = False, services: Known | Non
     return plan
 
 
+def expanding(*topics: Message, **more: Any) -> tuple[Plan, Expansions]:
+    plan = queried(*topics, **more)
+    assert plan.expansions is not None
+    return plan, plan.expansions
+
+
 def topic(name: str, count: int = 3, assignments: list[Message] | None = None) -> Message:
     return Message(name=name, count=count, assignments=assignments)
 
@@ -77,12 +84,10 @@ def answered(*names: str, code: int = 0) -> Message:
 
 def test_kafka_only_validates_an_ordered_expansion() -> None:
     replicas = [Message(broker_ids=[1, 2])]
-    plan = queried(topic("expands", 3, replicas))
+    plan, expanded_topics = expanding(topic("expands", 3, replicas))
 
     assert plan.forward.validate_only
     assert names(plan.forward) == ["expands"]
-    expanded_topics = plan.expansions
-    assert expanded_topics is not None
     assert expanded_topics.first is None
     assert expanded_topics.timeout_ms == 5_000
     response = answered("expands")
@@ -96,19 +101,15 @@ def test_kafka_only_validates_an_ordered_expansion() -> None:
 
 
 def test_kafkas_validation_error_is_relayed_without_expansion() -> None:
-    plan = queried(topic("expands", 1))
+    _, expanded_topics = expanding(topic("expands", 1))
     response = answered("expands", code=Error.INVALID_PARTITIONS)
-    expanded_topics = plan.expansions
-    assert expanded_topics is not None
     assert expanded_topics.requested(response) == ()
     expanded_topics.report(response, {})
     assert [each.error_code for each in response.results] == [Error.INVALID_PARTITIONS]
 
 
 def test_other_topics_are_forwarded_first_and_responses_merged() -> None:
-    plan = queried(topic("unchecked"), topic("expands"), topic("also-expands", 5))
-    expanded_topics = plan.expansions
-    assert expanded_topics is not None
+    plan, expanded_topics = expanding(topic("unchecked"), topic("expands"), topic("also-expands", 5))
     assert expanded_topics.first is not None
 
     assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["unchecked"], False)
@@ -138,9 +139,7 @@ def test_unchecked_or_validate_only_requests_are_forwarded(requested: list[str],
 
 @pytest.mark.parametrize("validate_only", [False, True])
 def test_multiples_only_topic_is_validated_by_the_proxy(validate_only: bool) -> None:
-    plan = queried(topic("unchecked"), topic("doubles"), validate_only=validate_only)
-    expanded_topics = plan.expansions
-    assert expanded_topics is not None
+    plan, expanded_topics = expanding(topic("unchecked"), topic("doubles"), validate_only=validate_only)
     assert expanded_topics.first is not None
     assert (names(expanded_topics.first), expanded_topics.first.validate_only) == (["unchecked"], validate_only)
     assert (names(plan.forward), plan.forward.validate_only) == (["doubles"], True)
@@ -166,17 +165,16 @@ def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
 
 
 def test_pending_expansion_refuses_any_other() -> None:
-    plan = queried(topic("expands", 8), topic("unchecked"), services=known(encode_expansion(FIRST)))
+    plan, pending = expanding(topic("expands", 8), topic("unchecked"), services=known(encode_expansion(FIRST)))
 
-    assert plan.expansions is not None
-    assert names(plan.expansions.first) == ["unchecked"]
+    assert names(pending.first) == ["unchecked"]
     assert (names(plan.forward), plan.forward.validate_only) == (["expands"], True), (
         "Kafka decides whether this client may know"
     )
     for stated in (Error.NONE, Error.INVALID_PARTITIONS):
         response = answered("expands", code=stated)
         plan.finish(response)
-        assert plan.expansions.requested(response) == ()
+        assert pending.requested(response) == ()
         (refused,) = response.results
         assert (refused.name, refused.error_code) == ("expands", Error.INVALID_PARTITIONS)
         assert refused.error_message == "EXPANSION_IN_PROGRESS topic=expands from=2 to=3: it continues automatically"

@@ -110,10 +110,7 @@ class Story:
         self.ids = {"orders": ORDERS, "others": OTHERS}
         self.metrics = Metrics()
         self.tracker = GroupProgressTracker(
-            Limits(
-                gated_without_commit_seconds=_IMPATIENCE_SECONDS,
-                gated_without_progress_seconds=_PATIENCE_SECONDS,
-            ),
+            Limits(gated_without_commit_seconds=_IMPATIENCE_SECONDS, gated_without_progress_seconds=_PATIENCE_SECONDS),
             lambda: state,  # type: ignore[arg-type, return-value]
             lambda: state.view,
             groups=kafka,  # type: ignore[arg-type]
@@ -314,13 +311,7 @@ async def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None
 
 @pytest.mark.parametrize(
     ("looked_up", "waits"),
-    [
-        (["end"], False),
-        (["beginning"], True),
-        (["beginning", "end"], True),
-        (["end", "beginning"], True),
-        ([], True),
-    ],
+    [(["end"], False), (["beginning"], True), (["beginning", "end"], True), (["end", "beginning"], True), ([], True)],
 )
 @in_event_loop
 async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:

@@ -274,10 +274,7 @@ def test_records_are_applied_in_their_order() -> None:
             [encode_topic_config("orders", ORDERS, {"fencepost.expected.offsets.source": "base"})],
         ),
         (TopicConfigChange("orders", ORDERS, CHECKED), []),
-        (
-            TopicConfigChange("orders", ORDERS, unset=frozenset(CHECKED)),
-            [encode_topic_config_tombstone("orders")],
-        ),
+        (TopicConfigChange("orders", ORDERS, unset=frozenset(CHECKED)), [encode_topic_config_tombstone("orders")]),
         (TopicConfigChange("orders", ORDERS, unset=frozenset({"fencepost.expected.offsets.source"})), []),
         (TopicConfigChange("orders", ORDERS, replace=True), [encode_topic_config_tombstone("orders")]),
         (

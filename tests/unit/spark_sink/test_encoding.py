@@ -19,16 +19,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from fencepost._partitioning import murmur2 as murmur2_of_one
 from fencepost.spark import encoding
-from fencepost.spark.encoding import (
-    BATCH_RECORDS_MAX,
-    Encoder,
-    Logged,
-    UnfitRow,
-    batches,
-    build,
-    key_of,
-    split,
-)
+from fencepost.spark.encoding import BATCH_RECORDS_MAX, Encoder, Logged, UnfitRow, batches, build, key_of, split
 from fencepost.spark.errors import SinkError
 
 NOW_MS = 1_700_000_000_123

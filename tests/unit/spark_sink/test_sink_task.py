@@ -179,10 +179,7 @@ def rival(at: Any, batch: Batch) -> Answer:
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [
-        (lambda at, batch: Answer(6, -1, "NOT_LEADER"), r"for 30 s .*NOT_LEADER"),
-        (rival, "nothing could be appended"),
-    ],
+    [(lambda at, batch: Answer(6, -1, "NOT_LEADER"), r"for 30 s .*NOT_LEADER"), (rival, "nothing could be appended")],
     ids=["broker", "rival"],
 )
 def test_patience_ends_and_says_what_it_waited_for(log: Log, answer: Any, message: str) -> None:
@@ -607,10 +604,7 @@ def test_a_complete_batch_is_found_under_whatever_number(log: Log) -> None:
         write(log, observed, keyed(batch * 10), task=0, batch=batch)
         write(log, observed, values(batch * 10 + 1), task=1, batch=batch)
     observed = probed(log)
-    done = [
-        write(log, observed, values(11), task=0, batch=1),
-        write(log, observed, keyed(10), task=1, batch=1),
-    ]
+    done = [write(log, observed, values(11), task=0, batch=1), write(log, observed, keyed(10), task=1, batch=1)]
     assert [each.appended for each in done] == [0, 0]
     assert resolve(log, *done) == Compared(found=2, unknown=0, appended=0)
     with pytest.raises(SinkError, match="restore the newest"):
