@@ -29,12 +29,16 @@ def test_appends_in_flight_delay_an_expansion() -> None:
 
 def test_late_append_enters_after_reopening_with_new_count() -> None:
     barrier = _barrier()
-    barrier.close(NOW)
+    barrier.close(NOW, but_for=[(7, 0)])
     assert not barrier.enter("a", NOW + 1)
+
     barrier.open(3)
+
     assert barrier.enter("a", NOW + 2)
     assert barrier.count == 3
     assert barrier.closed_at is None
+    barrier.close(NOW + 3)
+    assert not barrier.enter("b", NOW + 3, {(7, 0)}), "it is not excepted from the next expansion"
 
 
 def test_in_doubt_append_keeps_barrier_occupied_until_expiry() -> None:
@@ -80,14 +84,6 @@ def test_excepted_transactions_enter_a_closed_barrier() -> None:
     barrier.close(NOW + 5)
     assert not barrier.enter("too late", NOW + 5, {(7, 0)})
     assert barrier.closed_at == NOW, "it was closed all the time"
-
-
-def test_opening_ends_the_exceptions() -> None:
-    barrier = _barrier()
-    barrier.close(NOW, but_for=[(7, 0)])
-    barrier.open(2)
-    barrier.close(NOW + 1)
-    assert not barrier.enter("a", NOW + 1, {(7, 0)})
 
 
 def test_duplicate_enter_or_unknown_leave_is_an_error() -> None:

@@ -219,21 +219,6 @@ def test_acknowledgement_for_another_offset_is_a_violation() -> None:
         writer.append([Record(b"x")])
 
 
-def test_writer_without_answers_reads_outcome_after_in_doubt() -> None:
-    partition = Partition.quiet()
-    writer = FakeLogWriter(partition, problem=0.0)
-    writer.read_to_end(lambda record: None)
-    writer.appender.send = _no_answer  # type: ignore[method-assign]
-    with pytest.raises(InDoubtError, match="tried for 20 s") as caught:
-        writer.append([Record(b"x")])
-    with pytest.raises(NotAtEndError):
-        writer.append([Record(b"y")])
-    partition.log.append((b"x", caught.value.write_id))  # it was queued, and is appended now
-    read: list[LogRecord] = []
-    assert writer.read_to_end(read.append) == 1
-    assert [record.value for record in read] == [b"x"]
-
-
 def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
     """Otherwise the proxy could not recognize it."""
     partition = Partition.quiet()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import pytest
+
 from fencepost_proxy.expansion.counts import Client, Counts
 from fencepost_proxy.expansion.history import NO_EXPANSIONS, Expansion, ExpansionHistory
 
@@ -43,11 +45,8 @@ def _expansion(to: int, *, ended_at_ms: int | None = None) -> Expansion:
     return Expansion("orders", ORDERS, 2, to, PROPOSAL, NOW_MS, ended_at_ms=ended_at_ms)
 
 
-def test_topic_unknown_to_metadata_has_no_count() -> None:
-    assert World(last_observed=None).count() is None
-
-
 def test_the_largest_count_that_is_known_is_true() -> None:
+    assert World(last_observed=None).count() is None
     world = World()
     assert world.count() == 2
     world.history = ExpansionHistory(first_count=3)
@@ -80,22 +79,17 @@ def test_grace_period_starts_when_expansion_is_observed() -> None:
     assert world.in_grace_period(NOW + 1)
     assert world.in_grace_period(NOW + 900)
     assert not world.in_grace_period(NOW + 902)
+    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(first_count=2)).in_grace_period(), "unrecorded"
 
 
-def test_grace_period_after_restart_follows_last_expansion() -> None:
-    ended = _expansion(3, ended_at_ms=NOW_MS - 800_000)
-    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).in_grace_period()
-    assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ended,))).counts.in_grace_period(
-        "orders", NOW
-    ), "no query yet"
-    long_ago = _expansion(3, ended_at_ms=NOW_MS - 901_000)
-    assert not World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (long_ago,))).in_grace_period()
-    ahead = _expansion(3, ended_at_ms=NOW_MS + 5000)
-    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (ahead,))).in_grace_period(), "by another clock"
-
-
-def test_unrecorded_expansion_starts_grace_when_observed() -> None:
-    assert World(last_observed=(ORDERS, 3), history=ExpansionHistory(first_count=2)).in_grace_period()
+@pytest.mark.parametrize(
+    ("ended_ms_ago", "grace"), [(800_000, True), (901_000, False), (-5000, True)], ids=["", "long ago", "another clock"]
+)
+def test_grace_period_after_restart_follows_last_expansion(ended_ms_ago: int, grace: bool) -> None:
+    expansion = _expansion(3, ended_at_ms=NOW_MS - ended_ms_ago)
+    world = World(last_observed=(ORDERS, 3), history=ExpansionHistory(3, (expansion,)))
+    assert not world.counts.in_grace_period("orders", NOW), "no query yet"
+    assert world.in_grace_period() is grace
 
 
 def test_count_is_confirmed_by_a_later_query() -> None:
