@@ -281,16 +281,6 @@ def test_unread_bytes_equal_what_the_peer_sent(
     far.close()
 
 
-def test_closed_peer_is_distinguished_from_silent_one(authority: Authority, server: Certificate) -> None:
-    def client(secured: ssl.SSLSocket) -> None:
-        secured.sendall(b"last words")
-        with suppress(ssl.SSLError):
-            secured.unwrap()
-
-    received = conversation(authority, server, client=client, serve=lambda sock: receive(sock, 1_000))
-    assert received == b"last words"
-
-
 def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server: Certificate) -> None:
     """The peer waits for our close and sends nothing more, so that no later event of the socket reports its close."""
     near, far = tcp_pair()

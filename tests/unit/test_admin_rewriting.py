@@ -16,29 +16,8 @@ from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import MARKER, NO_TOPIC_ID, Offset, TopicPartition
-from fencepost_proxy.wire.apis import (
-    ADD_PARTITIONS_TO_TXN,
-    ALTER_CONFIGS,
-    APIS,
-    CONSUMER_GROUP_HEARTBEAT,
-    CREATE_PARTITIONS,
-    CREATE_TOPICS,
-    DELETE_RECORDS,
-    DELETE_TOPICS,
-    DESCRIBE_CONFIGS,
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TOPIC_PARTITIONS,
-    FETCH,
-    INCREMENTAL_ALTER_CONFIGS,
-    LIST_OFFSETS,
-    METADATA,
-    OFFSET_FOR_LEADER_EPOCH,
-    SHARE_ACKNOWLEDGE,
-    SHARE_FETCH,
-    SHARE_GROUP_HEARTBEAT,
-    WRITE_TXN_MARKERS,
-    Handling,
-)
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.apis import APIS, Handling
 from fencepost_proxy.wire.control import (
     decode_request,
     decode_response,
@@ -85,7 +64,10 @@ class World:
 
     def create(self, *topics: Message, answers: Sequence[Message] = (), version: int = 7, **more: object) -> Message:
         return self.rewriter(
-            CREATE_TOPICS, version, Message(topics=list(topics), timeout_ms=1, **more), Message(topics=list(answers))
+            apis.CREATE_TOPICS,
+            version,
+            Message(topics=list(topics), timeout_ms=1, **more),
+            Message(topics=list(answers)),
         )
 
     def alter(
@@ -100,11 +82,13 @@ class World:
             Message(resource_type=each.resource_type, resource_name=each.resource_name, configuration_keys=keys)
             for each in results
         ]
-        return self.rewriter(DESCRIBE_CONFIGS, version, Message(resources=resources, **more), Message(results=results))
+        return self.rewriter(
+            apis.DESCRIBE_CONFIGS, version, Message(resources=resources, **more), Message(results=results)
+        )
 
     def delete(self, *topics: Message, answers: Sequence[Message], version: int = 6, **more: object) -> None:
         request = Message(topics=list(topics), **more)
-        self.rewriter(DELETE_TOPICS, version, request, Message(responses=list(answers)))
+        self.rewriter(apis.DELETE_TOPICS, version, request, Message(responses=list(answers)))
 
 
 def config(name: str, value: str | None, **more: object) -> Message:
@@ -115,9 +99,9 @@ def versions(api_key: int) -> range:
     return range(APIS[api_key].min_version, APIS[api_key].max_version + 1)
 
 
-@pytest.mark.parametrize("api_key", [CREATE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("api_key", [apis.CREATE_TOPICS, apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
-    world, created, requested = World(), api_key == CREATE_TOPICS, config(CHECK, "true")
+    world, created, requested = World(), api_key == apis.CREATE_TOPICS, config(CHECK, "true")
     if created:
         (reported,) = world.create(creatable("__consumer_offsets", requested)).topics
     else:
@@ -138,8 +122,8 @@ def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str
     """The plan, and the error codes for the client, where Kafka adds whatever it gets."""
     topics = [Message(name=name, partitions=[1, 2]) for name in names]
     queried = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
-    request = decode_request(ADD_PARTITIONS_TO_TXN, 3, encode_request(ADD_PARTITIONS_TO_TXN, 3, queried))
-    plan = plan_request(ADD_PARTITIONS_TO_TXN, 3, request, replace(world.known(), fresh=fresh))
+    request = decode_request(apis.ADD_PARTITIONS_TO_TXN, 3, encode_request(apis.ADD_PARTITIONS_TO_TXN, 3, queried))
+    plan = plan_request(apis.ADD_PARTITIONS_TO_TXN, 3, request, replace(world.known(), fresh=fresh))
     assert plan is not None
     entries = [
         Message(
@@ -188,11 +172,11 @@ def marked(
             for producer_id, topic in markers
         ]
     )
-    request = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, queried))
+    request = decode_request(apis.WRITE_TXN_MARKERS, 1, encode_request(apis.WRITE_TXN_MARKERS, 1, queried))
     known = replace(world.known(), fresh=fresh, shared_producer_ids=frozenset({SHARED}))
-    plan = plan_request(WRITE_TXN_MARKERS, 1, request, known)
+    plan = plan_request(apis.WRITE_TXN_MARKERS, 1, request, known)
     assert plan is not None
-    sent = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, plan.forward))
+    sent = decode_request(apis.WRITE_TXN_MARKERS, 1, encode_request(apis.WRITE_TXN_MARKERS, 1, plan.forward))
     answer = Message(
         markers=[
             Message(
@@ -210,7 +194,7 @@ def marked(
 
 
 def written(answer: Message) -> list[tuple[int, str, list[int]]]:
-    reported = decode_response(WRITE_TXN_MARKERS, 1, encode_response(WRITE_TXN_MARKERS, 1, answer))
+    reported = decode_response(apis.WRITE_TXN_MARKERS, 1, encode_response(apis.WRITE_TXN_MARKERS, 1, answer))
     return [
         (marker.producer_id, topic.name, [each.error_code for each in topic.partitions])
         for marker in reported.markers
@@ -247,7 +231,7 @@ def creatable(name: str, *configs: Message) -> Message:
     return Message(name=name, num_partitions=1, replication_factor=1, configs=list(configs))
 
 
-@pytest.mark.parametrize("version", versions(CREATE_TOPICS))
+@pytest.mark.parametrize("version", versions(apis.CREATE_TOPICS))
 def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -> None:
     world = World()
     queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(SOURCE, "base"))
@@ -274,7 +258,7 @@ def test_file_configs_are_shown_at_creation_not_stored() -> None:
     assert world.changes == []
 
 
-@pytest.mark.parametrize("version", versions(CREATE_TOPICS))
+@pytest.mark.parametrize("version", versions(apis.CREATE_TOPICS))
 @pytest.mark.parametrize("value", ["maybe", "", None])
 def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: str | None) -> None:
     world = World()
@@ -336,7 +320,7 @@ def codes(answer: Message) -> dict[str, tuple[int, str | None]]:
 
 
 @pytest.mark.parametrize("name", [CHECK, CHECK.removeprefix("fencepost.")])
-@pytest.mark.parametrize("version", versions(INCREMENTAL_ALTER_CONFIGS))
+@pytest.mark.parametrize("version", versions(apis.INCREMENTAL_ALTER_CONFIGS))
 def test_incremental_changes_are_taken_out_and_stored(version: int, name: str) -> None:
     world = World()
     ops = [
@@ -346,14 +330,14 @@ def test_incremental_changes_are_taken_out_and_stored(version: int, name: str) -
     ]
 
     requested = resource("orders", *ops)
-    answer = world.alter(INCREMENTAL_ALTER_CONFIGS, requested, answers=[done("orders")], version=version)
+    answer = world.alter(apis.INCREMENTAL_ALTER_CONFIGS, requested, answers=[done("orders")], version=version)
 
     assert names(world.forwarded.resources[0].configs) == ["retention.ms"]
     assert world.changes == [TopicConfigChange("orders", None, {CHECK: "required"}, frozenset({SOURCE}))]
     assert codes(answer) == {"orders": (0, None)}
 
 
-@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> None:
     for error_code, stored in ((0, 1), (29, 0), (3, 0)):
         world = World()
@@ -365,7 +349,7 @@ def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> N
         assert len(world.changes) == stored
 
 
-@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 @pytest.mark.parametrize(
     ("configs", "code", "part"),
     [
@@ -390,11 +374,11 @@ def test_invalid_change_blocks_its_topic_only(api_key: int, configs: list[Messag
 @pytest.mark.parametrize(("operation", "called"), [(APPEND, "APPEND"), (SUBTRACT, "SUBTRACT"), (9, "operation 9")])
 def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
     requested = resource("orders", config(CHECK, "true", config_operation=operation))
-    answer = World().alter(INCREMENTAL_ALTER_CONFIGS, requested)
+    answer = World().alter(apis.INCREMENTAL_ALTER_CONFIGS, requested)
     assert codes(answer)["orders"] == (40, f"Can't {called} to key {CHECK} because its type is not LIST.")
 
 
-@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
     world = World()
     right, wrong = resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))
@@ -408,7 +392,7 @@ def test_the_legacy_call_replaces_all_that_is_set() -> None:
     world = World(stored={CHECK: "true"})
 
     def changes(topic: str, name: str, value: str) -> list[TopicConfigChange]:
-        world.alter(ALTER_CONFIGS, resource(topic, config(name, value)), answers=[done(topic)], version=2)
+        world.alter(apis.ALTER_CONFIGS, resource(topic, config(name, value)), answers=[done(topic)], version=2)
         return world.changes
 
     assert changes("orders", SOURCE, "base") == [TopicConfigChange("orders", None, {SOURCE: "base"}, replace=True)]
@@ -416,7 +400,7 @@ def test_the_legacy_call_replaces_all_that_is_set() -> None:
     assert changes("payments", "retention.ms", "5") == [], "nothing was set, nothing is to be stored"
 
 
-@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
     world = World()
     world.alter(api_key, resource("1", config(CHECK, "true"), kind=BROKER), answers=[done("1", kind=BROKER)])
@@ -434,7 +418,7 @@ def described(name: str, *configs: Message, kind: int = TOPIC, error_code: int =
 RETENTION = config("retention.ms", "1000", config_source=5)
 
 
-@pytest.mark.parametrize("version", versions(DESCRIBE_CONFIGS))
+@pytest.mark.parametrize("version", versions(apis.DESCRIBE_CONFIGS))
 @pytest.mark.parametrize(
     ("stored", "file", "value", "source"),
     [({}, {}, "false", 5), ({}, {CHECK: "Required"}, "required", 4), ({CHECK: "true"}, {CHECK: "required"}, "true", 1)],
@@ -495,7 +479,7 @@ def test_errors_and_other_resources_are_left_alone() -> None:
 # --- DeleteTopics -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", versions(DELETE_TOPICS))
+@pytest.mark.parametrize("version", versions(apis.DELETE_TOPICS))
 def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
     world = World()
     topics = [Message(name="orders"), Message(name="payments")]
@@ -551,30 +535,30 @@ def shared() -> tuple[Message, Message]:
 
 CLOSED = [
     (
-        CREATE_TOPICS,
+        apis.CREATE_TOPICS,
         7,
         Message(topics=[creatable("orders"), creatable(STATE_TOPIC)]),
         Message(topics=[Message(name="orders", configs=[])]),
     ),
-    (DELETE_TOPICS, 5, Message(topic_names=["orders", STATE_TOPIC]), Message(responses=[Message(name="orders")])),
+    (apis.DELETE_TOPICS, 5, Message(topic_names=["orders", STATE_TOPIC]), Message(responses=[Message(name="orders")])),
     (
-        DELETE_TOPICS,
+        apis.DELETE_TOPICS,
         6,
         Message(topics=[Message(name="orders"), Message(name=None, topic_id=STATE)]),
         Message(responses=[Message(name="orders", topic_id=ORDERS)]),
     ),
     (
-        DESCRIBE_CONFIGS,
+        apis.DESCRIBE_CONFIGS,
         4,
         Message(resources=both("resource_name", resource_type=TOPIC)),
         Message(results=[described("orders")]),
     ),
-    (ALTER_CONFIGS, 2, Message(resources=RESOURCES), Message(responses=[done("orders")])),
-    (INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=RESOURCES), Message(responses=[done("orders")])),
-    (CREATE_PARTITIONS, 3, Message(topics=both("name", count=2)), Message(results=[Message(name="orders")])),
-    (DELETE_RECORDS, 2, *of_partitions("partition_index")),
+    (apis.ALTER_CONFIGS, 2, Message(resources=RESOURCES), Message(responses=[done("orders")])),
+    (apis.INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=RESOURCES), Message(responses=[done("orders")])),
+    (apis.CREATE_PARTITIONS, 3, Message(topics=both("name", count=2)), Message(results=[Message(name="orders")])),
+    (apis.DELETE_RECORDS, 2, *of_partitions("partition_index")),
     (
-        ADD_PARTITIONS_TO_TXN,
+        apis.ADD_PARTITIONS_TO_TXN,
         3,
         Message(v3_and_below_topics=both("name", partitions=[1])),
         Message(
@@ -582,17 +566,17 @@ CLOSED = [
         ),
     ),
     (
-        WRITE_TXN_MARKERS,
+        apis.WRITE_TXN_MARKERS,
         1,
         Message(markers=[Message(producer_id=5, topics=both("name", partition_indexes=[1]))]),
         Message(markers=[Message(producer_id=5, topics=[ON_ORDERS])]),
     ),
-    (FETCH, 12, *fetch({"topic": "orders"}, {"topic": STATE_TOPIC})),
-    (FETCH, 13, *fetch({"topic_id": ORDERS}, {"topic_id": STATE})),
-    *((api_key, version, *shared()) for api_key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) for version in (1, 2)),
-    (LIST_OFFSETS, 5, *of_partitions("partition_index")),
-    (OFFSET_FOR_LEADER_EPOCH, 4, *of_partitions("partition")),
-    (DESCRIBE_PRODUCERS, 0, Message(topics=both("name", partition_indexes=[1])), Message(topics=[ON_ORDERS])),
+    (apis.FETCH, 12, *fetch({"topic": "orders"}, {"topic": STATE_TOPIC})),
+    (apis.FETCH, 13, *fetch({"topic_id": ORDERS}, {"topic_id": STATE})),
+    *((api_key, version, *shared()) for api_key in (apis.SHARE_FETCH, apis.SHARE_ACKNOWLEDGE) for version in (1, 2)),
+    (apis.LIST_OFFSETS, 5, *of_partitions("partition_index")),
+    (apis.OFFSET_FOR_LEADER_EPOCH, 4, *of_partitions("partition")),
+    (apis.DESCRIBE_PRODUCERS, 0, Message(topics=both("name", partition_indexes=[1])), Message(topics=[ON_ORDERS])),
 ]
 
 
@@ -633,25 +617,26 @@ def test_every_inspected_or_rewritten_api_is_covered() -> None:
         key for key, api in APIS.items() if api.handling & (Handling.INSPECT_REQUEST | Handling.REWRITE_REQUEST)
     }
     assert touching == {api_key for api_key, *_ in CLOSED} | {
-        METADATA,
-        DESCRIBE_TOPIC_PARTITIONS,
-        CONSUMER_GROUP_HEARTBEAT,
-        SHARE_GROUP_HEARTBEAT,
+        apis.METADATA,
+        apis.DESCRIBE_TOPIC_PARTITIONS,
+        apis.CONSUMER_GROUP_HEARTBEAT,
+        apis.SHARE_GROUP_HEARTBEAT,
     }
 
 
 def test_share_group_never_subscribes_to_the_state_topic() -> None:
     request = Message(group_id="g", member_id="m", subscribed_topic_names=["orders", STATE_TOPIC])
     rewriters = RequestRewriters(AddressBook(19092), World().known, frozenset, lambda nodes: None)
-    frame = memoryview(encode_request_frame(SHARE_GROUP_HEARTBEAT, 1, 5, "c", request))[4:]
-    forward = rewriters.begin(SHARE_GROUP_HEARTBEAT, 1, frame, "proxy").forward
+    frame = memoryview(encode_request_frame(apis.SHARE_GROUP_HEARTBEAT, 1, 5, "c", request))[4:]
+    forward = rewriters.begin(apis.SHARE_GROUP_HEARTBEAT, 1, frame, "proxy").forward
     assert forward is not None
     body = forward[4 + parse_request_header(forward[4:]).body_offset :]
-    assert decode_request(SHARE_GROUP_HEARTBEAT, 1, body).subscribed_topic_names == ["orders"]
+    assert decode_request(apis.SHARE_GROUP_HEARTBEAT, 1, body).subscribed_topic_names == ["orders"]
 
 
 @pytest.mark.parametrize(
-    ("api_key", "version"), [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)]
+    ("api_key", "version"),
+    [(apis.METADATA, v) for v in versions(apis.METADATA)] + [(apis.DESCRIBE_TOPIC_PARTITIONS, 0)],
 )
 @pytest.mark.parametrize("queried", [False, True])
 def test_state_topic_is_unlisted_and_refused_by_name(api_key: int, version: int, queried: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -249,19 +250,17 @@ def test_client_with_older_metadata_is_refused() -> None:
     assert stating.services.guesses == []
 
 
-class _Reported:
-    """Answers every control message with a Metadata response of 3 partitions for each topic."""
+def test_reported_partition_counts_are_remembered() -> None:
+    """A Metadata response has 3 partitions for each topic."""
+    counts = (("count-checked", 3), ("checked", 3), ("unchecked", 3))
 
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
-        counts = (("count-checked", 3), ("checked", 3), ("unchecked", 3))
+    def begin(api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        sent = struct.pack(">i", len(frame)) + bytes(frame)
         return RequestRewriter(
-            struct.pack(">i", len(frame)) + bytes(frame),
-            finish=lambda answer: Finished(bytes(answer), partition_counts=counts, client_id="test"),
+            sent, finish=lambda answer: Finished(bytes(answer), partition_counts=counts, client_id="test")
         )
 
-
-def test_reported_partition_counts_are_remembered() -> None:
-    talk = Barriers(rewriters=_Reported())
+    talk = Barriers(rewriters=SimpleNamespace(begin=begin))
     talk.client(request(METADATA, 9, 1))
     talk.kafka(response(1))
     assert talk.services.served == {("test", "count-checked"): 3}

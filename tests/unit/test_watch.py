@@ -100,22 +100,6 @@ def test_what_the_coordinator_says_is_the_later_word() -> None:
     assert watch.consumer_gets("g", "m", IDS) is None
 
 
-def test_revoked_gated_partition_is_confirmed_for_the_member() -> None:
-    # Given a member that reported 0 before any partition of its group was gated.
-    watch = Watch()
-    assert watch.consumer_heartbeat("g", "m", ONE, 0.0) is None
-    # And that is assigned 0 and 2 but receives 0 again: it reports nothing.
-    watch.track_gated("g", {P2}, {P2})
-    watch.consumer_assigned("g", "m", TWO, ONE, frozenset({P2}))
-    assert watch.consumer_heartbeat("g", "m", None, 0.0) == ONE
-    assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
-    # When the coordinator assigns 0 alone: for the member nothing changes, and it would acknowledge nothing.
-    watch.consumer_assigned("g", "m", ONE, ONE, frozenset())
-    # Then its next request says what it has, once.
-    assert watch.consumer_heartbeat("g", "m", None, 0.0) == ONE
-    assert watch.consumer_heartbeat("g", "m", None, 0.0) is None
-
-
 def test_silent_member_is_assumed_to_own_its_assignment() -> None:
     # Given a process that was just started, and a member that was there before.
     watch = _watch(P2)
