@@ -155,6 +155,18 @@ async def receive(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
+async def query(sockets: Pair, number: int = 1) -> None:
+    await send(sockets.client, request(number))
+    assert await receive(sockets.broker, len(request(number))) == request(number)
+
+
+async def exchange(sockets: Pair, number: int) -> None:
+    await query(sockets, number)
+    answer = response(number, b"answer")
+    await send(sockets.broker, answer)
+    assert await receive(sockets.client, len(answer)) == answer
+
+
 # --- what passes ------------------------------------------------------------------------------------------------------
 
 
@@ -162,10 +174,7 @@ async def receive(sock: socket.socket, count: int) -> bytes:
 async def test_relayed_requests_and_responses_cause_no_events() -> None:
     async with pair() as sockets:
         for number in range(3):
-            await send(sockets.client, request(number))
-            assert await receive(sockets.broker, len(request(number))) == request(number)
-            await send(sockets.broker, response(number, b"answer"))
-            assert await receive(sockets.client, len(response(number, b"answer"))) == response(number, b"answer")
+            await exchange(sockets, number)
         assert sockets.driver.events == []
         assert sockets.driver.relayed_bytes() == (3 * len(request(0)), 3 * len(response(0, b"answer")))
 
@@ -179,10 +188,7 @@ async def test_an_error_of_the_proxy_ends_its_connection(asked_before: int) -> N
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context["exception"])))
     async with pair() as sockets:
         for number in range(asked_before):
-            await send(sockets.client, request(number))
-            await receive(sockets.broker, len(request(number)))
-            await send(sockets.broker, response(number, b"answer"))
-            await receive(sockets.client, len(response(number, b"answer")))
+            await exchange(sockets, number)
         sockets.driver.services.relayed_versions = None  # type: ignore[assignment]
         await send(sockets.client, request(7))
         assert not await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sockets.client, 1), 60)
@@ -213,8 +219,7 @@ async def test_slow_bytes_that_native_code_leaves_are_read_in_smaller_pieces(mon
         await receive(sockets.broker, len(request(0)))
         await send(sockets.broker, response(0, b""))
         await receive(sockets.client, len(response(0, b"")))
-        await send(sockets.client, request(1))
-        await receive(sockets.broker, len(request(1)))
+        await query(sockets)
         assert client.read_bytes_max == 0
 
 
@@ -269,8 +274,7 @@ async def test_slow_reader_costs_bounded_memory_and_loses_nothing(relayed: str) 
     async with pair() as sockets:
         upstream = sockets.proxied.upstream
         assert upstream is not None
-        await send(sockets.client, request(1))
-        await receive(sockets.broker, len(request(1)))
+        await query(sockets)
         answer = response(1, os.urandom(1 << 16) * (SIZE >> 16))
         sending = asyncio.create_task(send(sockets.broker, answer))
         await until_async(lambda: bool(upstream.paused), "reading from Kafka to pause")
@@ -302,8 +306,7 @@ async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None
     """Bytes left in a pipe must never appear on another connection."""
     before = _open_pipes()
     async with python_pair() as sockets:
-        await send(sockets.client, request(1))
-        await receive(sockets.broker, len(request(1)))
+        await query(sockets)
         sending = asyncio.create_task(send(sockets.broker, response(1, b"x" * SIZE)))
         upstream = sockets.proxied.upstream
         assert upstream is not None
@@ -319,11 +322,8 @@ async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None
         sockets.broker.close()
         await until_async(lambda: sockets.driver.closed == [sockets.proxied], "the connection to close")
         assert all(pipe.filled_bytes == 0 for pipe in sockets.buffers.pipes._kept)
-        assert not _open_pipes() - {fd for pipe in sockets.buffers.pipes._kept for fd in _fds(pipe)} - before
-
-
-def _fds(pipe: unsent.Pipe) -> tuple[int, int]:
-    return pipe.read_fd, pipe.write_fd
+        kept = {fd for pipe in sockets.buffers.pipes._kept for fd in (pipe.read_fd, pipe.write_fd)}
+        assert not _open_pipes() - kept - before
 
 
 def _open_pipes() -> set[int]:
@@ -351,8 +351,7 @@ async def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
 async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> None:
     """A connection that is never closed would always count against `connections_max`."""
     async with pair() as sockets:
-        await send(sockets.client, request(1))
-        await receive(sockets.broker, len(request(1)))
+        await query(sockets)
         getattr(sockets, first).close()
         await until_async(lambda: bool(sockets.driver.closed), "a connection to close")
         await asyncio.sleep(0.05)
