@@ -32,6 +32,13 @@ IN_A_QUEUE_SECONDS = 20.0
 TRANSACTIONAL = ProducerId(7), ProducerEpoch(0)
 
 
+def new_procedure(
+    expansion: Expansion, now: float, new_id: Callable[[], UUID], clock_ms: Callable[[], int], taken_over: bool
+) -> ex.Procedure:
+    waits = {"wait_seconds": WAIT_SECONDS, "in_doubt_seconds": IN_DOUBT_SECONDS}
+    return ex.Procedure(expansion, now, **waits, new_id=new_id, clock_ms=clock_ms, taken_over=taken_over)
+
+
 @dataclass
 class Kafka:
     """One topic. `logs` – per partition, the count under which each record was placed."""
@@ -226,15 +233,7 @@ class Process:
 
     def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
         world = self.world
-        return ex.Procedure(
-            expansion,
-            world.now,
-            wait_seconds=WAIT_SECONDS,
-            in_doubt_seconds=IN_DOUBT_SECONDS,
-            new_id=world.new_id,
-            clock_ms=lambda: int(world.now * 1000),
-            taken_over=taken_over,
-        )
+        return new_procedure(expansion, world.now, world.new_id, lambda: int(world.now * 1000), taken_over)
 
     def drive(self) -> None:
         world = self.world
@@ -601,20 +600,7 @@ def test_first_of_two_concurrent_claims_drives() -> None:
     assert world.history.driver_round == 1
 
 
-def test_barrier_is_reported_closed_after_final_transaction_probe() -> None:
-    """A batch that entered earlier may open a transaction when it is appended."""
-    closing, history = ex.Closing(PENDING), begun(closed=()).history
-    hold, none = ex.Hold(frozenset({TRANSACTIONAL})), ex.Hold(frozenset())
-    for now, empty, found, action in (
-        (0.0, False, {}, None),
-        (1.0, True, {0: [TRANSACTIONAL]}, hold),
-        (2.0, True, {}, none),
-        (3.0, True, {}, None),
-    ):
-        assert closing.query(history, ME, empty=empty, now=now) == ex.ProbeTransactions(range(2))
-        assert closing.handle(ex.TransactionsOpen(found), now) == action
-    assert isinstance(closing.query(history, ME, empty=True, now=4.0), ex.Append)
-
+# --- single steps -----------------------------------------------------------------------------------------------------
 
 ME, ANOTHER = UUID(int=2), UUID(int=3)
 PENDING = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=ME)
@@ -629,17 +615,9 @@ def begun(*, driver: UUID = ME, closed: Iterable[UUID] = (ME,)) -> ex.World:
     )
 
 
-def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
+def machine(*, taken_over: bool = True) -> ex.Procedure:
     names = iter(UUID(int=0x2000 + number) for number in range(100))
-    return ex.Procedure(
-        PENDING,
-        now,
-        wait_seconds=WAIT_SECONDS,
-        in_doubt_seconds=IN_DOUBT_SECONDS,
-        new_id=lambda: next(names),
-        clock_ms=lambda: 1_000,
-        taken_over=taken_over,
-    )
+    return new_procedure(PENDING, 0.0, lambda: next(names), lambda: 1_000, taken_over)
 
 
 def goes_on(procedure: ex.Procedure, *answers: ex.Answer, now: float = 0.0) -> ex.Procedure:
@@ -672,6 +650,21 @@ def at_create() -> ex.Procedure:
 
 def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
     return ex.PartitionEnd(LeaderEpoch(epoch), LogEndOffset(log_end), Offset(high_watermark))
+
+
+def test_barrier_is_reported_closed_after_final_transaction_probe() -> None:
+    """A batch that entered earlier may open a transaction when it is appended."""
+    closing, history = ex.Closing(PENDING), begun(closed=()).history
+    hold, none = ex.Hold(frozenset({TRANSACTIONAL})), ex.Hold(frozenset())
+    for now, empty, found, action in (
+        (0.0, False, {}, None),
+        (1.0, True, {0: [TRANSACTIONAL]}, hold),
+        (2.0, True, {}, none),
+        (3.0, True, {}, None),
+    ):
+        assert closing.query(history, ME, empty=empty, now=now) == ex.ProbeTransactions(range(2))
+        assert closing.handle(ex.TransactionsOpen(found), now) == action
+    assert isinstance(closing.query(history, ME, empty=True, now=4.0), ex.Append)
 
 
 def test_unreplicated_log_end_is_no_threshold() -> None:
