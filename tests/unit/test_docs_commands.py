@@ -35,7 +35,7 @@ RUN_BY: Final = {
     rf"{_FENCEPOST} proxy( --(bootstrap-server|listen|status) \S+)+": f"{_SHIPPED}"
     "::test_proxy_from_wheel_checks_expected_offsets",
     rf"{_FENCEPOST} check --bootstrap-server \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
-    rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
+    rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config.py"
     "::test_example_file_has_every_key_and_loads",
     r"fencepost config explain fencepost.max.record.age.ms": "tests/unit/test_write_a_policy.py"
     "::test_one_file_and_one_line_add_a_policy",
