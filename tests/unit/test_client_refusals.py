@@ -1,16 +1,19 @@
-"""What the messages of the proxy become in the client library."""
+"""What the messages of the proxy become in the client library, its exceptions and its version."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import tomllib
 
 import pytest
 
-from fencepost import FencepostError, InDoubtError, OffsetMismatchError, OffsetViolationError
+import fencepost
+from fencepost import FencepostError, InDoubtError, OffsetMismatchError, OffsetViolationError, errors
 from fencepost._refusals import refusal, verify
 from fencepost_policies.append import Append, Contradiction
 from fencepost_policies.conditional_publish import offset_mismatch
+from tests.support.docs import ROOT
 
 
 def _append(expected: int, contradiction: Contradiction | None = None) -> Append:
@@ -93,3 +96,28 @@ def test_errors_survive_pickling_and_copying(error: FencepostError) -> None:
         assert type(twin) is type(error)
         assert str(twin) == str(error)
         assert twin.__dict__ == error.__dict__
+
+
+ALL = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FencepostError)]
+
+
+def test_names_end_in_error_and_are_exported() -> None:
+    assert len(ALL) > 10
+    for each in ALL:
+        assert each.__name__.endswith("Error")
+        assert getattr(fencepost, each.__name__) is each
+
+
+def test_outcome_and_retriable_of_each_error() -> None:
+    appended = {each.__name__ for each in ALL if each.outcome == "appended"}
+    unknown = {each.__name__ for each in ALL if each.outcome == "unknown"}
+    again = {each.__name__ for each in ALL if each.retriable}
+    assert appended == {"OffsetViolationError"}
+    assert unknown == {"InDoubtError", "OutcomeUnknownError"}
+    assert again == {"OffsetMismatchError", "TransactionAbortedError", "TransactionConflictError"}
+    assert all(each.outcome == "refused" for each in ALL if each.retriable)
+
+
+def test_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert fencepost.__version__ == project["version"]
