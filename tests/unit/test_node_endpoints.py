@@ -254,21 +254,6 @@ def test_fetch_response_in_one_piece_is_rewritten() -> None:
     assert len(answer) == 4 + int.from_bytes(answer[:4], "big")
 
 
-def test_fetch_response_in_pieces_names_no_broker() -> None:
-    talk = fetching()
-    sent = frame(encoded(FETCH, 17, one_partition(FETCH, node_endpoints=NODES)))
-    got = b""
-    for at in range(0, len(sent), 7):
-        talk.kafka(sent[at : at + 7])
-        while talk.commands:
-            got += talk.answer()
-    assert len(got) == len(sent)
-    assert HOST.encode() not in got
-    reported = decoded(FETCH, 17, got[4:])
-    assert reported.node_endpoints == []
-    assert reported.responses[0].partitions[0].current_leader.leader_id == 2
-
-
 def test_fetch_before_v16_is_not_read() -> None:
     talk = fetching(15)
     sent = frame(b"\0\0\0\1 anything")
