@@ -21,10 +21,12 @@ from fencepost import (
     Record,
     RetryPolicy,
 )
-from fencepost import _steps as module
 from fencepost._appending import Append, MaybeAppended
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import BlockingLogWriter
+from tests.support.faulty_log import FakeConsumer, clock
+
+__all__ = ["clock"]  # a fixture
 
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
 
@@ -65,43 +67,16 @@ class Partition:
             self.others_append()
         self.unreplicated = self.rng.randint(0, 3) if self.rng.random() < 0.3 else 0
 
+    def stable(self, partition: int) -> int:
+        return max(0, len(self.log) - self.unreplicated)
+
+    def committed(self, partition: int, offset: int) -> tuple[bytes, bytes] | None:
+        return self.log[offset]
+
     def known(self, append: Append) -> bool:
         at = append.expected
         entry = self.log[at] if at < len(self.log) else None
         return entry is not None and entry[1] == append.write_id
-
-
-class FakeConsumer:
-    error = timeout_error = ConnectionError
-
-    def __init__(self, partition: Partition, problem: float) -> None:
-        self.at = partition
-        self.problem = problem
-        self.position = 0
-
-    def start(self) -> None: ...
-
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        self.at.something_happens()
-        if self.at.rng.random() < self.problem:
-            raise ConnectionError("no broker")
-        return 0, max(0, len(self.at.log) - self.at.unreplicated)
-
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        self.position = offset
-
-    def poll(self) -> tuple[list[LogRecord], int]:
-        if self.at.rng.random() < self.problem / 10:
-            raise ConnectionError("no broker")
-        at, self.position = self.position, self.position + 1
-        entry = self.at.log[at]
-        if entry is None:
-            return [], self.position
-        return [LogRecord(at, 0, None, entry[0], (("fencepost-write-id", entry[1]),))], self.position
-
-    def pause(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class FakeAppender:
@@ -141,19 +116,6 @@ class FakeLogWriter(BlockingLogWriter):
     def __init__(self, partition: Partition, problem: float) -> None:
         self.appender = FakeAppender(partition, problem)
         super().__init__("t", 0, self.appender, FakeConsumer(partition, problem), POLICY, 10_000)
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time passes by sleeping only."""
-    now = SimpleNamespace(seconds=0.0)
-
-    def sleep(seconds: float) -> None:
-        now.seconds += seconds
-
-    fake = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: now.seconds, sleep=sleep)
-    monkeypatch.setattr(module, "time", fake)
-    return now
 
 
 def _values(partition: Partition) -> list[bytes]:

@@ -30,13 +30,15 @@ from fencepost import (
     retrying,
     retrying_async,
 )
-from fencepost import _steps as module
 from fencepost._appending import Observation
 from fencepost._checks import TopicFacts
 from fencepost._reading import BlockingLogReader
 from fencepost._steps import CannotRead
 from fencepost._transaction import Ended, Part, appended_batch, explained, parts_of, resolve
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
+from tests.support.faulty_log import FakeConsumer, clock
+
+__all__ = ["clock"]  # a fixture
 
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
 TOPIC = "t"
@@ -80,6 +82,10 @@ class Cluster:
         log = self.logs[partition]
         return next((at for at, each in enumerate(log) if each is not None and each.committed is None), len(log))
 
+    def committed(self, partition: int, offset: int) -> tuple[bytes, bytes] | None:
+        entry = self.logs[partition][offset]
+        return (entry.value, entry.write_id) if entry is not None and entry.committed else None
+
     def something_happens(self) -> None:
         for epoch in list(self.late):
             if self.rng.random() < 0.3:
@@ -97,38 +103,6 @@ class Cluster:
             for at, each in enumerate(log)
             if each is not None and each.committed
         ]
-
-
-class FakeConsumer:
-    error = timeout_error = ConnectionError
-
-    def __init__(self, cluster: Cluster, problem: float) -> None:
-        self.at, self.problem = cluster, problem
-        self.partition = self.position = 0
-
-    def start(self) -> None: ...
-
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        self.at.something_happens()
-        if self.at.rng.random() < self.problem:
-            raise ConnectionError("no broker")
-        return 0, self.at.stable(partition)
-
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        self.partition, self.position = partition, offset
-
-    def poll(self) -> tuple[list[LogRecord], int]:
-        if self.at.rng.random() < self.problem / 10:
-            raise ConnectionError("no broker")
-        at, self.position = self.position, self.position + 1
-        entry = self.at.logs[self.partition][at]
-        if entry is None or not entry.committed:
-            return [], self.position
-        return [LogRecord(at, 0, None, entry.value, (("fencepost-write-id", entry.write_id),))], self.position
-
-    def pause(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class FakeProducer:
@@ -220,19 +194,6 @@ class FakeWriter(BlockingTransactionalWriter):
     def __init__(self, cluster: Cluster, problem: float, *, aborts: bool = True) -> None:
         self.producer = FakeProducer(cluster, problem, aborts=aborts)
         super().__init__("w", self.producer, FakeConsumer(cluster, problem), POLICY)
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time passes by sleeping only."""
-    now = SimpleNamespace(seconds=0.0)
-
-    def sleep(seconds: float) -> None:
-        now.seconds += seconds
-
-    fake = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: now.seconds, sleep=sleep)
-    monkeypatch.setattr(module, "time", fake)
-    return now
 
 
 @pytest.mark.parametrize("seed", range(400))
