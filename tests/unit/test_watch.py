@@ -84,6 +84,20 @@ def _reported(watch: Watch, *lacking: TopicPartition) -> None:
     watch.consumer_assigned("g", "m", ALL, owned, frozenset(lacking))
 
 
+def test_member_receives_only_released_partitions() -> None:
+    watch = _watch(P2, P3)
+    _reported(watch, P2, P3)
+    assert watch.consumer_gets("g", "m", IDS) is None
+    watch.update("g", frozenset({P3}))
+    assert watch.consumer_gets("g", "m", IDS) == TWO
+    watch.consumer_heartbeat("g", "m", TWO, 0.0)
+    assert watch.consumer_gets("g", "m", IDS) is None
+    watch.update("g", frozenset())
+    assert watch.consumer_gets("g", "m", IDS) == ALL
+    watch.consumer_heartbeat("g", "m", ALL, 0.0)
+    assert watch.consumer_gets("g", "m", IDS) is None
+
+
 def test_member_that_ignores_a_release_is_sent_again() -> None:
     watch = _watch(P2)
     _reported(watch, P2)
