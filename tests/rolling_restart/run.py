@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit.java import JavaProducers
 from tests.kit.waiting import until
 from tests.rolling_restart.transactions import (
     PARTITIONS,
@@ -20,7 +21,6 @@ from tests.rolling_restart.transactions import (
     transactional,
 )
 from tests.rolling_restart.writers import CLIENTS, Writer, conditional, finish, plain
-from tests.soak.java import JavaProducers
 from tests.support.kafka import unique_topic
 from tests.support.members import MEMBERS, Member
 from tests.support.proxy import ProxyProcess

@@ -20,9 +20,9 @@ from typing import Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 
+from tests.kit.java import JavaProducers
 from tests.kit.waiting import until
 from tests.rolling_restart.writers import Aiokafka, Confluent, Java, KafkaPython, Sending, Writer
-from tests.soak.java import JavaProducers
 from tests.support.raw import Log
 
 PARTITIONS = 3

@@ -20,7 +20,7 @@ import confluent_kafka
 from kafka import KafkaProducer
 
 from fencepost import Record
-from tests.soak.java import JavaProducers
+from tests.kit.java import JavaProducers
 from tests.support.clients import log_writer
 
 CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")

@@ -8,10 +8,9 @@ seed. At the end, every response is compared with Kafka's log.
 |---|---|
 | `run.py` | one run, from the start to the result |
 | `stage.py` | brokers, proxies, connections |
-| `writers.py`, `java.py` | the clients, and how they classify responses |
+| `writers.py` | the clients, and how they classify responses |
 | `faults.py` | the schedule of faults |
-| `history.py`, `log.py` | responses and log, as two files of JSON lines |
-| `checker.py` | the rules, and what the contract tolerates |
+| `tests/kit/` | `history.py`, `final_log.py`: responses and log, as two files of JSON lines; `checker.py`: the rules |
 
 A seed gives the same schedule, but not the same run, since machines differ. So a failed run keeps its history and log:
 `python -m tests.soak --check DIRECTORY` checks them again. `--no-fencing` shows that the checker finds violations: the

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.soak import checker
+from tests.kit import checker
 from tests.soak.run import HISTORY, LOG, Plan, run
 
 

@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.kit.history import Recorder
 from tests.kit.stage import NODES
-from tests.soak.history import Recorder
 from tests.soak.stage import PROXIES, Stage
 
 _IN_SYNC_SECONDS = 20.0

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.kit import checker, final_log
+from tests.kit.history import OK, OUTCOMES, Manner, Recorder
+from tests.kit.java import JavaProducers
 from tests.kit.stage import NODES
-from tests.soak import checker, log
 from tests.soak import stage as stages
 from tests.soak import writers as kinds
 from tests.soak.faults import Faults
-from tests.soak.history import OK, OUTCOMES, Manner, Recorder
-from tests.soak.java import JavaProducers
 from tests.soak.stage import PROXIES, Stage
 from tests.soak.writers import Crew, Writer, reported_by
 from tests.support.raw import Closed, Connection, batch
@@ -190,7 +190,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
         time.sleep(_LAST_SECONDS)
         recorder.close()
         say("reading the log")
-        records = log.write(stage.log, stage.kafka.bootstrap, list(TOPICS), plan.directory / LOG)
+        records = final_log.write(stage.log, stage.kafka.bootstrap, list(TOPICS), plan.directory / LOG)
     say("checking")
     decision = checker.check(checker.load(plan.directory / HISTORY, plan.directory / LOG))
     return Result(

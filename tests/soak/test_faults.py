@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.kit.history import Recorder, read_lines
 from tests.soak.faults import Faults
-from tests.soak.history import Recorder, read_lines
 from tests.soak.stage import PROXIES
 
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import pytest
 
+from tests.kit.history import Recorder
 from tests.soak import run
-from tests.soak.history import Recorder
 from tests.soak.run import append_at_last, crashes
 from tests.support.raw import Answer
 

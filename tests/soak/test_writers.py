@@ -7,7 +7,7 @@ import pytest
 from kafka.errors import KafkaTimeoutError, PolicyViolationError
 
 from fencepost import CheckIsOffError, InDoubtError, OffsetMismatchError, OffsetViolationError
-from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION
+from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION
 from tests.soak.writers import reported_by, reported_by_error
 from tests.support.raw import Answer
 

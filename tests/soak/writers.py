@@ -23,8 +23,8 @@ import kafka
 
 import fencepost
 from fencepost import RetryPolicy
-from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
-from tests.soak.java import JavaError, JavaProducers
+from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
+from tests.kit.java import JavaError, JavaProducers
 from tests.soak.stage import Stage
 from tests.support import clients
 from tests.support.raw import Answer, Closed, Connection, batch, produce_request

@@ -1,6 +1,6 @@
 """Compares a history of appends with the final log of Kafka. Knows the promises, but not the proxy.
 
-`tests/soak/history.py` describes histories. Findings are counted by rule:
+`tests/kit/history.py` describes histories. Findings are counted by rule:
 
 | rule | promise |
 |---|---|
@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, read_lines
+from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, read_lines
 
 #: Errors about a producer's sequence, epoch or id: numbers, and names in libraries.
 _ERRORS_OF_PRODUCERS = frozenset(

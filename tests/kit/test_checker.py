@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.soak.checker import Decision, Entry, History, Operation, Topic, check, load, report
-from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
+from tests.kit.checker import Decision, Entry, History, Operation, Topic, check, load, report
+from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
 
 TOPIC = "t"
 PARTITION = (TOPIC, 0)
@@ -387,7 +387,7 @@ def test_broken_promise_on_checked_topic_is_found(tell: Callable[[Story], None],
 
 
 def test_every_checker_rule_has_a_violating_history() -> None:
-    from tests.soak import checker  # noqa: PLC0415 - its docstring is tested
+    from tests.kit import checker  # noqa: PLC0415 - its docstring is tested
 
     reported = {line.split("|")[1].strip() for line in (checker.__doc__ or "").splitlines() if line.startswith("| ")}
     broken = {rule for _, rules in (*BROKEN_ON_REQUIRED, *BROKEN_ON_TRUE) for rule in rules}
