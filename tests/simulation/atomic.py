@@ -14,16 +14,9 @@ from fencepost_policies.append import Check
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
-from fencepost_proxy.wire.produce import (
-    PartitionData,
-    ProduceRequest,
-    TopicData,
-    encode_produce_request,
-    parse_produce_response,
-)
+from fencepost_proxy.wire.produce import parse_produce_response
 from fencepost_proxy.wire.schema import Message
-from tests.simulation.clients import RETRIABLE, Socket
-from tests.simulation.clock import take_frame
+from tests.simulation.clients import RETRIABLE, Peer, produce_frame
 from tests.simulation.history import Ended, Transaction, Write
 from tests.simulation.listener import ADD_LATER, ADDED, adds, query_message
 from tests.simulation.world import World
@@ -64,12 +57,11 @@ HABITS = {
 }
 
 
-class Atomic:
-    """One transactional producer with one connection at a time."""
+class Atomic(Peer):
+    """One transactional producer."""
 
     def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
-        self.world = world
-        self.sim = world.sim
+        super().__init__(world)
         self.name = name
         self.habits = HABITS[kind]
         self.writes_left = writes
@@ -79,12 +71,10 @@ class Atomic:
         world.transactional_ids[name] = self.producer_id
         self.sequences: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
-        self.socket: Socket | None = None
         self.proxy: int | None = None
         self.done = False
         self.committed = 0
         self._only: int | None = None  # proxy to use until it has committed
-        self._bytes = bytearray()
         self._correlation = self.sim.rng.randrange(1 << 20)
         self._round = 0
         self._waits_for = ""
@@ -104,13 +94,13 @@ class Atomic:
         """Run one correct transaction through that process; it must commit."""
         self.habits = Habits(bundles=0.0, sorts=1.0, unconditional=0.0, long=0.0, stale=0.0)
         self.writes_left, self.done, self._only, self.committed = 40, False, proxy, 0
-        self._close()
+        self.disconnect()
         self._next()
 
     def _next(self) -> None:
         if self.writes_left <= 0 or (self._only is not None and self.committed):
             self.done = True
-            self._close()
+            self.disconnect()
             return
         if self.world.cluster.busy(self.producer_id) and not (self.v2 and self.sim.chance(0.3)):
             self.sim.after(0.05, self._next)
@@ -282,7 +272,7 @@ class Atomic:
     def _send(self, what: Callable[[], None]) -> None:
         self._round += 1
         if self.habits.routed and self.proxy != self._route():
-            self._close()
+            self.disconnect()
         if self.socket is None and not self._connect():
             self.sim.after(self.sim.between(0.05, 0.3), self._send, what)
             return
@@ -301,24 +291,14 @@ class Atomic:
         assert self._now is not None
         self._waits_for = "produce"
         self._version = 12 if self.v2 else 11
-        topics: dict[str, list[PartitionData]] = {}
         for write in self._sent:
             attempt = self.world.history.tried(write, self.sim.now, self.proxy)
             attempt.connection, attempt.starts_at = self.socket.connection, self.socket.sent_bytes
             attempt.correlation_id = self._correlation
             self.sim.log(f"{self.name} -> proxy {self.proxy}: {write}, try {len(write.tries)}")
-            topics.setdefault(write.partition.topic, []).append(PartitionData(write.partition.partition, write.records))
-        message = ProduceRequest(
-            self._version,
-            self._correlation,
-            self.name,
-            b"",
-            self.name,
-            -1,
-            self.sim.rng.choice((600, 1500, 3000)),
-            tuple(TopicData(name, None, tuple(parts)) for name, parts in topics.items()),
-        )
-        self.socket.write(b"".join(encode_produce_request(message)))
+        timeout_ms = self.sim.rng.choice((600, 1500, 3000))
+        names = {"client": self.name, "transactional_id": self.name}
+        self.socket.write(produce_frame(self._version, self._correlation, self._sent, **names, timeout_ms=timeout_ms))
 
     def _end_txn(self) -> None:
         assert self.socket is not None
@@ -338,23 +318,14 @@ class Atomic:
         name = self._sent[0].partition if self._sent else rng.choice(world.names)
         leader = world.cluster.partitions[name].leader
         node = leader if leader is not None and self.sim.chance(0.95) else rng.randrange(len(world.cluster.brokers))
-        self._bytes.clear()
-        socket = Socket(self)
         proxy = rng.choice(world.proxies) if self._only is None else world.proxies[self._only]
         if self.habits.routed:
             proxy = world.proxies[self._route()]
         self.proxy = proxy.number
-        socket.connection = proxy.accept(socket, node)
-        self.socket = socket if socket.connection is not None else None
-        return self.socket is not None
+        return self.attach(proxy, node)
 
     def _route(self) -> int:
         return self._sent[0].partition.partition % len(self.world.proxies) if self._sent else 0
-
-    def _close(self) -> None:
-        socket, self.socket = self.socket, None
-        if socket is not None:
-            socket.close()
 
     def _give_up(self, number: int) -> None:
         if number == self._round and self._waits_for and self.socket is not None and not self.world.quiet:
@@ -363,22 +334,20 @@ class Atomic:
 
     # ---- responses
 
-    def data(self, data: bytes) -> None:
-        self._bytes += data
-        while (frame := take_frame(self._bytes)) is not None:
-            if not self._waits_for or int.from_bytes(frame[:4], "big", signed=True) != self._correlation:
-                self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
-                return
-            queried, self._waits_for = self._waits_for, ""
-            self._round += 1
-            if self.sim.chance(0.3):
-                self._close()  # the next request may use another process
-            if queried == "add":
-                self._added(frame[4:])
-            elif queried == "produce":
-                self._produced(frame)
-            else:
-                self._ended(frame)
+    def received(self, frame: bytes) -> None:
+        if not self._waits_for or int.from_bytes(frame[:4], "big", signed=True) != self._correlation:
+            self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
+            return
+        queried, self._waits_for = self._waits_for, ""
+        self._round += 1
+        if self.sim.chance(0.3):
+            self.disconnect()  # the next request may use another process
+        if queried == "add":
+            self._added(frame[4:])
+        elif queried == "produce":
+            self._produced(frame)
+        else:
+            self._ended(frame)
 
     def _added(self, body: bytes) -> None:
         if body == ADDED:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import crc32c
 
@@ -24,7 +23,7 @@ from fencepost_proxy.wire.produce import (
 from tests.simulation.clock import Connection, End, take_frame
 from tests.simulation.history import CheckChange, Try, Write
 from tests.simulation.listener import ADDED, Listener, adds, answer_body, query_message
-from tests.simulation.world import CHANGED, SHARED, TOPIC, World
+from tests.simulation.world import CHANGED, SHARED, TOPIC, Proxy, World
 from tests.support.batches import Header, batch
 
 RETRIABLE = frozenset({3, 6, 7, 19, 20, 100})
@@ -114,19 +113,10 @@ KINDS = {
 }
 
 
-class SocketUser(Protocol):
-    """A client with one connection at a time."""
-
-    socket: Socket | None
-
-    def data(self, data: bytes) -> None: ...
-    def lost(self) -> None: ...
-
-
 class Socket(End):
     """One client connection. Data that arrives after the client dropped it is ignored."""
 
-    def __init__(self, primary: SocketUser) -> None:
+    def __init__(self, primary: Peer) -> None:
         self._primary = primary
         self.connection: Connection | None = None
         self.sent_bytes = 0
@@ -149,12 +139,63 @@ class Socket(End):
             self.connection.close("a")
 
 
-class Client:
-    """One producer with one connection at a time."""
+class Peer:
+    """A client with one connection at a time."""
 
-    def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.sim = world.sim
+        self.socket: Socket | None = None
+        self._bytes = bytearray()
+
+    def attach(self, proxy: Proxy, node: int) -> bool:
+        """Connect to the process's listener of this broker; False if there is none."""
+        self._bytes.clear()
+        socket = Socket(self)
+        socket.connection = proxy.accept(socket, node)
+        self.socket = socket if socket.connection is not None else None
+        return self.socket is not None
+
+    def disconnect(self) -> None:
+        socket, self.socket = self.socket, None
+        if socket is not None:
+            socket.close()
+
+    def data(self, data: bytes) -> None:
+        self._bytes += data
+        while (frame := take_frame(self._bytes)) is not None:
+            self.received(frame)
+
+    def received(self, frame: bytes) -> None:
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        raise NotImplementedError
+
+
+def produce_frame(
+    version: int,
+    correlation_id: int,
+    writes: Sequence[Write],
+    *,
+    client: str,
+    transactional_id: str | None = None,
+    acks: int = -1,
+    timeout_ms: int = 3000,
+) -> bytes:
+    topics: dict[str, list[PartitionData]] = {}
+    for write in writes:
+        topics.setdefault(write.partition.topic, []).append(PartitionData(write.partition.partition, write.records))
+    data = tuple(TopicData(name, None, tuple(parts)) for name, parts in topics.items())
+    request = ProduceRequest(version, correlation_id, client, b"", transactional_id, acks, timeout_ms, data)
+    return b"".join(encode_produce_request(request))
+
+
+class Client(Peer):
+    """One producer."""
+
+    def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
+        super().__init__(world)
         self.name = name
         self.kind = KINDS[kind]
         self.writes_left = writes
@@ -168,11 +209,9 @@ class Client:
             world.transactional_ids[name] = self.producer_id
         self.sequences: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
-        self.socket: Socket | None = None
         self.proxy: int | None = None
         self.version = rng.choice((7, 9, 9, 11))
         self.done = False
-        self._bytes = bytearray()
         self._correlation = rng.randrange(1 << 20)
         self._in_flight: deque[Request | Query] = deque()
         self._job: list[Write] = []
@@ -422,22 +461,19 @@ class Client:
         world, rng = self.world, self.sim.rng
         leader = world.cluster.partitions[name].leader
         node = leader if leader is not None and self.sim.chance(0.95) else rng.randrange(len(world.cluster.brokers))
-        self._bytes.clear()
-        socket = Socket(self)
-        if self.kind.bypass:
-            if not world.cluster.brokers[node].live:
-                return False
-            side = Listener(world.cluster, node)
-            socket.connection = side.connection = Connection(self.sim, world.delay, socket, side)
-            world.cluster.brokers[node].sides.append(side)
-            self.proxy = None
-        else:
+        self._outcast = False
+        if not self.kind.bypass:
             proxy = rng.choice(world.proxies)
             self.proxy = proxy.number
-            socket.connection = proxy.accept(socket, node)
-        self.socket = socket if socket.connection is not None else None
-        self._outcast = False
-        return self.socket is not None
+            return self.attach(proxy, node)
+        if not world.cluster.brokers[node].live:
+            return False
+        self._bytes.clear()
+        socket, side = Socket(self), Listener(world.cluster, node)
+        socket.connection = side.connection = Connection(self.sim, world.delay, socket, side)
+        world.cluster.brokers[node].sides.append(side)
+        self.proxy, self.socket = None, socket
+        return True
 
     def _request(self, writes: list[Write]) -> None:
         assert self.socket is not None
@@ -458,21 +494,19 @@ class Client:
             self._outcast = True
             for write in writes:
                 write.forbidden = write.forbidden or all(attempt.silent for attempt in write.tries)
-        topics: dict[str, list[PartitionData]] = {}
         for write in writes:
             self.sim.log(f"{self.name} -> proxy {self.proxy}: {write}, try {len(write.tries)}")
-            topics.setdefault(write.partition.topic, []).append(PartitionData(write.partition.partition, write.records))
-        message = ProduceRequest(
-            self.version,
-            request.correlation_id,
-            self.name,
-            b"",
-            self.name if self.kind.transactional else None,
-            0 if silent else self.sim.rng.choice((-1, -1, 1)),
-            self.sim.rng.choice((600, 1500, 3000)),
-            tuple(TopicData(name, None, tuple(parts)) for name, parts in topics.items()),
+        self.socket.write(
+            produce_frame(
+                self.version,
+                request.correlation_id,
+                writes,
+                client=self.name,
+                transactional_id=self.name if self.kind.transactional else None,
+                acks=0 if silent else self.sim.rng.choice((-1, -1, 1)),
+                timeout_ms=self.sim.rng.choice((600, 1500, 3000)),
+            )
         )
-        self.socket.write(b"".join(encode_produce_request(message)))
 
     def _owed_an_answer(self, write: Write) -> bool:
         """A refusal with acks=0 has no response: the proxy must append nothing and close the connection."""
@@ -499,12 +533,7 @@ class Client:
 
     # ---- responses
 
-    def data(self, data: bytes) -> None:
-        self._bytes += data
-        while (frame := take_frame(self._bytes)) is not None:
-            self._response(frame)
-
-    def _response(self, frame: bytes) -> None:
+    def received(self, frame: bytes) -> None:
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
             self.world.history.broken.append(f"OUT OF ORDER: {self.name} got an unexpected response")
@@ -621,19 +650,17 @@ class Client:
         self._send()
 
 
-class Probe:
+class Probe(Peer):
     """After the faults: one conditional append that must succeed."""
 
     def __init__(self, world: World, proxy: int, name: TopicPartition, done: Callable[[bool], None]) -> None:
-        self.world = world
+        super().__init__(world)
         self.proxy = proxy
         self.name = name
         self.accepted = False
         self.last = ""
         self._done = done
         self._tries = 0
-        self.socket: Socket | None = None
-        self._bytes = bytearray()
         self._write: Write | None = None
 
     def send(self) -> None:
@@ -644,14 +671,11 @@ class Probe:
             self.last = "no leader"
             self._later()
             return
-        if self.socket is None:
-            socket = Socket(self)
-            socket.connection = world.proxies[self.proxy].accept(socket, partition.leader)
-            self.socket = socket if socket.connection is not None else None
-        if self.socket is None:
+        if self.socket is None and not self.attach(world.proxies[self.proxy], partition.leader):
             self.last = "no connection"
             self._later()
             return
+        assert self.socket is not None
         end = partition.replicas[partition.leader].log_end
         number = len(world.history.writes)
         records = batch(
@@ -661,9 +685,7 @@ class Probe:
         world.history.writes.append(write)
         self._write = write
         world.history.tried(write, world.sim.now, self.proxy)
-        topic = TopicData(self.name.topic, None, (PartitionData(self.name.partition, records),))
-        request = ProduceRequest(9, self._tries, "probe", b"", None, -1, 3000, (topic,))
-        self.socket.write(b"".join(encode_produce_request(request)))
+        self.socket.write(produce_frame(9, self._tries, [write], client="probe"))
 
     def _later(self) -> None:
         if self._tries < 45:
@@ -671,11 +693,7 @@ class Probe:
         else:
             self._done(False)
 
-    def data(self, data: bytes) -> None:
-        self._bytes += data
-        frame = take_frame(self._bytes)
-        if frame is None:
-            return
+    def received(self, frame: bytes) -> None:
         response = parse_produce_response(memoryview(frame), 9)
         result = response.topics[0].partitions[0]
         assert self._write is not None
@@ -683,18 +701,12 @@ class Probe:
         attempt.result, attempt.answered_at = result, self.world.sim.now
         self.last = f"{result.error_code} {result.error_message}"
         self.world.sim.log(f"probe of proxy {self.proxy}: {self.last}")
+        self.disconnect()
         if result.error_code == 0:
             self.accepted = True
-            self._let_go()
             self._done(True)
-            return
-        self._let_go()
-        self._later()
-
-    def _let_go(self) -> None:
-        socket, self.socket = self.socket, None
-        if socket is not None:
-            socket.close()
+        else:
+            self._later()
 
     def lost(self) -> None:
         self.socket = None
@@ -710,14 +722,11 @@ def _headed(records: memoryview, producer_id: int, epoch: int, sequence: int) ->
     return memoryview(bytes(headed))
 
 
-class Admin:
+class Admin(Peer):
     """Switches the check of a topic on and off during the run, through any proxy. Repeats unacknowledged changes."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.sim = world.sim
-        self.socket: Socket | None = None
-        self._bytes = bytearray()
+        super().__init__(world)
         self._correlation = 0
         self._plan = [Check.REQUIRED, Check.ON, Check.OFF, Check.REQUIRED, Check.OFF, Check.ON]
         first = self.sim.rng.randrange(len(self._plan))
@@ -733,11 +742,8 @@ class Admin:
         self._queried = CheckChange(TOPIC, self._plan[0], self.sim.now)
         self._correlation += 1
         if self.socket is None:
-            self._bytes.clear()
-            socket = Socket(self)
             proxy = self.sim.rng.choice(self.world.proxies)
-            socket.connection = proxy.accept(socket, self.sim.rng.randrange(len(self.world.cluster.brokers)))
-            self.socket = socket if socket.connection is not None else None
+            self.attach(proxy, self.sim.rng.randrange(len(self.world.cluster.brokers)))
         if self.socket is None:
             self.sim.after(0.2, self._next)
             return
@@ -753,11 +759,7 @@ class Admin:
         if number == self._correlation and self._queried is not None and self.socket is not None:
             self.socket.close()
 
-    def data(self, data: bytes) -> None:
-        self._bytes += data
-        frame = take_frame(self._bytes)
-        if frame is None:
-            return
+    def received(self, frame: bytes) -> None:
         body = frame[4:]
         queried, self._queried = self._queried, None
         assert queried is not None

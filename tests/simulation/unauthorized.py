@@ -16,7 +16,7 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.simulation.broker import DENIED_TRANSACTIONAL_ID, NONE
-from tests.simulation.clients import Socket
+from tests.simulation.clients import Peer
 from tests.simulation.world import World
 from tests.support.batches import batch
 
@@ -25,17 +25,14 @@ _VERSION, _END_VERSION = 11, 3
 _TRIES = 6  # for each append of other clients
 
 
-class Unauthorized:
+class Unauthorized(Peer):
     """`done` after enough attempts. None may succeed, and unauthorized ones get an authorization error."""
 
     def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
-        self.world = world
-        self.sim = world.sim
+        super().__init__(world)
         self.name = name
         self.writes_left = writes * _TRIES
         self.done = False
-        self.socket: Socket | None = None
-        self._bytes = bytearray()
         self._correlation = 0
         self._waits_for = ""
         self._denied = False
@@ -47,7 +44,7 @@ class Unauthorized:
     def _next(self) -> None:
         if self.writes_left <= 0:
             self.done = True
-            self._close()
+            self.disconnect()
             return
         self.writes_left -= 1
         claimed = self.world.history.transactions[-4:]
@@ -92,32 +89,22 @@ class Unauthorized:
         self.socket.write(b"".join(encode_produce_request(queried)))
 
     def _connect(self) -> bool:
-        world = self.world
-        self._bytes.clear()
-        socket = Socket(self)
-        proxy = self.sim.rng.choice(world.proxies)
-        socket.connection = proxy.accept(socket, self.sim.rng.randrange(len(world.cluster.brokers)))
-        self.socket = socket if socket.connection is not None else None
-        return self.socket is not None
+        proxy = self.sim.rng.choice(self.world.proxies)
+        return self.attach(proxy, self.sim.rng.randrange(len(self.world.cluster.brokers)))
 
-    def data(self, data: bytes) -> None:
-        self._bytes += data
-        if len(self._bytes) < 4 or len(self._bytes) < 4 + int.from_bytes(self._bytes[:4], "big"):
-            return
-        frame = memoryview(bytes(self._bytes[4:]))
-        self._bytes.clear()
+    def received(self, frame: bytes) -> None:
         queried, self._waits_for = self._waits_for, ""
         if queried == "Produce":
-            response = parse_produce_response(frame, _VERSION)
+            response = parse_produce_response(memoryview(frame), _VERSION)
             code = response.topics[0].partitions[0].error_code
         else:
-            offset = parse_response_header(frame, END_TXN, _END_VERSION).body_offset
-            code = decode_response(END_TXN, _END_VERSION, frame[offset:]).error_code
+            offset = parse_response_header(memoryview(frame), END_TXN, _END_VERSION).body_offset
+            code = decode_response(END_TXN, _END_VERSION, memoryview(frame)[offset:]).error_code
         self.sim.log(f"{self.name} <- {queried}: {code}")
         if code == NONE or (self._denied and code != DENIED_TRANSACTIONAL_ID):
             self.world.history.broken.append(f"UNAUTHORIZED: {self.name}, without the right, got {code}")
         if self.sim.chance(0.2):
-            self._close()
+            self.disconnect()
         self._later()
 
     def lost(self) -> None:
@@ -128,8 +115,3 @@ class Unauthorized:
 
     def _later(self) -> None:
         self.sim.after(self.sim.between(0.005, 0.15), self._next)
-
-    def _close(self) -> None:
-        socket, self.socket = self.socket, None
-        if socket is not None:
-            socket.close()
