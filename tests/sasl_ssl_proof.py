@@ -31,7 +31,7 @@ from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
 from tests.support.sasl_ssl import ADMIN, MECHANISMS, Secured, sasl_ssl_kafka
-from tests.support.senders import Aiokafka, Confluent, JavaProducers, KafkaPython, Sender
+from tests.support.senders import JavaProducers, Sender, open_sender
 
 T = TypeVar("T")
 CHECKS = '[topics."required-*"]\n"fencepost.check.expected.offsets" = "required"\n'
@@ -77,14 +77,14 @@ def opened(client: str, bootstrap: str, secured: Secured, mechanism: str, java: 
     """A producer of one record per batch, and its number of appends in flight."""
     match client:
         case "Java":
-            return java.open(bootstrap, {**secured.java(ADMIN, mechanism), "batch.size": "0"}), 20
+            return open_sender("java", java, bootstrap, batch_size=0, **secured.java(ADMIN, mechanism)), 20
         case "kafka-python":
-            return KafkaPython(bootstrap, secured.kafka_python(ADMIN, mechanism), library=False), 1
+            return open_sender(client, java, bootstrap, **secured.kafka_python(ADMIN, mechanism)), 1
         case "aiokafka":
-            return Aiokafka(bootstrap, secured.aiokafka(ADMIN, mechanism), library=False), 1
+            return open_sender(client, java, bootstrap, **secured.aiokafka(ADMIN, mechanism)), 1
         case "confluent-kafka":
-            configs = {**secured.confluent(ADMIN, mechanism), "batch.num.messages": 1}
-            return Confluent(bootstrap, configs, library=False), 20
+            configs = secured.confluent(ADMIN, mechanism)
+            return open_sender(client, java, bootstrap, batch_num_messages=1, **configs), 20
     raise AssertionError(client)
 
 

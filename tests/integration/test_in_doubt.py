@@ -41,7 +41,7 @@ class Story:
     def __init__(self, stage: Stage3, *, on: Sequence[int] = NODES, configs: dict[str, str] | None = None) -> None:
         self.stage = stage
         self.topic = stage.create(required_topic(), on=on, configs=configs)
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.topic)
         self.named: dict[bytes, int] = {}  # write ids equal the values
         self.number = 0
 
@@ -56,7 +56,7 @@ class Story:
 
     def warm(self, proxy: int = 0) -> int:
         """Append through this proxy, so that it confirms its fence. Return the log end offset."""
-        return append_at_the_end(self.stage.log, self.stage.proxies[proxy], self.topic, "warm", self.ledger) + 1
+        return append_at_the_end(self.stage.log, self.stage.proxies[proxy], "warm", self.ledger) + 1
 
     def confirmed_client(self) -> tuple[Connection, int]:
         """A connection that is older than an acknowledged append and may therefore pipeline; and the log end offset."""
@@ -79,7 +79,7 @@ class Story:
         """Send one batch per value, all in one write."""
         frames = b""
         for i, value in enumerate(values):
-            self.ledger.sent(value)
+            self.ledger.sent(value, named=named, idempotent=producer is not None)
             if named:
                 self.named[value] = at + i
             who = None if producer is None else producer._replace(sequence=producer.sequence + i)
@@ -101,12 +101,12 @@ class Story:
         """Check that the next correct append succeeds through each proxy."""
         self.stage.mend()
         for proxy in self.stage.proxies:
-            append_at_the_end(self.stage.log, proxy, self.topic, "after", self.ledger)
+            append_at_the_end(self.stage.log, proxy, "after", self.ledger)
 
     def query_again(self) -> None:
         """Check that a retry with the same write id reports the outcome of an in-doubt append, through each proxy."""
         for value, expected in self.named.items():
-            if value not in self.ledger.unknown:
+            if not self.ledger.is_unknown(value):
                 continue
             there = offsets(self.stage.log.batches(self.topic)).get(value)
             for proxy in (1, 0):
@@ -131,7 +131,7 @@ class Story:
         self.continue_appending()
         self.query_again()
         say(f"{title}: {self.ledger}")
-        self.ledger.check(self.stage.log, self.topic)
+        self.ledger.check(self.stage.log)
 
 
 # --- lost connections -------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_append_queued_in_former_leader_stays_consistent(stage3: Stage3, say: Sa
         assert codes[:1] in ([TIMED_OUT], []), codes  # the proxy may not have sent the later ones
         stage3.await_leader(story.topic, other_than=1)
         # The sequencer of the other proxy knows nothing about the queued appends.
-        append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)
+        append_at_the_end(stage3.log, stage3.proxies[1], "other", story.ledger)
     finally:
         stage3.kafka.resume(1)
     stage3.await_in_sync(story.topic)
@@ -342,7 +342,7 @@ def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3:
         fault.wait()
         stage3.kafka.kill(1)
         stage3.await_leader(story.topic, other_than=1)
-        append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)
+        append_at_the_end(stage3.log, stage3.proxies[1], "other", story.ledger)
         stage3.kafka.restart(1)
         fault.release()
         codes = story.apply_records(client, *values)
@@ -366,9 +366,9 @@ def test_paused_leader_blocks_no_client_after_failover(stage3: Stage3) -> None:
         try:
             assert story.apply_records(client, value) == [TIMED_OUT]
             stage3.await_leader(story.topic, other_than=1)
-            append_at_the_end(stage3.log, stage3.proxies[0], story.topic, "same-proxy", story.ledger, within_seconds=60)
+            append_at_the_end(stage3.log, stage3.proxies[0], "same-proxy", story.ledger, within_seconds=60)
         finally:
             stage3.kafka.resume(1)
         stage3.await_in_sync(story.topic)
         story.continue_appending()
-    story.ledger.check(stage3.log, story.topic)
+    story.ledger.check(stage3.log)

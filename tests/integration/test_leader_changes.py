@@ -16,6 +16,8 @@ from functools import partial
 import pytest
 
 from tests.kit.fault_proxy import Hold
+from tests.kit.history import OK as ACCEPTED
+from tests.kit.history import REFUSED
 from tests.kit.stage import NODES
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
@@ -42,42 +44,35 @@ NOT_LEADER = 6
 ONE_ROUND_AND_MANY = [1, pytest.param(8, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
-def all_kinds(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
+def all_kinds(proxies: Sequence[ProxyProcess], ledger: Ledger) -> list[Writer]:
     """Writers that pipeline or wait for each response, idempotent or not, named or not, starting with either proxy."""
     there, back = list(proxies), list(reversed(proxies))
     return [
-        Writer("single", there, topic),
-        Writer("chain", back, topic, pipeline_key=6),
-        Writer("idempotent", back, topic, idempotent=True),
-        Writer("idempotent-chain", there, topic, pipeline_key=4, idempotent=True),
-        Writer("named", there, topic, named=True),
+        Writer("single", there, ledger),
+        Writer("chain", back, ledger, pipeline_key=6),
+        Writer("idempotent", back, ledger, idempotent=True),
+        Writer("idempotent-chain", there, ledger, pipeline_key=4, idempotent=True),
+        Writer("named", there, ledger, named=True),
     ]
 
 
 @contextmanager
 def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
     """Run writers of all kinds during the block, then compare their responses with the log."""
-    writers = all_kinds(stage.proxies, topic)
+    ledger = Ledger(topic)
+    writers = all_kinds(stage.proxies, ledger)
     with writing(*writers):
         until(lambda: stage.log.end(topic) > 20, "the writers to get on", seconds=120)
         yield writers
         stage.mend()
-        await_more(stage, topic, writers, 60)
-    reported_the_truth(stage, topic, writers, say)
-
-
-def reported_the_truth(
-    stage: Stage3, topic: str, writers: Sequence[Writer], say: Say, *, may_lose: bool = False
-) -> Ledger:
+        await_more(stage, writers, 60)
     stage.await_in_sync(topic, len(stage.partition(topic)["ReplicaNodes"]))
-    ledger = Ledger().take(*(each.ledger for each in writers))
     for proxy in stage.proxies:
-        append_at_the_end(stage.log, proxy, topic, "after", ledger)
+        append_at_the_end(stage.log, proxy, "after", ledger)
     say(str(ledger))
-    ledger.check(stage.log, topic, may_lose=may_lose)
-    assert ledger.accepted
-    assert ledger.refused
-    return ledger
+    ledger.check(stage.log)
+    assert ledger.outcomes()[ACCEPTED]
+    assert ledger.outcomes()[REFUSED]
 
 
 # --- leaders that move ------------------------------------------------------------------------------------------------
@@ -90,11 +85,11 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
         for _ in range(rounds):
             for leader in (2, 3, 1):
                 stage3.lead(topic, leader)
-                await_more(stage3, topic, writers, 10)
+                await_more(stage3, writers, 10)
             for replicas in ([1, 2], [3, 1], [2, 3, 1], [1, 2, 3]):
                 stage3.reassign(topic, replicas)  # moves data, and with [3, 1] the leader too
                 stage3.elect_preferred(topic)
-                await_more(stage3, topic, writers, 10)
+                await_more(stage3, writers, 10)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +104,13 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
     and A cannot detect this."""
     first, second = stage3.proxies if fenced else stage3.naive
     topic = stage3.create(required_topic())
-    ledger = Ledger()
+    ledger = Ledger(topic)
     runs = 4
     reported = []
     for run in itertools.count():
         if run >= runs and (set(reported) != {NOT_LEADER} or run >= 4 * runs):
             break
-        end = append_at_the_end(stage3.log, first, topic, f"warm{run}", ledger) + 1
+        end = append_at_the_end(stage3.log, first, f"warm{run}", ledger) + 1
         # Kafka takes an equal sequence range for a duplicate, and refuses any other. The runs cover both responses.
         late = [value_of("late", run, end), value_of("too-late", run, end + 1)][: 1 + run % 2]
         for value in late:
@@ -129,7 +124,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
             if tail == "another wrote":
                 # Two appends, so that the offsets of a naive proxy cannot match by chance.
                 for _ in range(2):
-                    append_at_the_end(stage3.log, second, topic, f"other{run}", ledger)
+                    append_at_the_end(stage3.log, second, f"other{run}", ledger)
             stage3.lead(topic, 1)
             stage3.until(partial(has_expanded, stage3, topic, 1, end - 1), "broker 1 to know that it leads")
             held.release()
@@ -149,7 +144,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
     title = f"{tail}, {'fenced' if fenced else 'not fenced'}"
     say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {reported}")
     if fenced:
-        ledger.check(stage3.log, topic)
+        ledger.check(stage3.log)
         assert set(reported) != {NOT_LEADER}, "no append was compared: these runs prove nothing"
     else:
         assert len(misplaced) >= runs, "no append was misplaced without a fence: these runs prove nothing"
@@ -180,12 +175,12 @@ def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
             stage3.kafka.kill(killed)
             if victim != "controller":
                 stage3.await_leader(topic, other_than=killed)
-            await_more(stage3, topic, writers, 10)
+            await_more(stage3, writers, 10)
             stage3.lead(topic, next(iter(stage3.isr(topic) - {killed, stage3.leader(topic)})))
-            await_more(stage3, topic, writers, 10)
+            await_more(stage3, writers, 10)
             stage3.kafka.restart(killed)
             stage3.await_in_sync(topic)
-            await_more(stage3, topic, writers, 10)
+            await_more(stage3, writers, 10)
 
 
 # --- paused leaders that lose the end of their log --------------------------------------------------------------------
@@ -201,10 +196,10 @@ def test_replaced_leader_truncates_without_misplaced_appends(rounds: int, stage3
             leader = stage3.leader(topic)
             stage3.kafka.pause(leader)
             stage3.await_leader(topic, other_than=leader)
-            await_more(stage3, topic, writers, 10)
+            await_more(stage3, writers, 10)
             stage3.kafka.resume(leader)
             stage3.await_in_sync(topic)
-            await_more(stage3, topic, writers, 10)
+            await_more(stage3, writers, 10)
 
 
 def has_expanded(stage: Stage3, topic: str, leader: int, end: int) -> bool:
@@ -215,7 +210,7 @@ def has_expanded(stage: Stage3, topic: str, leader: int, end: int) -> bool:
 def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int, stage3: Stage3, say: Say) -> None:
     """The followers pause, so that only the leader has the appends. Then the leader pauses and the followers resume."""
     topic = stage3.create(required_topic())
-    ledger = Ledger()
+    ledger = Ledger(topic)
     truncated = 0
     for run in itertools.count():
         # A follower may have some of the appends, if the leader answered its fetch late.
@@ -226,7 +221,7 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
         stage3.lead(STATE_TOPIC, leader)  # otherwise the proxies cannot read it and stop serving
         with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
             client.api_versions()  # older than the acknowledgement that confirms the fence, so it may pipeline
-            end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
+            end = append_at_the_end(stage3.log, stage3.proxies[0], f"warm{run}", ledger) + 1
             tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
             for follower in followers:
                 stage3.kafka.pause(follower)
@@ -241,7 +236,7 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
                 stage3.kafka.resume(follower)
             stage3.await_leader(topic, other_than=leader)
             # Another writer takes the offsets that the former leader assigned to these appends.
-            other = append_at_the_end(stage3.log, stage3.proxies[1], topic, f"other{run}", ledger)
+            other = append_at_the_end(stage3.log, stage3.proxies[1], f"other{run}", ledger)
             stage3.kafka.resume(leader)
             with suppress(Closed, TimeoutError):
                 for value in tail:
@@ -250,9 +245,9 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
         truncated += other == end  # an offset that the former leader assigned
         stage3.lead(topic, leader)  # tests the log and producer state of the broker that truncated
         for proxy in stage3.proxies:
-            append_at_the_end(stage3.log, proxy, topic, f"after{run}", ledger)
+            append_at_the_end(stage3.log, proxy, f"after{run}", ledger)
     say(f"{truncated} of {run} leaders had a tail to lose; {ledger}")
-    ledger.check(stage3.log, topic)
+    ledger.check(stage3.log)
     assert truncated, "no leader was truncated: these runs prove nothing"
 
 
@@ -267,29 +262,29 @@ def test_unclean_election_loses_records_but_misplaces_none(rounds: int, stage3: 
         on=(1, 2),
         configs={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
     )
-    ledger = Ledger()
+    ledger = Ledger(topic, may_lose=True)
     lost = 0
     for run in range(rounds):
         stage3.lead(topic, 1)
-        append_at_the_end(stage3.log, stage3.proxies[0], topic, f"safe{run}", ledger)
+        append_at_the_end(stage3.log, stage3.proxies[0], f"safe{run}", ledger)
         stage3.kafka.kill(2)
         stage3.until(lambda: stage3.isr(topic) == {1}, "broker 1 to be alone")
-        before = [append_at_the_end(stage3.log, stage3.proxies[i % 2], topic, f"alone{run}", ledger) for i in range(6)]
+        before = [append_at_the_end(stage3.log, stage3.proxies[i % 2], f"alone{run}", ledger) for i in range(6)]
         stage3.kafka.kill(1)
         stage3.kafka.restart(2, wait=False)
         stage3.await_leader(topic, is_now=2)
         end = stage3.log.end(topic)
         lost += before[-1] + 1 - end
         for proxy in stage3.proxies:
-            append_at_the_end(stage3.log, proxy, topic, f"uncleanly-led{run}", ledger)
+            append_at_the_end(stage3.log, proxy, f"uncleanly-led{run}", ledger)
         stage3.kafka.restart(1)
         stage3.await_in_sync(topic, 2)
         stage3.lead(topic, 1)  # had the lost records, and has truncated them
         for proxy in stage3.proxies:
-            append_at_the_end(stage3.log, proxy, topic, f"mended{run}", ledger)
+            append_at_the_end(stage3.log, proxy, f"mended{run}", ledger)
     say(f"{lost} accepted appends lost by Kafka in {rounds} elections; {ledger}")
     assert lost, "no record was lost: this run proves nothing"
-    ledger.check(stage3.log, topic, may_lose=True)
+    ledger.check(stage3.log)
 
 
 def test_weak_replication_settings_are_warned_about(stage3: Stage3) -> None:

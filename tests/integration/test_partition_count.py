@@ -14,8 +14,9 @@ from kafka.admin import NewPartitions, NewTopic
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_policies.partitioners import Partitioner, partition_for
+from tests.kit.java import JavaProducers
 from tests.support.clients import read_all
-from tests.support.keyed import CLIENTS, Keyed, Sent, end_java, java_process, keyed
+from tests.support.keyed import CLIENTS, Keyed, Sent, keyed
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
@@ -115,16 +116,11 @@ def new_expanding(
 
 
 def test_java_partitioner_agrees_on_every_key() -> None:
-    java = java_process()
-    assert java.stdin is not None
-    assert java.stdout is not None
     keys = [b"", b"k", b"key", b"\xff" * 7, bytes(range(256)), *(b"%d" % n * (n % 9) for n in range(300))]
     cases = [(key, count) for key in keys for count in (1, 2, 3, 7, 100)]
-    for key, count in cases:
-        java.stdin.write(f"place\t{key.hex()}\t{count}\n")
-    java.stdin.flush()
-    placed = [int(java.stdout.readline()) for _ in cases]
-    end_java(java)
+    with JavaProducers() as java:
+        queried = [java.query("place", "-", key.hex(), str(count)) for key, count in cases]
+        placed = [each.result(WAIT_SECONDS)[0] for each in queried]
 
     assert placed == [partition_for(Partitioner.MURMUR2, key, count) for key, count in cases]
 

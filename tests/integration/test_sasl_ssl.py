@@ -47,7 +47,7 @@ from tests.support.sasl_ssl import (
     plain,
     sasl_ssl_kafka,
 )
-from tests.support.senders import JavaProducers
+from tests.support.senders import JavaProducers, open_sender
 
 pytestmark = [pytest.mark.kafka]
 
@@ -146,7 +146,7 @@ def test_java_logs_in_through_the_proxy(
     topic = created(secured, unique_topic("required"))
     with JavaProducers() as java:
         for number, mechanism in enumerate(MECHANISMS):
-            sender = java.open(through.bootstrap, secured.java(ADMIN, mechanism))
+            sender = open_sender("java", java, through.bootstrap, **secured.java(ADMIN, mechanism))
             assert sender.send(topic, mechanism, expected=number).get().offset == number
             sender.close()
 
@@ -249,7 +249,7 @@ def test_java_reauthenticates_under_load(
     began = time.monotonic()
     count = 0
     with JavaProducers() as java:
-        sender = java.open(short.bootstrap, {**secured.java(ADMIN, "SCRAM-SHA-256"), "batch.size": "0"})
+        sender = open_sender("java", java, short.bootstrap, batch_size=0, **secured.java(ADMIN, "SCRAM-SHA-256"))
         while time.monotonic() - began < 3 * SHORT_SECONDS:
             sendings = [sender.send(topic, f"{number}", expected=number) for number in range(count, count + 20)]
             for number, sending in enumerate(sendings, count):

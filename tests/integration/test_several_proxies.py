@@ -48,47 +48,36 @@ Say = Callable[[str], None]
 ONE_ROUND_AND_MANY = [1, pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
-def conditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
+def conditional(proxies: Sequence[ProxyProcess], ledger: Ledger) -> list[Writer]:
     there, back = list(proxies), list(reversed(proxies))
     return [
-        Writer("single", there, topic),
-        Writer("chain", back, topic, pipeline_key=6),
-        Writer("idempotent", back, topic, idempotent=True),
-        Writer("named", there, topic, named=True),
-        Writer("named-chain", back, topic, pipeline_key=4, named=True, idempotent=True),
+        Writer("single", there, ledger),
+        Writer("chain", back, ledger, pipeline_key=6),
+        Writer("idempotent", back, ledger, idempotent=True),
+        Writer("named", there, ledger, named=True),
+        Writer("named-chain", back, ledger, pipeline_key=4, named=True, idempotent=True),
     ]
 
 
-def unconditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
+def unconditional(proxies: Sequence[ProxyProcess], ledger: Ledger) -> list[Writer]:
     there, back = list(proxies), list(reversed(proxies))
     return [
-        Writer("plain", there, topic, conditional=False, pause_seconds=0.01),
-        Writer("own-id", back, topic, conditional=False, idempotent=True, pause_seconds=0.01),
+        Writer("plain", there, ledger, conditional=False, pause_seconds=0.01),
+        Writer("own-id", back, ledger, conditional=False, idempotent=True, pause_seconds=0.01),
     ]
 
 
 @contextmanager
-def load(stage: Stage3, topic: str, writers: Sequence[Writer]) -> Iterator[Ledger]:
+def load(stage: Stage3, writers: Sequence[Writer]) -> Iterator[Ledger]:
     """Run the writers during the block. The ledger is complete when the block ends."""
-    ledger = Ledger()
+    ledger = writers[0].ledger
     with writing(*writers):
-        await_more(stage, topic, writers, 20)
+        await_more(stage, writers, 20)
         yield ledger
         stage.mend()
-        await_more(stage, topic, writers, 60)
+        await_more(stage, writers, 60)
     for proxy in stage.proxies:
-        append_at_the_end(stage.log, proxy, topic, "after", ledger)
-    ledger.take(*(each.ledger for each in writers))
-
-
-def detected(ledger: Ledger, stage: Stage3, topic: str) -> int:
-    """The guarantee of `true`: accepted appends are at their expected offset. Misplaced ones were reported or have an
-    unknown outcome."""
-    misplaced = set(ledger.misplaced(stage.log, topic))
-    wrong = {value: at for value, at in ledger.accepted.items() if expected_of(value) not in (None, at)}
-    assert not wrong, f"accepted at a wrong offset: {wrong}"
-    assert misplaced <= ledger.violated.keys() | ledger.unknown
-    return len(misplaced)
+        append_at_the_end(stage.log, proxy, "after", ledger)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -98,12 +87,13 @@ def detected(ledger: Ledger, stage: Stage3, topic: str) -> int:
 @pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill -9"])
 def test_a_rolling_restart_of_two_proxies(kill: bool, rounds: int, stage3: Stage3, say: Say) -> None:
     topic = stage3.create(required_topic())
-    writers = conditional(stage3.proxies, topic)
-    with load(stage3, topic, writers) as ledger:
+    ledger = Ledger(topic)
+    writers = conditional(stage3.proxies, ledger)
+    with load(stage3, writers) as ledger:
         for _ in range(rounds):
-            roll(stage3, stage3.proxies, topic, writers, kill=kill)
+            roll(stage3, stage3.proxies, writers, kill=kill)
     say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
-    ledger.check(stage3.log, topic)
+    ledger.check(stage3.log)
     assert ledger.lost, "no connection was lost: the restart had no effect"
 
 
@@ -116,26 +106,27 @@ def test_rolling_restart_of_proxies_that_share_ports(kill: bool, stage3: Stage3,
         ProxyProcess(upstream, tmp_path, config=config, port=first.port) as second,
     ):
         proxies = [first, second]
-        writers = conditional(proxies, topic)
-        with load(stage3, topic, writers) as ledger:
-            roll(stage3, proxies, topic, writers, kill=kill)
-        append_at_the_end(stage3.log, first, checked, "checked", Ledger())
+        ledger = Ledger(topic)
+        writers = conditional(proxies, ledger)
+        with load(stage3, writers) as ledger:
+            roll(stage3, proxies, writers, kill=kill)
+        append_at_the_end(stage3.log, first, "checked", Ledger(checked))
         warned = re.compile(rf"detected, not prevented.* names=.*{checked}")
         until(lambda: warned.search(first.log + second.log), f"a warning of {checked}")
     say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
-    ledger.check(stage3.log, topic)
+    ledger.check(stage3.log)
     assert ledger.lost, "no connection was lost: the restart had no effect"
 
 
-def roll(stage: Stage3, proxies: Sequence[ProxyProcess], topic: str, writers: Sequence[Writer], *, kill: bool) -> None:
+def roll(stage: Stage3, proxies: Sequence[ProxyProcess], writers: Sequence[Writer], *, kill: bool) -> None:
     for proxy in proxies:
         if kill:
             proxy.kill()
         else:
             assert proxy.stop() == 0
-        await_more(stage, topic, writers, 10)
+        await_more(stage, writers, 10)
         proxy.restart()
-        await_more(stage, topic, writers, 10)
+        await_more(stage, writers, 10)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +142,13 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
     kill: bool, rounds: int, stage3: Stage3, say: Say
 ) -> None:
     topic = stage3.create(unique_topic("checked"))
-    writers = [*conditional(stage3.proxies, topic), *unconditional(stage3.proxies, topic)]
-    with load(stage3, topic, writers) as ledger:
+    ledger = Ledger(topic)
+    writers = [*conditional(stage3.proxies, ledger), *unconditional(stage3.proxies, ledger)]
+    with load(stage3, writers) as ledger:
         for _ in range(rounds):
-            roll(stage3, stage3.proxies, topic, writers, kill=kill)
-    say(f"`true`: {detected(ledger, stage3, topic)} misplaced and told so; {ledger}")
+            roll(stage3, stage3.proxies, writers, kill=kill)
+    ledger.check(stage3.log)
+    say(f"`true`: {ledger.misplaced()} misplaced and told so; {ledger}")
 
 
 # --- paused proxies ---------------------------------------------------------------------------------------------------
@@ -165,20 +158,19 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_paused_proxy_misplaces_no_append_unreported(prefix: str, rounds: int, stage3: Stage3, say: Say) -> None:
     topic = stage3.create(unique_topic(prefix))
-    writers = conditional(stage3.proxies, topic)
+    ledger = Ledger(topic)
+    writers = conditional(stage3.proxies, ledger)
     if prefix == "checked":
-        writers += unconditional(stage3.proxies, topic)
-    with load(stage3, topic, writers) as ledger:
+        writers += unconditional(stage3.proxies, ledger)
+    with load(stage3, writers) as ledger:
         for run in range(2 * rounds):
             zombie = stage3.proxies[run % 2]
             zombie.pause()
-            await_more(stage3, topic, writers, 30)
+            await_more(stage3, writers, 30)
             zombie.resume()
-            await_more(stage3, topic, writers, 10)
-    misplaced = detected(ledger, stage3, topic)
-    say(f"{prefix}: {misplaced} misplaced and told so; {ledger}")
-    if prefix == "required":
-        ledger.check(stage3.log, topic)
+            await_more(stage3, writers, 10)
+    ledger.check(stage3.log)
+    say(f"{prefix}: {ledger.misplaced()} misplaced and told so; {ledger}")
 
 
 @pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
@@ -188,7 +180,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
     resumes."""
     zombie, other = stage3.proxies if fenced else stage3.naive
     topic = stage3.create(required_topic())
-    ledger = Ledger()
+    ledger = Ledger(topic)
     runs = 6
     codes: list[int] = []
     for run in range(runs):
@@ -199,7 +191,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
         ):
             client.api_versions()
             rival.api_versions()
-            end = append_at_the_end(stage3.log, zombie, topic, f"warm{run}", ledger) + 1
+            end = append_at_the_end(stage3.log, zombie, f"warm{run}", ledger) + 1
             late = [value_of(f"late{i}", run, end + i) for i in range(3)]
             held = stage3.pipes[1].add(Hold("request", late[0]))
             if where == "unread by it":
@@ -235,7 +227,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
     say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients were told {codes}")
     if fenced:
         assert OK not in codes
-        ledger.check(stage3.log, topic)
+        ledger.check(stage3.log)
     else:
         assert misplaced, "no append was misplaced without a fence: these runs prove nothing"
 
@@ -248,9 +240,9 @@ def test_queued_append_of_dead_proxy_is_reported_violation(stage3: Stage3, say: 
     sends C. 3: X is appended. 4: C is appended one offset too high, since its fence sequence was still the next one."""
     dying, living = stage3.proxies
     topic = stage3.create(unique_topic("checked"))
-    ledger = Ledger()
-    append_at_the_end(stage3.log, dying, topic, "warm", ledger)
-    end = append_at_the_end(stage3.log, living, topic, "warm", ledger) + 1
+    ledger = Ledger(topic)
+    append_at_the_end(stage3.log, dying, "warm", ledger)
+    end = append_at_the_end(stage3.log, living, "warm", ledger) + 1
     x, c = value_of("x", 0, None), value_of("c", 0, end)
     with (
         Hold("request", x) as x_held,
@@ -283,16 +275,17 @@ def test_queued_append_of_dead_proxy_is_reported_violation(stage3: Stage3, say: 
     )
     stage3.mend()
     for proxy in stage3.proxies:
-        append_at_the_end(stage3.log, proxy, topic, "after", ledger)
-    assert detected(ledger, stage3, topic) == 1
+        append_at_the_end(stage3.log, proxy, "after", ledger)
+    ledger.check(stage3.log)
+    assert ledger.misplaced() == 1
 
 
 def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
     """The proxy refuses an unconditional X. If X is conditional and in flight, either X or C is refused."""
     dying, living = stage3.proxies
     topic = stage3.create(required_topic())
-    ledger = Ledger()
-    end = append_at_the_end(stage3.log, dying, topic, "warm", ledger) + 1
+    ledger = Ledger(topic)
+    end = append_at_the_end(stage3.log, dying, "warm", ledger) + 1
     x, c = value_of("x", 0, end), value_of("c", 0, end)
     with (
         Hold("request", x) as x_held,
@@ -320,8 +313,8 @@ def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
     assert (answer.message or "").startswith("OFFSET_MISMATCH")
     stage3.mend()
     for proxy in stage3.proxies:
-        append_at_the_end(stage3.log, proxy, topic, "after", ledger)
-    ledger.check(stage3.log, topic)
+        append_at_the_end(stage3.log, proxy, "after", ledger)
+    ledger.check(stage3.log)
 
 
 # --- retries through another proxy ------------------------------------------------------------------------------------
@@ -339,11 +332,11 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
     retry."""
     first, second = stage3.proxies
     topic = stage3.create(required_topic())
-    ledger = Ledger()
-    end = append_at_the_end(stage3.log, first, topic, "warm", ledger) + 1
+    ledger = Ledger(topic)
+    end = append_at_the_end(stage3.log, first, "warm", ledger) + 1
     value = value_of(kind, 0, end)
     name = value if kind == "named" else None
-    ledger.sent(value)
+    ledger.sent(value, named=kind == "named", idempotent=kind == "idempotent")
     with Connection(leaders_listener(first, topic)) as client:
         producer = client.init_producer_id() if kind == "idempotent" else None
         records = batch(value, expected=end, write_id=name, producer=producer)
@@ -359,17 +352,17 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
                 client.send_produce({topic: {0: records}})
                 held.wait()
                 first.kill()
-    append_at_the_end(stage3.log, second, topic, "behind", ledger)
+    append_at_the_end(stage3.log, second, "behind", ledger)
     with Connection(leaders_listener(second, topic)) as client:
         answer = until(lambda: _that_counts(client.append(topic, records)), "an answer that counts")
-    ledger.note(value, answer, again=True, named=kind == "named")
+    ledger.note(value, answer, again=True)
     if kind == "named":
         assert (answer.error_code, answer.base_offset) == (OK, end)
     else:
         assert answer.error_code == POLICY_VIOLATION
         assert "POSSIBLY_YOURS" in (answer.message or "")
     assert offsets(stage3.log.batches(topic))[value] == end
-    ledger.check(stage3.log, topic)
+    ledger.check(stage3.log)
 
 
 def test_proxy_starting_with_partial_kafka_serves_once_healed(stage3: Stage3, tmp_path: Path) -> None:

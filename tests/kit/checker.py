@@ -34,18 +34,17 @@ Tolerated, because the contract (docs/contract.md) permits it (counted in `Decis
 - *stale end*: aiokafka does not get the log end of a refusal. Its adapter reads it with ListOffsets, and a deposed
   leader may return an old one.
 - *at least once*: an unconditional append of a client that resends without idempotence may be in the log twice.
+- *lost by Kafka*: of a topic that may lose the end of its log (an unclean election).
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, read_lines
+from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Entry, History, Operation, Place
 
 #: Errors about a producer's sequence, epoch or id: numbers, and names in libraries.
 _ERRORS_OF_PRODUCERS = frozenset(
@@ -55,114 +54,6 @@ _ERRORS_OF_PRODUCERS = frozenset(
     | {"InvalidProducerEpoch", "InvalidProducerEpochException", "INVALID_PRODUCER_EPOCH"}
     | {"UnknownProducerId", "UnknownProducerIdException", "UNKNOWN_PRODUCER_ID"}
 )
-_FOREVER = float("inf")
-
-Place = tuple[str, int]
-
-
-@dataclass(slots=True)
-class Operation:
-    number: int
-    writer: str
-    place: Place
-    ids: tuple[str, ...]
-    expected: int | None
-    start: float
-    named: bool = False
-    resends: bool = False
-    sees_messages: bool = True
-    idempotent: bool = False
-    reads_end: bool = False
-    pipeline_key: str | None = None
-    transaction: str | None = None
-    end: float = _FOREVER
-    outcome: str = UNKNOWN
-    offset: int | None = None
-    actual: int | None = None
-    possibly_yours: bool | None = None
-    code: int | str | None = None
-    detail: str | None = None
-
-    def __str__(self) -> str:
-        topic, partition = self.place
-        reported = [
-            f"{name} {value}" for name in ("offset", "actual", "code") if (value := getattr(self, name)) is not None
-        ]
-        end = "open" if self.end == _FOREVER else f"{self.end:.6f}"
-        return (
-            f"op {self.number} of {self.writer} ({self.ids[0]}{f' +{len(self.ids) - 1}' * (len(self.ids) > 1)}) on "
-            f"{topic}-{partition}, expected {self.expected}, {self.start:.6f}..{end}: "
-            f"{', '.join([self.outcome, *reported])}{f' ({self.detail})' if self.detail else ''}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The log at one offset. `id` is None for a transaction marker."""
-
-    offset: int
-    id: str | None
-    leader_epoch: int = 0
-    visible: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """`mode` – of the check. `one_proxy` – one proxy process at a time serves it."""
-
-    mode: str
-    one_proxy: bool = False
-
-
-@dataclass(slots=True)
-class History:
-    topics: dict[str, Topic] = field(default_factory=dict)
-    operations: dict[int, Operation] = field(default_factory=dict)
-    #: Reported outcomes. Missing: unknown.
-    transactions: dict[str, str] = field(default_factory=dict)
-    logs: dict[Place, list[Entry]] = field(default_factory=dict)
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        match event["e"]:
-            case "topic":
-                self.topics[event["topic"]] = Topic(event["mode"], event["one_proxy"])
-            case "call":
-                self.operations[event["op"]] = Operation(
-                    event["op"],
-                    event["writer"],
-                    (event["topic"], event["partition"]),
-                    tuple(event["ids"]),
-                    event["expected"],
-                    event["t"],
-                    event["named"],
-                    event["resends"],
-                    event["sees_messages"],
-                    event["idempotent"],
-                    event.get("reads_end", False),
-                    event["pipeline_key"],
-                    event["transaction"],
-                )
-            case "return":
-                operation = self.operations[event["op"]]
-                operation.end = event["t"]
-                operation.outcome = event["outcome"]
-                for name in ("offset", "actual", "possibly_yours", "code", "detail"):
-                    setattr(operation, name, event.get(name))
-            case "transaction":
-                self.transactions[event["transaction"]] = event["outcome"]
-
-    def add_entry(self, line: Mapping[str, Any]) -> None:
-        entry = Entry(line["offset"], line["id"], line["leader_epoch"], line["visible"])
-        self.logs.setdefault((line["topic"], line["partition"]), []).append(entry)
-
-
-def load(history: Path, log: Path) -> History:
-    loaded = History()
-    for event in read_lines(history):
-        loaded.add(event)
-    for line in read_lines(log):
-        loaded.add_entry(line)
-    return loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +122,10 @@ class _Partition:
             self.placed(operation)
             self.together(operation)
             self.errors(operation)
-        self.order()
-        self.pipelines()
-        self.ends()
+        if not self.topic.may_lose:
+            self.order()
+            self.pipelines()
+            self.ends()
         self.visibility()
 
     # ---- log
@@ -265,7 +157,9 @@ class _Partition:
         if operation.outcome == OK:
             self.probe("FALSE SUCCESS")
             self.probe("LOST")
-            if not there:
+            if not there and self.topic.may_lose:
+                self.tolerate("lost by Kafka")
+            elif not there:
                 self.found("LOST", operation)
             elif operation.offset is None and operation.expected is None:
                 pass  # a library resent it, and does not know the first attempt's offset
@@ -380,7 +274,7 @@ class _Partition:
             before: Operation | None = None
             refused: Operation | None = None
             for operation in sorted(pipeline, key=lambda each: each.number):
-                if operation.outcome == OK:
+                if operation.outcome == OK and operation.offset is not None:
                     self.probe("ORDER")
                     if before is not None and _offset(before) >= _offset(operation):
                         self.found("ORDER", f"{operation} was sent after {before}")
@@ -473,6 +367,12 @@ class _Partition:
                 observed = [each for each in there if each in visible]
                 if observed and observed != there:
                     self.found("PARTIAL TRANSACTION", f"of {name} {observed} are visible, of {there} in the log")
+
+
+def verify(history: History) -> None:
+    """Raises AssertionError with the report."""
+    decision = check(history)
+    assert not decision.findings, "\n".join(report(decision))
 
 
 def _offset(operation: Operation) -> int:

@@ -1,9 +1,10 @@
-"""Kafka's Java producers in one JVM, controlled by lines of text (`tests/java/SoakProducer.java`)."""
+"""Kafka's Java producers in one JVM, controlled by lines of text (`tests/java/ScriptedProducer.java`)."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
 import threading
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from fencepost_dev.process import supervised
 from fencepost_dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
 
-_SOURCE = Path(__file__).parents[1] / "java" / "SoakProducer.java"
+_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducer.java"
 _END_SECONDS = 10.0
 
 
@@ -30,11 +31,11 @@ class JavaError(Exception):
 class JavaProducers:
     """Start it in a thread that lives as long. Thread-safe."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path = Path(os.devnull)) -> None:
         classes = compile_java([_SOURCE], version=kafka_version())
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                supervised(java_command("SoakProducer", [], classes=classes, version=kafka_version())),
+                supervised(java_command("ScriptedProducer", [], classes=classes, version=kafka_version())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -43,13 +44,16 @@ class JavaProducers:
             )
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._waiting: dict[str, Future[int | None]] = {}
+        self._waiting: dict[str, Future[list[int]]] = {}
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         stdin = self._process.stdin
         assert stdin is not None
         with contextlib.suppress(OSError):
@@ -60,46 +64,37 @@ class JavaProducers:
             self._process.kill()
             self._process.wait(_END_SECONDS)
 
-    def query(self, verb: str, name: str, *words: str) -> Future[int | None]:
-        """The future returns the offset of a send, or raises JavaError."""
+    def query(self, verb: str, name: str, *words: str) -> Future[list[int]]:
+        """The future has the response's numbers (of a send: offset and partition), or raises JavaError."""
         number = str(next(self._numbers))
         stdin = self._process.stdin
         assert stdin is not None
-        future: Future[int | None] = Future()
+        future: Future[list[int]] = Future()
         with self._lock:
             self._waiting[number] = future
-            stdin.write(" ".join((number, verb, name, *words)) + "\n")
+            stdin.write("\t".join((number, verb, name, *words)) + "\n")
             stdin.flush()
         return future
 
-    def open(self, name: str, **settings: object) -> Future[int | None]:
-        return self.query("open", name, *(f"{key.replace('_', '.')}={value}" for key, value in settings.items()))
-
-    def send(
-        self,
-        name: str,
-        topic: str,
-        value: str,
-        expected: int | None = None,
-        write_id: str | None = None,
-        *,
-        partition: int = 0,
-    ) -> Future[int | None]:
-        stated = "-" if expected is None else str(expected)
-        return self.query("send", name, topic, str(partition), stated, write_id or "-", value)
+    @staticmethod
+    def words(**settings: object) -> list[str]:
+        return [
+            f"{key.replace('_', '.')}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in settings.items()
+        ]
 
     def _read(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
         with stdout:
             for line in stdout:
-                number, what, *rest = line.rstrip("\n").split(" ", 3)
+                number, what, *rest = line.rstrip("\n").split("\t", 3)
                 with self._lock:
                     future = self._waiting.pop(number, None)
                 if future is None or future.done():
                     continue
                 if what == "ok":
-                    future.set_result(int(rest[0]) if rest else None)
+                    future.set_result([int(word) for each in rest for word in each.split("\t")])
                 else:
                     future.set_exception(JavaError(rest[0], rest[1] if len(rest) > 1 else ""))
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -82,6 +82,10 @@ class Stage:
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+    def on_exit(self, resource: AbstractContextManager[object]) -> None:
+        """Enter it now and exit it with the stage."""
+        self._stack.enter_context(resource)
 
     # ---- proxies
 

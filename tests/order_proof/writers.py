@@ -10,9 +10,6 @@ Each writer has separate keys, so all of them write to one topic at the same tim
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +22,8 @@ import confluent_kafka
 from aiokafka.errors import KafkaError as AiokafkaError
 from kafka.errors import KafkaError as KafkaPythonError
 
-from tests.support.keyed import end_java, java_process
+from tests.kit.java import JavaError
+from tests.support.keyed import Java
 from tests.support.ordered_producers import producer
 
 INVALID_PARTITIONS = 37
@@ -202,42 +200,20 @@ class Silent(ByRounds):
     kind = "silent"
 
     def _open(self) -> None:
-        self._tags = itertools.count()
-        self._java = java_process()
-        self._answers: queue.Queue[list[str]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
         # Metadata does not expire during a run: the producer learns the count from a refusal.
-        self._report("open", "p", self._bootstrap, "metadata.max.age.ms=300000", "linger.ms=1")
+        self._java = Java(self._bootstrap, linger_ms=1)
 
     def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._report("close", "p")
-        end_java(self._java)
-
-    def _read(self) -> None:
-        stdout = self._java.stdout
-        assert stdout is not None
-        with contextlib.suppress(ValueError):  # closed
-            for line in stdout:
-                self._answers.put(line.rstrip("\n").split("\t"))
-
-    def _report(self, *words: str) -> None:
-        assert self._java.stdin is not None
-        self._java.stdin.write("\t".join(words) + "\n")
-        self._java.stdin.flush()
+        self._java.close()
 
     def _send(self, keys: list[str]) -> dict[str, str]:
-        sent = {}
-        for key in keys:
-            instance_id = f"t{next(self._tags)}"
-            sent[instance_id] = key
-            self._report("send", "p", instance_id, self._topic, key, f"{self.written[key] + 1}", "-")
+        sent = {key: self._java.start(self._topic, key, f"{self.written[key] + 1}") for key in keys}
         failed = {}
-        while sent:
-            answer = self._answers.get(timeout=PATIENCE_SECONDS)
-            key = sent.pop(answer[0])
-            if answer[1] != "ok":
-                failed[key] = answer[2]
+        for key, future in sent.items():
+            try:
+                future.result(PATIENCE_SECONDS)
+            except JavaError as error:
+                failed[key] = error.kind
         return failed
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from fencepost_dev.cluster import KafkaCluster
+from tests.kit import stage as kit
 from tests.kit.fault_proxy import FaultProxy
 from tests.rolling_restart.run import EVERYBODY
 from tests.support.ports import free_ports_in_a_row
-from tests.support.proxy import ProxyProcess
 
 #: Both proxies' addresses; only the first one's, which is restarted like the other; or a load balancer's.
 Know = Literal["both", "first", "balancer"]
@@ -20,37 +20,28 @@ _PORTS = 7
 HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(kit.Stage):
     """`continue_meanwhile` – clients that must make progress while one of the proxies is down."""
 
-    proxies: tuple[ProxyProcess, ProxyProcess]
-    bootstrap: str
-    continue_meanwhile: Collection[str]
+    bootstrap = ""
+    continue_meanwhile: Collection[str] = ()
 
 
 @contextmanager
-def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both") -> Iterator[Stage]:
-    with ExitStack() as stack:
-        balanced = know == "balancer"
-        port = free_ports_in_a_row(_PORTS) if balanced else 0
-        hosts = ("127.0.0.2", "127.0.0.3")  # with a load balancer, both use the same ports
-        proxies = []
-        for number, host in enumerate(hosts):
-            logs = directory / f"proxy-{number}"
-            logs.mkdir()
-            arguments: list[str] = []
-            if balanced:
-                arguments += ["--listen", f"{host}:{port}", "--advertised-host", HOST]
-            proxy = ProxyProcess(kafka, logs, config=config, port=port, arguments=tuple(arguments))
-            proxies.append(stack.enter_context(proxy))
-        first, second = proxies
-        if balanced:
-            for each in range(port, port + _PORTS):
-                stack.enter_context(FaultProxy(*((host, each) for host in hosts), port=each, raw=True))
-        bootstrap = {
-            "both": f"{first.bootstrap},{second.bootstrap}",
-            "first": first.bootstrap,
-            "balancer": f"{HOST}:{port}",
-        }[know]
-        yield Stage((first, second), bootstrap, EVERYBODY if balanced else ())
+def two_proxies(kafka: KafkaCluster, directory: Path, config: str, *, know: Know = "both") -> Iterator[Stage]:
+    settings: dict[str, dict[str, Any]] = {f"proxy-{number}": {"config": config} for number in range(2)}
+    with Stage(kafka, directory) as stage:
+        if know == "balancer":
+            # both use the same ports of different hosts
+            port, hosts = free_ports_in_a_row(_PORTS), ("127.0.0.2", "127.0.0.3")
+            for each, host in zip(settings.values(), hosts, strict=True):
+                each |= {"port": port, "arguments": ("--listen", f"{host}:{port}", "--advertised-host", HOST)}
+            for each_port in range(port, port + _PORTS):
+                balancer = FaultProxy(*((host, each_port) for host in hosts), port=each_port, raw=True)
+                stage.on_exit(balancer)
+            stage.bootstrap, stage.continue_meanwhile = f"{HOST}:{port}", EVERYBODY
+        stage.start_proxies(settings)
+        if know != "balancer":
+            known = stage.proxies if know == "both" else stage.proxies[:1]
+            stage.bootstrap = ",".join(each.bootstrap for each in known)
+        yield stage

@@ -29,15 +29,8 @@ _OFTEN = [pytest.mark.soak, pytest.mark.timeout(3600)]
 def test_rolling_restart_loses_no_records(
     know: Know, rolls: int, kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    with two_proxies(kafka.bootstrap, tmp_path, CHECKED_WITH_LONG_LEASE, know=know) as stage:
-        result = run(
-            kafka.bootstrap,
-            stage.proxies,
-            tmp_path,
-            bootstrap=stage.bootstrap,
-            continue_meanwhile=stage.continue_meanwhile,
-            rolls=rolls,
-        )
+    with two_proxies(kafka, tmp_path, CHECKED_WITH_LONG_LEASE, know=know) as stage:
+        result = run(stage, continue_meanwhile=stage.continue_meanwhile, rolls=rolls)
     say(result.table())
     assert result.holds, result.table()
     assert len(result.stops_seconds) == 2 * rolls

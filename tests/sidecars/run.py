@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.kit.checker import Decision, report
+from tests.kit.checker import check as validate
+from tests.kit.history import OK, REFUSED
 from tests.kit.stage import NODES
 from tests.sidecars.stage import Sidecars
 from tests.support.kafka import unique_topic
-from tests.support.raw import Log
 from tests.support.three_brokers import required_topic
-from tests.support.writers import Ledger, Writer, append_at_the_end, await_more, expected_of, offsets, writing
+from tests.support.writers import Ledger, Writer, append_at_the_end, await_more, check_fences, writing
 
 Say = Callable[[str], None]
 #: The topic's check. true: an unconditional writer also appends to it.
@@ -24,58 +26,46 @@ _DOWN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Result:
-    """`false_accepts` – accepted at another offset than expected, or one of two accepted appends at one offset. `lost`
-    – accepted, and not in Kafka. `appeared` – refused, and in Kafka. `detected` – appended at another offset than
-    expected, with OFFSET_VIOLATION or without any response: impossible where Kafka compares the sequence."""
+    """`detected` – appended at another offset than expected, with OFFSET_VIOLATION or an unknown outcome: impossible
+    where Kafka compares the sequence."""
 
     moves: int
     restarts: int
-    accepted: int
-    refused: int
-    unknown: int
-    connections_lost: int
-    in_kafka: int
+    history: Ledger
+    decision: Decision
     detected: int
-    false_accepts: int
-    lost: int
-    appeared: int
 
     @property
     def holds(self) -> bool:
-        return not (self.false_accepts or self.lost or self.appeared) and bool(self.accepted and self.refused)
+        outcomes = self.history.outcomes()
+        return not self.decision.findings and bool(outcomes[OK] and outcomes[REFUSED])
 
     def table(self) -> str:
         rows = {
             "leaders moved by an election": self.moves,
             "brokers restarted": self.restarts,
-            "appends accepted": self.accepted,
-            "appends refused": self.refused,
-            "outcome unknown to the writer": self.unknown,
-            "connections lost": self.connections_lost,
-            "records in Kafka": self.in_kafka,
-            "appended elsewhere, which was told, or nothing was": self.detected,
-            "accepted at another offset than expected, or twice": self.false_accepts,
-            "accepted, and not in Kafka": self.lost,
-            "refused, and in Kafka": self.appeared,
+            "connections lost": self.history.lost,
+            "appended at another offset, which was reported or unknown": self.detected,
         }
-        return "\n".join(f"{name:<52} {count:>6}" for name, count in rows.items())
+        lines = [f"{name:<60} {count:>6}" for name, count in rows.items()]
+        return "\n".join([*lines, *self.history.table(), *report(self.decision)])
 
 
-def writers_of(stage: Sidecars, topic: str, check: Check) -> list[Writer]:
+def writers_of(stage: Sidecars, ledger: Ledger, check: Check) -> list[Writer]:
     """Sequential and pipelined, idempotent, with and without write-id; all compete for the same offsets."""
     there, back = list(stage.proxies), list(reversed(stage.proxies))
     beside = (
         []
         if check == "required"
-        else [Writer("expects-nothing", there, topic, idempotent=True, conditional=False, pause_seconds=0.05)]
+        else [Writer("expects-nothing", there, ledger, idempotent=True, conditional=False, pause_seconds=0.05)]
     )
     return [
         *beside,
-        Writer("single", there, topic),
-        Writer("chain", back, topic, pipeline_key=6),
-        Writer("idempotent", back, topic, idempotent=True),
-        Writer("named", there, topic, named=True),
-        Writer("named-chain", back, topic, pipeline_key=4, named=True, idempotent=True),
+        Writer("single", there, ledger),
+        Writer("chain", back, ledger, pipeline_key=6),
+        Writer("idempotent", back, ledger, idempotent=True),
+        Writer("named", there, ledger, named=True),
+        Writer("named-chain", back, ledger, pipeline_key=4, named=True, idempotent=True),
     ]
 
 
@@ -92,15 +82,16 @@ def run(
     Every second round kills brokers instead, together with the sidecars of the current leaders.
     """
     topic = stage.create(required_topic() if check == "required" else unique_topic("checked"))
-    writers = writers_of(stage, topic, check)
+    ledger = Ledger(topic)
+    writers = writers_of(stage, ledger, check)
     moves = restarted = 0
     with writing(*writers):
-        await_more(stage, topic, writers, _CONTINUE)
+        await_more(stage, writers, _CONTINUE)
         for number in range(rounds):
             for leader in (2, 3, 1):
                 stage.lead(topic, leader)
                 moves += 1
-                await_more(stage, topic, writers, _CONTINUE)
+                await_more(stage, writers, _CONTINUE)
             for node_id in restarts:
                 stage.lead(topic, node_id)
                 moves += 1
@@ -111,38 +102,12 @@ def run(
                 stage.restart_broker(node_id, kill=bool(number % 2))
                 restarted += 1
                 stage.await_in_sync(topic)
-                await_more(stage, topic, writers, _CONTINUE)
+                await_more(stage, writers, _CONTINUE)
             say(f"round {number + 1}: {stage.log.end(topic)} records")
-    ledger = Ledger().take(*(each.ledger for each in writers))
     for sidecar in stage.proxies:
-        append_at_the_end(stage.log, sidecar, topic, "after", ledger)
-    say(str(ledger))
-    result = _counted(stage.log, topic, ledger, check, moves=moves, restarts=restarted)
-    if result.holds and check == "required":
-        ledger.check(stage.log, topic)  # and no new fence base was needed
-    return result
-
-
-def _counted(log: Log, topic: str, ledger: Ledger, check: Check, *, moves: int, restarts: int) -> Result:
-    there = offsets(log.batches(topic))
-    elsewhere = {
-        value
-        for value, at in ledger.accepted.items()
-        if expected_of(value) not in (None, at) or there.get(value, at) != at
-    }
-    misplaced = {value for value, at in there.items() if expected_of(value) not in (None, at)}
-    detected = misplaced & (ledger.violated.keys() | ledger.unknown) if check == "true" else set()
-    won_twice = len(ledger.accepted) - len(set(ledger.accepted.values()))
-    return Result(
-        moves,
-        restarts,
-        len(ledger.accepted),
-        len(ledger.refused),
-        len(ledger.unknown),
-        ledger.lost,
-        len(there),
-        len(detected),
-        len(elsewhere | (misplaced - detected)) + won_twice,
-        len(ledger.accepted.keys() - there.keys()),
-        len(ledger.refused & there.keys()),
-    )
+        append_at_the_end(stage.log, sidecar, "after", ledger)
+    ledger.read_log(stage.log, topic)
+    decision = validate(ledger)
+    if check == "required" and not decision.findings:
+        check_fences(stage.log.batches(topic))
+    return Result(moves, restarted, ledger, decision, ledger.misplaced())

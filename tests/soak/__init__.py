@@ -8,11 +8,11 @@ seed. At the end, every response is compared with Kafka's log.
 |---|---|
 | `run.py` | one run, from the start to the result |
 | `stage.py` | brokers, proxies, connections |
-| `writers.py` | the clients, and how they classify responses |
+| `writers.py` | the clients, and how they classify errors |
 | `faults.py` | the schedule of faults |
-| `tests/kit/` | `history.py`, `final_log.py`: responses and log, as two files of JSON lines; `checker.py`: the rules |
+| `tests/kit/` | `history.py`: responses and log; `checker.py`: the rules, and what the contract tolerates |
 
-A seed gives the same schedule, but not the same run, since machines differ. So a failed run keeps its history and log:
-`python -m tests.soak --check DIRECTORY` checks them again. `--no-fencing` shows that the checker finds violations: the
+A seed gives the same schedule, but not the same run, since machines differ. So a failed run keeps its history:
+`python -m tests.soak --check DIRECTORY` checks it again. `--no-fencing` shows that the checker finds violations: the
 proxies compare offsets themselves, without Kafka.
 """

@@ -1,6 +1,6 @@
 """`python -m tests.soak --minutes 20 --seed 7`: real Kafka, real clients, faults; every response compared with the log.
 
-`--check DIRECTORY` checks the history and log of an earlier run again. Exit status 1: a promise was broken.
+`--check DIRECTORY` checks the history of an earlier run again. Exit status 1: a promise was broken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from tests.kit import checker
-from tests.soak.run import HISTORY, LOG, Plan, run
+from tests.kit.history import load
+from tests.soak.run import HISTORY, Plan, run
 
 
 def main() -> int:
@@ -28,8 +29,8 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=0.15, help="approximate pause of each writer, in seconds")
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--no-fencing", action="store_true", help="run defective proxies, to test the checker")
-    parser.add_argument("--directory", type=Path, help="directory for history and log")
-    parser.add_argument("--keep", action="store_true", help="keep them after success, too")
+    parser.add_argument("--directory", type=Path, help="directory for the history")
+    parser.add_argument("--keep", action="store_true", help="keep it after success, too")
     parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="check an earlier run again")
     options = parser.parse_args()
     if options.check is not None:
@@ -57,12 +58,12 @@ def main() -> int:
     if result.holds and options.directory is None and not options.keep:
         shutil.rmtree(directory, ignore_errors=True)
     else:
-        print(f"history and log are in {directory}; check them again: python -m tests.soak --check {directory}")
+        print(f"the history is in {directory}; check it again: python -m tests.soak --check {directory}")
     return 0 if result.holds else 1
 
 
 def _validate(directory: Path) -> int:
-    decision = checker.check(checker.load(directory / HISTORY, directory / LOG))
+    decision = checker.check(load(directory / HISTORY))
     for line in checker.report(decision):
         print(line)
     return 1 if decision.findings else 0

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.kit.history import Recorder
+from tests.kit.history import History
 from tests.kit.stage import NODES
 from tests.soak.stage import PROXIES, Stage
 
@@ -25,10 +25,10 @@ _ARMED_SECONDS = 5.0
 class Faults:
     """`start` and `stop` the faults. `Stage.mend` repairs what is still broken."""
 
-    def __init__(self, stage: Stage, topics: Sequence[str], seed: int, recorder: Recorder) -> None:
+    def __init__(self, stage: Stage, topics: Sequence[str], seed: int, history: History) -> None:
         self._stage = stage
         self._topics = list(topics)
-        self._recorder = recorder
+        self._history = history
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._lane, args=(purpose, random.Random(f"{seed}/{purpose.__name__}"), pause))
@@ -57,10 +57,7 @@ class Faults:
             try:
                 purpose(randomness)
             except Exception:
-                self._recorder.fault("failed", traceback.format_exc(limit=3))
-
-    def _record(self, kind: str, what: str) -> None:
-        self._recorder.fault(kind, what)
+                self._history.event("failed", traceback.format_exc(limit=3))
 
     # ---- brokers
 
@@ -82,14 +79,14 @@ class Faults:
         if node_id not in NODES:
             node_id = anybody
         if verb == "pause":
-            self._record(f"broker paused ({whom})", f"{node_id} for {seconds:.1f} s")
+            self._history.event(f"broker paused ({whom})", f"{node_id} for {seconds:.1f} s")
             self._stage.kafka.pause(node_id)
             try:
                 self._over.wait(seconds)
             finally:
                 self._stage.kafka.resume(node_id)
         else:
-            self._record(f"broker killed ({whom})", f"{node_id} for {seconds / 2:.1f} s")
+            self._history.event(f"broker killed ({whom})", f"{node_id} for {seconds / 2:.1f} s")
             self._stage.kafka.kill(node_id)
             self._over.wait(seconds / 2)
             self._stage.kafka.restart(node_id)
@@ -101,7 +98,7 @@ class Faults:
                 return
 
     def _move(self, topic: str, to: int) -> None:
-        self._record("leader moved", f"{topic} to {to}")
+        self._history.event("leader moved", f"{topic} to {to}")
         self._stage.request_reassignment(topic, [to, *(node_id for node_id in NODES if node_id != to)])
         for _ in range(10):
             self._stage.request_election(topic)
@@ -117,14 +114,14 @@ class Faults:
         proxy = self._stage.named[name]
         with self._stage.proxy_locks[name]:
             if kind == "paused":
-                self._record("proxy paused", f"{name} for {seconds:.1f} s")
+                self._history.event("proxy paused", f"{name} for {seconds:.1f} s")
                 proxy.pause()
                 try:
                     self._over.wait(seconds)
                 finally:
                     proxy.resume()
                 return
-            self._record(f"proxy {kind}", f"{name} for {seconds / 5:.1f} s")
+            self._history.event(f"proxy {kind}", f"{name} for {seconds / 5:.1f} s")
             if kind == "stopped":
                 proxy.stop()
             else:
@@ -159,4 +156,4 @@ class Faults:
             if kind == "Drop":
                 fault["everything"] = True
             self._stage.fault_proxies.add(pipe, kind, **fault)
-        self._record(f"{hop} {kind.lower()}", f"{pipe}: {fault}")
+        self._history.event(f"{hop} {kind.lower()}", f"{pipe}: {fault}")

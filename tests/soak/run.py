@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
@@ -11,16 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kit import checker, final_log
-from tests.kit.history import OK, OUTCOMES, Manner, Recorder
+from tests.kit import checker
+from tests.kit.history import OK, History, listed
 from tests.kit.java import JavaProducers
 from tests.kit.stage import NODES
 from tests.soak import stage as stages
 from tests.soak import writers as kinds
 from tests.soak.faults import Faults
 from tests.soak.stage import PROXIES, Stage
-from tests.soak.writers import Crew, Writer, reported_by
-from tests.support.raw import Closed, Connection, batch
+from tests.soak.writers import REOPENED, Crew, Writer, connect_to_leader
+from tests.support.raw import Closed, batch
+from tests.support.writers import reported_by
 
 _PROGRESS_SECONDS = 5.0
 _JOIN_SECONDS = 75.0
@@ -30,7 +30,8 @@ _RACE_SECONDS = 15.0
 #: Requests in flight after all clients and proxies ended have this long before the log is read.
 _LAST_SECONDS = 3.0
 
-HISTORY, LOG, ABOUT = "history.jsonl", "log.jsonl", "about.json"
+HISTORY = "history.json"
+_SEED = "seed"
 
 #: Topic → whether an expected offset is required. Both proxies serve `required` topics, only `a` the others.
 TOPICS = {
@@ -58,48 +59,26 @@ class Plan:
 
 @dataclass(slots=True)
 class Result:
+    history: History
     decision: checker.Decision
-    counts: Counter[tuple[str, str]]
-    codes: Counter[tuple[str, str]]
-    faults: Counter[str]
+    #: Fault proxy → connections that its faults met.
     hits: Counter[str]
-    transactions: Counter[str]
-    renewed: Counter[str]
-    records: dict[str, int]
     #: Problems besides findings: a topic that accepts no appends, a writer that hangs.
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def operations(self) -> int:
-        return self.counts.total()
 
     @property
     def holds(self) -> bool:
         return not self.decision.findings and not self.problems
 
     def summary(self) -> Iterator[str]:
-        yield f"{'writers':<40}" + "".join(f"{outcome:>12}" for outcome in OUTCOMES)
-        for kind in sorted({kind for kind, _ in self.counts}):
-            yield f"{kind:<40}" + "".join(f"{self.counts[kind, outcome]:>12}" for outcome in OUTCOMES)
-        outcomes: Counter[str] = Counter()
-        for (_, outcome), count in self.counts.items():
-            outcomes[outcome] += count
-        yield f"{'all ' + str(self.operations):<40}" + "".join(f"{outcomes[outcome]:>12}" for outcome in OUTCOMES)
-        codes: Counter[str] = Counter()
-        for (_, code), count in self.codes.items():
-            codes[code] += count
-        yield "errors: " + _listed(codes)
-        yield "transactions: " + _listed(self.transactions)
-        yield f"faults: {self.faults.total()}: " + _listed(self.faults)
-        yield "faults that met a connection: " + _listed(self.hits)
-        yield "clients reopened after: " + _listed(self.renewed)
-        yield f"log: {sum(self.records.values())} records and markers: " + _listed(Counter(self.records))
+        yield from self.history.table()
+        faults = Counter(kind for _, kind, _ in self.history.events if kind not in (REOPENED, _SEED))
+        yield f"faults: {faults.total()}: " + listed(faults)
+        yield "faults that met a connection: " + listed(self.hits)
+        reopened = Counter(text.partition(":")[0] for _, kind, text in self.history.events if kind == REOPENED)
+        yield "clients reopened after: " + listed(reopened)
         yield from (f"PROBLEM: {problem}" for problem in self.problems)
         yield from checker.report(self.decision)
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
 
 
 def crew_of(crew: Crew) -> list[Writer]:
@@ -152,22 +131,21 @@ def crew_of(crew: Crew) -> list[Writer]:
 
 
 def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = None) -> Result:
-    """Write history, log and seed to the plan's directory. `interrupted`: end early, and check what was recorded."""
+    """Write the history to the plan's directory. `interrupted`: end early, and check what was recorded."""
     plan.directory.mkdir(parents=True, exist_ok=True)
-    about = {"seed": plan.seed, "seconds": plan.seconds, "pace_seconds": plan.pace_seconds}
-    (plan.directory / ABOUT).write_text(json.dumps(about) + "\n")
     interrupted = interrupted or threading.Event()
-    recorder = Recorder(plan.directory / HISTORY)
+    history = History()
+    history.event(_SEED, f"{plan.seed}")
     problems: list[str] = []
     with stages.stage(plan.directory, fencing=plan.fencing) as stage:
         for index, (topic, mode) in enumerate(TOPICS.items()):
             leader = NODES[index % len(NODES)]
             stage.create(topic, on=[leader, *(node_id for node_id in NODES if node_id != leader)])
-            recorder.topic(topic, mode, one_proxy=mode == "true")
+            history.topic(topic, mode, one_proxy=mode == "true")
         with JavaProducers(plan.directory / "java.log") as java:
-            crew = Crew(stage, recorder, java, plan.seed, plan.pace_seconds)
+            crew = Crew(stage, history, java, plan.seed, plan.pace_seconds)
             writers = crew_of(crew)
-            faults = Faults(stage, list(TOPICS), plan.seed, recorder)
+            faults = Faults(stage, list(TOPICS), plan.seed, history)
             try:
                 for writer in writers:
                     writer.start()
@@ -177,7 +155,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
                 say("mending")
                 faults.stop()
                 stage.mend()
-                problems += _still_live(stage, recorder, crew.over, say)
+                problems += _still_live(stage, history, crew.over, say)
             finally:
                 crew.over.set()
             deadline = time.monotonic() + _JOIN_SECONDS
@@ -188,22 +166,12 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
             proxy.close()
         problems += [problem for name, proxy in stage.named.items() for problem in crashes(name, proxy.log)]
         time.sleep(_LAST_SECONDS)
-        recorder.close()
         say("reading the log")
-        records = final_log.write(stage.log, stage.kafka.bootstrap, list(TOPICS), plan.directory / LOG)
+        for topic in TOPICS:
+            history.read_log(stage.log, topic, committed_at=stage.kafka.bootstrap)
+    history.save(plan.directory / HISTORY)
     say("checking")
-    decision = checker.check(checker.load(plan.directory / HISTORY, plan.directory / LOG))
-    return Result(
-        decision,
-        recorder.counts,
-        recorder.codes,
-        recorder.faults,
-        hits,
-        recorder.transactions,
-        recorder.renewed,
-        records,
-        problems,
-    )
+    return Result(history, checker.check(history), hits, problems)
 
 
 def _watch(plan: Plan, crew: Crew, say: Say, interrupted: threading.Event) -> None:
@@ -213,13 +181,11 @@ def _watch(plan: Plan, crew: Crew, say: Say, interrupted: threading.Event) -> No
         if interrupted.wait(min(_PROGRESS_SECONDS, plan.seconds - passed)):
             say("interrupted")
             return
-        outcomes: Counter[str] = Counter()
-        for (_, outcome), count in list(crew.recorder.counts.items()):
-            outcomes[outcome] += count
+        outcomes = crew.history.outcomes()
         done = outcomes.total()
         say(
-            f"{time.monotonic() - started:5.0f} s  {done} operations ({done - last} more)  {_listed(outcomes)}  "
-            f"faults {crew.recorder.faults.total()}"
+            f"{time.monotonic() - started:5.0f} s  {done} operations ({done - last} more)  {listed(outcomes)}  "
+            f"events {len(crew.history.events) - 1}"
         )
         last = done
 
@@ -238,7 +204,7 @@ def crashes(proxy: str, log_text: str) -> Iterator[str]:
         yield f"proxy {proxy} crashed {count} times with {error}; see its log"
 
 
-def _still_live(stage: Stage, recorder: Recorder, over: threading.Event, say: Say) -> list[str]:
+def _still_live(stage: Stage, history: History, over: threading.Event, say: Say) -> list[str]:
     """After the repair, every topic accepts an append through every proxy that serves it.
 
     `over` ends the writers if they keep these appends from winning.
@@ -246,13 +212,13 @@ def _still_live(stage: Stage, recorder: Recorder, over: threading.Event, say: Sa
     problems = []
     for topic, mode in TOPICS.items():
         for proxy in PROXIES if mode == "required" else PROXIES[:1]:
-            if not append_at_last(stage, recorder, topic, proxy, over):
+            if not append_at_last(stage, history, topic, proxy, over):
                 problems.append(f"{topic} takes no appends through proxy {proxy} after all repairs")
                 say(problems[-1])
     return problems
 
 
-def append_at_last(stage: Stage, recorder: Recorder, topic: str, proxy: str, over: threading.Event) -> bool:
+def append_at_last(stage: Stage, history: History, topic: str, proxy: str, over: threading.Event) -> bool:
     began = time.monotonic()
     end = 0
     number = 0
@@ -260,18 +226,16 @@ def append_at_last(stage: Stage, recorder: Recorder, topic: str, proxy: str, ove
         if passed > _RACE_SECONDS:
             over.set()
         number += 1
-        each = f"probe-{proxy}/{topic}/{number}"
-        with contextlib.suppress(OSError, Closed, AssertionError):
-            with Connection(stage.bootstrap(proxy), timeout_seconds=5.0) as queried:
-                metadata = queried.metadata(topic)
-            brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
-            leader = brokers[metadata.topics[0].partitions[0].leader_id]
-            with Connection(leader, timeout_seconds=10.0) as connection:
-                operation = recorder.call(f"probe-{proxy}", topic, 0, [each], expected=end, manner=Manner())
-                reported = reported_by(connection.append(topic, batch(each.encode(), expected=end)))
-                recorder.reported(operation, reported)
-                if reported.outcome == OK:
-                    return True
-                end = reported.actual if reported.actual is not None else end
+        each = f"probe/{proxy}/{topic}/{number}"
+        with (
+            contextlib.suppress(OSError, Closed, AssertionError),
+            connect_to_leader(stage.bootstrap(proxy), topic, 10.0) as connection,
+        ):
+            operation = history.call(f"probe/{proxy}", topic, [each], expected=end)
+            reported = reported_by(connection.append(topic, batch(each.encode(), expected=end)))
+            history.reported(operation, reported)
+            if reported.outcome == OK:
+                return True
+            end = reported.actual if reported.actual is not None else end
         time.sleep(0.02)
     return False

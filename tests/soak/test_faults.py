@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.kit.history import Recorder, read_lines
+from tests.kit.history import History
 from tests.soak.faults import Faults
 from tests.soak.stage import PROXIES
 
@@ -45,28 +44,27 @@ class Stage:
     def request_election(self, topic: str) -> None: ...
 
 
-def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:
+def schedule(seed: int) -> list[tuple[str, str]]:
     """The first hundred faults of brokers and of connections."""
-    recorder = Recorder(directory / "history.jsonl")
-    faults = Faults(Stage(), ["one", "another"], seed, recorder)  # type: ignore[arg-type]
+    history = History()
+    faults = Faults(Stage(), ["one", "another"], seed, history)  # type: ignore[arg-type]
     faults.stop()  # skip all waits
     for purpose in (faults.break_brokers, faults.break_connections):
         randomness = random.Random(f"{seed}/{purpose.__name__}")
         for _ in range(100):
             purpose(randomness)
-    recorder.close()
-    return [(line["kind"], line["what"]) for line in read_lines(directory / "history.jsonl")]
+    return [(kind, what) for _, kind, what in history.events]
 
 
-def test_seed_determines_the_fault_schedule(tmp_path: Path) -> None:
-    first = schedule(tmp_path, 1)
+def test_seed_determines_the_fault_schedule() -> None:
+    first = schedule(1)
     assert len(first) == 200
-    assert schedule(tmp_path, 1) == first
-    assert schedule(tmp_path, 2) != first
+    assert schedule(1) == first
+    assert schedule(2) != first
 
 
-def test_every_kind_of_fault_comes(tmp_path: Path) -> None:
-    kinds = {kind for kind, _ in schedule(tmp_path, 3)}
+def test_every_kind_of_fault_comes() -> None:
+    kinds = {kind for kind, _ in schedule(3)}
     hops = {f"{hop} {kind}" for hop in ("clients-proxy", "proxy-broker") for kind in ("cut", "hold", "drop", "refuse")}
     expected = {
         f"broker {what} ({target})" for what in ("killed", "paused") for target in ("leader", "controller", "any")

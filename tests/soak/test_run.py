@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
-from tests.kit.history import Recorder
+from tests.kit.history import History
 from tests.soak import run
 from tests.soak.run import append_at_last, crashes
 from tests.support.raw import Answer
@@ -47,11 +46,6 @@ class Busy:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def metadata(self, _: str) -> Any:
-        broker = SimpleNamespace(node_id=1, host="127.0.0.1", port=9092)
-        topic = SimpleNamespace(partitions=[SimpleNamespace(leader_id=1)])
-        return SimpleNamespace(brokers=[broker], topics=[topic])
-
     def append(self, topic: str, _: bytes) -> Answer:
         if self._over.is_set():
             return Answer(0, self._end, -1, 0, None, ())
@@ -60,16 +54,12 @@ class Busy:
         return Answer(44, self._end, -1, 0, reported, ())
 
 
-def test_probe_losing_every_race_stops_the_rivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_losing_every_race_stops_the_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     busy = Busy(over)
-    monkeypatch.setattr(run, "Connection", lambda *_, **__: busy)
+    monkeypatch.setattr(run, "connect_to_leader", lambda *_: busy)
     monkeypatch.setattr(run, "_HEARTBEAT_SECONDS", 30.0)
     monkeypatch.setattr(run, "_RACE_SECONDS", 0.2)
     stage: Any = SimpleNamespace(bootstrap=lambda _: "127.0.0.1:9092")
-    recorder = Recorder(tmp_path / "history")
-    try:
-        assert append_at_last(stage, recorder, "checked-mixed", "a", over)
-    finally:
-        recorder.close()
+    assert append_at_last(stage, History(), "checked-mixed", "a", over)
     assert over.is_set()

@@ -9,25 +9,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-import aiokafka
 import confluent_kafka
 import kafka
 
 import fencepost
 from fencepost import RetryPolicy
-from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Reported
+from tests.kit import producers
+from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported
 from tests.kit.java import JavaError, JavaProducers
 from tests.soak.stage import Stage
 from tests.support import clients
-from tests.support.raw import Answer, Closed, Connection, batch, produce_request
+from tests.support.raw import Closed, Connection, Producer, batch, produce_request
+from tests.support.writers import NOT_LEADER, reported_by, reported_by_message
 
 #: How long a client may retry, and how long one request may take.
 DELIVERY_SECONDS = 12.0
@@ -37,42 +36,16 @@ _ANSWER_SECONDS = 40.0
 _CLOSE_SECONDS = 8.0
 _REQUEST_MS = int(REQUEST_SECONDS * 1000)
 _SOCKET_SECONDS = 7.0
-_MISMATCH = re.compile(r"OFFSET_MISMATCH \S+ \S+ expected=(-?\d+) actual=(-?\d+)( record=\d+)?( POSSIBLY_YOURS)?")
-_VIOLATION = re.compile(r"^OFFSET_VIOLATION .*\bappended_at=(\d+)")
-
-NONE, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 0, 6, 7, 19, 20
-_REFUSALS = frozenset({29, 32, 44, 87})
+REOPENED = "client reopened"
 
 
-def reported_by(answer: Answer) -> Reported:
-    """The outcome in a Produce response, for one attempt."""
-    message = answer.message or ""
-    code = answer.error_code
-    if code == NONE:
-        return Reported(OK, offset=answer.base_offset)
-    more: dict[str, Any] = {"code": code, "detail": message[:200]}
-    if found := _VIOLATION.match(message):
-        return Reported(VIOLATION, offset=int(found[1]), **more)
-    if code in _REFUSALS:
-        return reported_by_message(message, code)
-    if code == NOT_ENOUGH_REPLICAS or (code == NOT_LEADER and "TRY_AGAIN" in message):
-        return Reported(TRY_AGAIN, **more)
-    return Reported(UNKNOWN, **more)
-
-
-def reported_by_message(message: str, code: int | str) -> Reported:
-    """The outcome of a refusal with a visible message."""
-    if found := _VIOLATION.match(message):
-        return Reported(VIOLATION, offset=int(found[1]), code=code, detail=message[:200])
-    found = _MISMATCH.search(message)
-    # A contradictory expected offset gets another number: the offset that this record would have.
-    actual = int(found[2]) if found and not found[3] else None
-    yours = found[4] is not None if found else None
-    return Reported(REFUSED, actual=actual, possibly_yours=yours, code=code, detail=message[:200])
+def reported_by_future(future: Future[Any]) -> Reported:
+    found = producers.outcome(future, _ANSWER_SECONDS)
+    return reported_by_error(found) if isinstance(found, Exception) else Reported(OK, offset=found)
 
 
 def reported_by_error(error: BaseException) -> Reported:
-    """The outcome of an exception from a Python library or our adapter."""
+    """The outcome of an exception from a client or our adapter."""
     kind = type(error).__name__
     more: dict[str, Any] = {"code": kind, "detail": str(error)[:200]}
     if isinstance(error, fencepost.OffsetMismatchError):
@@ -81,6 +54,10 @@ def reported_by_error(error: BaseException) -> Reported:
         return Reported(VIOLATION, offset=error.appended_at, **more)
     if isinstance(error, fencepost.CheckIsOffError | fencepost.NotAtEndError):
         return Reported(REFUSED, **more)  # nothing was sent
+    if isinstance(error, JavaError):
+        if error.kind == "PolicyViolationException":
+            return reported_by_message(error.message, 44)
+        return Reported(UNKNOWN, code=error.kind, detail=error.message[:200])
     if kind == "PolicyViolationError":
         return reported_by_message(str(error), 44)
     if isinstance(error, confluent_kafka.KafkaException):
@@ -109,9 +86,9 @@ class Ends:
 class Crew:
     """Shared state of all writers of a run."""
 
-    def __init__(self, stage: Stage, recorder: Recorder, java: JavaProducers, seed: int, pace_seconds: float) -> None:
+    def __init__(self, stage: Stage, history: History, java: JavaProducers, seed: int, pace_seconds: float) -> None:
         self.stage = stage
-        self.recorder = recorder
+        self.history = history
         self.java = java
         self.seed = seed
         self.pace_seconds = pace_seconds
@@ -129,7 +106,7 @@ class Writer:
         self.crew = crew
         self.topic = topic
         self.proxy = proxy
-        self.name = f"{self.kind}-{topic}-{proxy}{number}"
+        self.name = f"{self.kind}-{topic}/{proxy}{number}"
         self.random = random.Random(f"{crew.seed}/{self.name}")
         self._numbers = itertools.count(1)
         self._unknown_in_a_row = 0
@@ -155,7 +132,7 @@ class Writer:
                     self.step()
                     self.crew.over.wait(self.random.uniform(0.3, 1.7) * self.crew.pace_seconds)
             except Exception as error:
-                self.crew.recorder.anew(self.name, error)
+                self.crew.history.event(REOPENED, f"{self.kind} {type(error).__name__}: {error}")
                 self.crew.over.wait(0.3)
             finally:
                 # a library may wait indefinitely
@@ -185,29 +162,12 @@ class Writer:
             return max(0, end + self.random.choice([-3, -1, 1, 2, 100]))
         return end
 
-    def call(
-        self,
-        ids: Sequence[str],
-        expected: int | None,
-        *,
-        pipeline_key: str | None = None,
-        transaction: str | None = None,
-        manner: Manner | None = None,
-    ) -> int:
-        return self.crew.recorder.call(
-            self.name,
-            self.topic,
-            0,
-            ids,
-            expected=expected,
-            manner=manner or self.manner,
-            pipeline_key=pipeline_key,
-            transaction=transaction,
-        )
+    def call(self, ids: Sequence[str], expected: int | None, **more: Any) -> Operation:
+        return self.crew.history.call(self.name, self.topic, ids, expected=expected, manner=self.manner, **more)
 
-    def reported(self, operation: int, reported: Reported, count: int = 1) -> Reported:
-        self.crew.recorder.reported(operation, reported)
-        self.crew.ends.last_observed(self.topic, reported, count)
+    def reported(self, operation: Operation, reported: Reported) -> Reported:
+        self.crew.history.reported(operation, reported)
+        self.crew.ends.last_observed(self.topic, reported, len(operation.ids))
         self._unknown_in_a_row = self._unknown_in_a_row + 1 if reported.outcome == UNKNOWN else 0
         return reported
 
@@ -219,56 +179,82 @@ class Writer:
 
 
 class RawWriter(Writer):
-    """One append at a time, without retries."""
+    """Pipelined batches with consecutive expected offsets, without retries; or one batch at a time.
+
+    `batches`, `records` – their numbers, chosen at random. Idempotent ones have sequences that continue after a
+    refusal.
+    """
 
     kind = "raw"
+    conditional = True
+    batches: Sequence[int] = (1,)
+    records: Sequence[int] = (1, 1, 1, 3)
+
+    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
+        super().__init__(crew, topic, proxy, number)
+        self._pipelines = itertools.count(1)
+        self.producer: Producer | None = None
 
     def open(self) -> None:
-        self.connection = self.connect()
+        self.connection = self.connect(self.bootstrap)
+        if self.manner.idempotent:
+            self.producer = self.connection.init_producer_id()
 
-    def connect(self, bootstrap: str | None = None) -> Connection:
-        """Connect to the listener of the partition's leader."""
-        with Connection(bootstrap or self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as queried:
-            metadata = queried.metadata(self.topic)
-        brokers = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
-        partitions = metadata.topics[0].partitions
-        leader = partitions[0].leader_id if partitions else -1
-        if leader not in brokers:
-            raise OSError(f"{self.topic} has no leader")
-        return Connection(brokers[leader], timeout_seconds=_SOCKET_SECONDS)
-
-    def send(self, connection: Connection, records: bytes) -> Answer:
-        return connection.append(self.topic, records, timeout_ms=_REQUEST_MS)
+    def connect(self, bootstrap: str) -> Connection:
+        return connect_to_leader(bootstrap, self.topic, _SOCKET_SECONDS)
 
     def close(self) -> None:
         self.connection.close()
 
-    def once(self, records: bytes, operation: int, count: int = 1) -> Reported:
-        try:
-            answer = self.send(self.connection, records)
-        except (OSError, Closed, AssertionError) as error:
-            self.reported(operation, Reported(UNKNOWN, code=type(error).__name__))
-            raise
-        reported = self.reported(operation, reported_by(answer), count)
-        if answer.error_code == NOT_LEADER:
-            raise OSError("another leader, perhaps")
-        return reported
+    def batch(self, ids: Sequence[str], expected: int | None) -> bytes:
+        producer, write_id = self.producer, ids[0].encode() if self.manner.named else None
+        if producer is not None:
+            self.producer = producer._replace(sequence=producer.sequence + len(ids))
+        return batch(*(each.encode() for each in ids), expected=expected, producer=producer, write_id=write_id)
 
     def step(self) -> None:
-        ids = [self.new_id() for _ in range(self.random.choice([1, 1, 1, 3]))]
-        expected = self.expectation()
-        records = batch(*(each.encode() for each in ids), expected=expected)
-        self.once(records, self.call(ids, expected), len(ids))
+        end = self.expectation() if self.conditional else None
+        count = self.random.choice(self.batches)
+        pipeline_key = f"{self.name}/chain {next(self._pipelines)}" if count > 1 else None
+        calls, batches = [], []
+        for _ in range(count):
+            ids = [self.new_id() for _ in range(self.random.choice(self.records))]
+            batches.append(self.batch(ids, end))
+            calls.append(self.call(ids, end, pipeline_key=pipeline_key))
+            end = None if end is None else end + len(ids)
+        # in one piece: otherwise the first response may precede the last request
+        requests = [produce_request({self.topic: {0: each}}, timeout_ms=_REQUEST_MS) for each in batches]
+        left = list(calls)
+        try:
+            self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
+            while left:
+                answer = self.connection.receive_produce()[1][self.topic, 0]
+                self.reported(left.pop(0), reported_by(answer))
+        except (OSError, Closed) as error:
+            for operation in left:
+                self.reported(operation, Reported(UNKNOWN, code=type(error).__name__))
+            raise
+        if answer.error_code == NOT_LEADER:
+            raise OSError("another leader, perhaps")
 
 
 class RawPassThroughWriter(RawWriter):
     """Without expected offset: refused where one is required."""
 
     kind = "raw-plain"
+    conditional = False
+    records = (1,)
 
-    def step(self) -> None:
-        each = self.new_id()
-        self.once(batch(each.encode()), self.call([each], None))
+
+class RawPipeline(RawWriter):
+    kind = "raw-chain"
+    batches = range(2, 9)
+    records = (1,)
+
+
+class RawSequencedPipeline(RawPipeline):
+    kind = "raw-chain-sequenced"
+    manner = Manner(idempotent=True)
 
 
 class RawRetrier(RawWriter):
@@ -278,23 +264,22 @@ class RawRetrier(RawWriter):
     manner = Manner(named=True, resends=True)
     proxies: tuple[str, ...] = ("a", "b")
 
-    def records(self, each: str, expected: int) -> bytes:
-        return batch(each.encode(), expected=expected, write_id=each.encode())
-
     def open(self) -> None:
-        self.connection: Connection | None = None  # type: ignore[assignment]
+        self._open: Connection | None = None
+        if self.manner.idempotent:
+            with Connection(self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as connection:
+                self.producer = connection.init_producer_id()
 
     def step(self) -> None:
         each, expected = self.new_id(), self.expectation()
-        records = self.records(each, expected)
+        records = self.batch([each], expected)
         operation = self.call([each], expected)
         give_up = time.monotonic() + 2 * DELIVERY_SECONDS
-        reported = Reported(UNKNOWN)
         while True:
             try:
-                if self.connection is None:
-                    self.connection = self.connect(self.crew.stage.bootstrap(self.random.choice(self.proxies)))
-                reported = reported_by(self.send(self.connection, records))
+                if self._open is None:
+                    self._open = self.connect(self.crew.stage.bootstrap(self.random.choice(self.proxies)))
+                reported = reported_by(self._open.append(self.topic, records, timeout_ms=_REQUEST_MS))
             except (OSError, Closed, AssertionError) as error:
                 reported = Reported(UNKNOWN, code=type(error).__name__)
             # "Try again" covers one attempt: an earlier one may have been appended.
@@ -308,9 +293,9 @@ class RawRetrier(RawWriter):
         self.reported(operation, reported)
 
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-        self.connection = None  # type: ignore[assignment]
+        if self._open is not None:
+            self._open.close()
+        self._open = None
 
 
 class RawSequenced(RawRetrier):
@@ -323,76 +308,23 @@ class RawSequenced(RawRetrier):
         super().__init__(crew, topic, proxy, number)
         self.proxies = (proxy,)
 
-    def open(self) -> None:
-        super().open()
-        with Connection(self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as connection:
-            self.producer = connection.init_producer_id()
 
-    def records(self, each: str, expected: int) -> bytes:
-        records = batch(each.encode(), expected=expected, producer=self.producer)
-        self.producer = self.producer._replace(sequence=self.producer.sequence + 1)
-        return records
-
-
-class RawPipeline(RawWriter):
-    """Pipelined batches with consecutive expected offsets."""
-
-    kind = "raw-chain"
-
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(crew, topic, proxy, number)
-        self._pipelines = itertools.count(1)
-
-    def records(self, each: str, expected: int) -> bytes:
-        return batch(each.encode(), expected=expected)
-
-    def step(self) -> None:
-        pipeline_key = f"{self.name}/chain {next(self._pipelines)}"
-        expected = self.expectation()
-        ids = [self.new_id() for _ in range(self.random.randint(2, 8))]
-        calls = []
-        for delta, each in enumerate(ids):
-            records = self.records(each, expected + delta)
-            calls.append((self.call([each], expected + delta, pipeline_key=pipeline_key), records))
-        answered = 0
-        try:
-            # in one piece: otherwise the first response may precede the last request
-            requests = [produce_request({self.topic: {0: each}}, timeout_ms=_REQUEST_MS) for _, each in calls]
-            self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
-            for operation, _ in calls:
-                answer = self.connection.receive_produce()[1][self.topic, 0]
-                self.reported(operation, reported_by(answer))
-                answered += 1
-        except (OSError, Closed) as error:
-            for operation, _ in calls[answered:]:
-                self.reported(operation, Reported(UNKNOWN, code=type(error).__name__))
-            raise
-        if answer.error_code == NOT_LEADER:
-            raise OSError("another leader, perhaps")
+def connect_to_leader(bootstrap: str, topic: str, timeout_seconds: float) -> Connection:
+    with Connection(bootstrap, timeout_seconds=timeout_seconds) as queried:
+        metadata = queried.metadata(topic)
+    brokers = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
+    partitions = metadata.topics[0].partitions
+    leader = partitions[0].leader_id if partitions else -1
+    if leader not in brokers:
+        raise OSError(f"{topic} has no leader")
+    return Connection(brokers[leader], timeout_seconds=timeout_seconds)
 
 
-class RawSequencedPipeline(RawPipeline):
-    """The same with an idempotent library's sequences, which continue after a refusal."""
-
-    kind = "raw-chain-sequenced"
-    manner = Manner(idempotent=True)
-
-    def open(self) -> None:
-        super().open()
-        with Connection(self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as connection:
-            self.producer = connection.init_producer_id()
-
-    def records(self, each: str, expected: int) -> bytes:
-        records = batch(each.encode(), expected=expected, producer=self.producer)
-        self.producer = self.producer._replace(sequence=self.producer.sequence + 1)
-        return records
-
-
-# --- the three Python libraries ---------------------------------------------------------------------------------------
+# --- the Python libraries -------------------------------------------------------------------------------------------
 
 
 def _configs(library: str, **more: Any) -> dict[str, Any]:
-    """Settings that let a library give up in time, named as in `tests.support.clients`."""
+    """Settings that let a library give up in time."""
     request_ms, delivery_ms = int(REQUEST_SECONDS * 1000), int(DELIVERY_SECONDS * 1000)
     found: dict[str, Any] = {
         "kafka-python": {
@@ -408,6 +340,12 @@ def _configs(library: str, **more: Any) -> dict[str, Any]:
             "message_timeout_ms": delivery_ms,
             "request_timeout_ms": request_ms,
             "socket_timeout_ms": request_ms,
+            "linger_ms": 0,
+        },
+        "java": {
+            "request_timeout_ms": request_ms,
+            "delivery_timeout_ms": delivery_ms,
+            "max_block_ms": delivery_ms,
             "linger_ms": 0,
         },
     }[library]
@@ -555,12 +493,12 @@ class LogWriter(Writer):
         try:
             offset = self.log.append([fencepost.Record(each.encode()) for each in ids])
         except Exception as error:
-            self.reported(operation, reported_by_error(error), len(ids))
+            self.reported(operation, reported_by_error(error))
             if not isinstance(error, fencepost.OffsetMismatchError | fencepost.InDoubtError):
                 raise
             self.log.read_to_end(lambda _: None)
         else:
-            self.reported(operation, Reported(OK, offset=offset), len(ids))
+            self.reported(operation, Reported(OK, offset=offset))
 
     def close(self) -> None:
         self.log.close()
@@ -593,23 +531,9 @@ class JavaWriter(Writer):
     pipeline_max = 1
     settings: dict[str, Any] = {}  # noqa: RUF012 - of a class, never changed
 
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(crew, topic, proxy, number)
-        self._names = itertools.count(1)
-
     def open(self) -> None:
-        self.producer = f"{self.name}/{next(self._names)}"
-        self.wait(
-            self.crew.java.open(
-                self.producer,
-                bootstrap_servers=self.bootstrap,
-                linger_ms=0,
-                request_timeout_ms=int(REQUEST_SECONDS * 1000),
-                delivery_timeout_ms=int(DELIVERY_SECONDS * 1000),
-                max_block_ms=int(DELIVERY_SECONDS * 1000),
-                **self.settings,
-            )
-        )
+        settings = _configs("java", **self.settings)
+        self.producer = producers.Java(self.crew.java, self.bootstrap, seconds=_ANSWER_SECONDS, **settings)
 
     def step(self) -> None:
         count = self.random.randint(1, self.pipeline_max)
@@ -620,23 +544,12 @@ class JavaWriter(Writer):
             expected = first + delta if self.conditional else None
             operation = self.call([each], expected)
             write_id = each if self.manner.named else None
-            calls.append((operation, self.crew.java.send(self.producer, self.topic, each, expected, write_id)))
+            calls.append((operation, self.producer.send(self.topic, each, expected=expected, write_id=write_id)))
         for operation, future in calls:
-            self.reported(operation, self.reported_by(future))
-
-    def reported_by(self, future: Future[int | None]) -> Reported:
-        try:
-            offset = self.wait(future)
-        except JavaError as error:
-            if error.kind == "PolicyViolationException":
-                return reported_by_message(error.message, 44)
-            return Reported(UNKNOWN, code=error.kind, detail=error.message[:200])
-        except FutureTimeout:
-            return Reported(UNKNOWN, code="no answer")
-        return Reported(OK, offset=offset if offset is not None and offset >= 0 else None)
+            self.reported(operation, reported_by_future(future))
 
     def close(self) -> None:
-        self.crew.java.query("close", self.producer)
+        self.producer.close()
 
 
 class JavaPipeline(JavaWriter):
@@ -647,7 +560,7 @@ class JavaPipeline(JavaWriter):
 class JavaNamed(JavaWriter):
     kind = "java-named"
     manner = Manner(named=True, resends=True)
-    settings = {"enable_idempotence": "false"}  # noqa: RUF012
+    settings = {"enable_idempotence": False}  # noqa: RUF012
 
 
 class JavaPassThrough(JavaWriter):
@@ -662,169 +575,61 @@ class JavaPassThrough(JavaWriter):
 class Transactional(Writer):
     """A transaction of a few records, some with an expected offset; then commit or abort."""
 
+    client = ""
     manner = Manner(resends=True, sees_messages=False, idempotent=True)
 
     def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
         super().__init__(crew, topic, proxy, number)
         self._transactions = itertools.count(1)
 
+    def open(self) -> None:
+        configs = _configs(self.client, transactional_id=self.name, transaction_timeout_ms=15_000)
+        self.producer = producers.start(self.client, self.crew.java, self.bootstrap, seconds=_ANSWER_SECONDS, **configs)
+
     def step(self) -> None:
         name = f"{self.name}/transaction {next(self._transactions)}"
         commit = self.random.random() < 0.65
-        self.begin()
+        self.producer.begin()
         accepted = True
         try:
             for _ in range(self.random.randint(1, 4)):
                 expected = self.expectation() if self.random.random() < 0.3 else None
                 each = self.new_id()
                 operation = self.call([each], expected, transaction=name)
-                reported = self.reported(operation, self.append(each, expected))
+                try:
+                    future = self.producer.send(self.topic, each, expected=expected)
+                except Exception as error:
+                    reported = reported_by_error(error)
+                else:
+                    reported = reported_by_future(future)
+                self.reported(operation, reported)
                 accepted = accepted and reported.outcome == OK
                 if not accepted:
                     break
             if commit and accepted:
-                self.commit()
+                self.producer.commit()
             else:
-                self.abort()
+                self.producer.abort()
         except Exception:
-            self.crew.recorder.transaction(name, UNKNOWN)
+            self.crew.history.transactions[name] = UNKNOWN
             raise
-        self.crew.recorder.transaction(name, "committed" if commit and accepted else "aborted")
+        self.crew.history.transactions[name] = "committed" if commit and accepted else "aborted"
 
-    def begin(self) -> None:
-        raise NotImplementedError
-
-    def append(self, each: str, expected: int | None) -> Reported:
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        raise NotImplementedError
+    def close(self) -> None:
+        self.producer.close()
 
 
 class ConfluentTransactional(Transactional):
     kind = "confluent-transactional"
-
-    def open(self) -> None:
-        self.producer = confluent_kafka.Producer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "transactional.id": self.name,
-                "transaction.timeout.ms": 15_000,
-                "message.timeout.ms": int(DELIVERY_SECONDS * 1000),
-                "request.timeout.ms": int(REQUEST_SECONDS * 1000),
-                "socket.timeout.ms": int(REQUEST_SECONDS * 1000),
-                "linger.ms": 0,
-                "log_level": 0,
-            }
-        )
-        self.producer.init_transactions(_ANSWER_SECONDS)
-
-    def begin(self) -> None:
-        self.producer.begin_transaction()
-
-    def append(self, each: str, expected: int | None) -> Reported:
-        reports: list[tuple[Any, Any]] = []
-        headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
-        self.producer.produce(
-            self.topic, each.encode(), partition=0, headers=headers, on_delivery=lambda *report: reports.append(report)
-        )
-        self.producer.flush(_ANSWER_SECONDS)
-        if not reports:
-            return Reported(UNKNOWN, code="not settled")
-        error, message = reports[0]
-        if error is not None:
-            return reported_by_error(confluent_kafka.KafkaException(error))
-        return Reported(OK, offset=message.offset() if message.offset() >= 0 else None)
-
-    def commit(self) -> None:
-        self.producer.commit_transaction(_ANSWER_SECONDS)
-
-    def abort(self) -> None:
-        self.producer.abort_transaction(_ANSWER_SECONDS)
-
-    def close(self) -> None:
-        self.producer.purge()
-        self.producer.flush(1.0)
+    client = "confluent-kafka"
 
 
-class JavaTransactional(Transactional, JavaWriter):
+class JavaTransactional(Transactional):
     kind = "java-transactional"
+    client = "java"
     manner = Manner(resends=True, idempotent=True)
-
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(crew, topic, proxy, number)
-        self.settings = {"transactional_id": self.name, "transaction_timeout_ms": 12_000}
-
-    def open(self) -> None:
-        JavaWriter.open(self)
-        self._query("init")
-
-    def _query(self, verb: str) -> None:
-        self.wait(self.crew.java.query(verb, self.producer))
-
-    def begin(self) -> None:
-        self._query("begin")
-
-    def append(self, each: str, expected: int | None) -> Reported:
-        return self.reported_by(self.crew.java.send(self.producer, self.topic, each, expected))
-
-    def commit(self) -> None:
-        self._query("commit")
-
-    def abort(self) -> None:
-        self._query("abort")
 
 
 class AiokafkaTransactional(Transactional):
     kind = "aiokafka-transactional"
-
-    def open(self) -> None:
-        import asyncio  # noqa: PLC0415 - only this kind needs an event loop
-
-        self._runner = asyncio.Runner()
-        self._asyncio = asyncio
-
-        async def start() -> Any:
-            producer = aiokafka.AIOKafkaProducer(
-                bootstrap_servers=self.bootstrap,
-                transactional_id=self.name,
-                transaction_timeout_ms=15_000,
-                request_timeout_ms=int(REQUEST_SECONDS * 1000),
-            )
-            await asyncio.wait_for(producer.start(), _ANSWER_SECONDS)
-            return producer
-
-        self.producer = self._runner.run(start())
-
-    def _do(self, work: Callable[[], Any]) -> Any:
-        async def run() -> Any:
-            return await self._asyncio.wait_for(work(), _ANSWER_SECONDS)
-
-        return self._runner.run(run())
-
-    def begin(self) -> None:
-        self._do(self.producer.begin_transaction)
-
-    def append(self, each: str, expected: int | None) -> Reported:
-        headers = [] if expected is None else [("fencepost-expected-offset", b"%d" % expected)]
-        try:
-            done = self._do(
-                lambda: self.producer.send_and_wait(self.topic, each.encode(), partition=0, headers=headers)
-            )
-        except Exception as error:
-            return reported_by_error(error)
-        return Reported(OK, offset=done.offset if done.offset >= 0 else None)
-
-    def commit(self) -> None:
-        self._do(self.producer.commit_transaction)
-
-    def abort(self) -> None:
-        self._do(self.producer.abort_transaction)
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._do(self.producer.stop)
-        self._runner.close()
+    client = "aiokafka"

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import queue
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import aiokafka
 import confluent_kafka
 from kafka import KafkaProducer
 
-from fencepost_dev.tools import compile_java, java_command
 from fencepost_policies.partitioners import Partitioner
-from tests.support.kafka import kafka_version
+from tests.kit.java import JavaError, JavaProducers
 
 WAIT_SECONDS = 60.0
 #: Longer than any test, so that no client refreshes the partition count by age.
 _NEVER_MS = 300_000
 _HEADER = "fencepost-partition-count"
-_JAVA_SOURCE = Path(__file__).parents[1] / "java" / "KeyedProducers.java"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,62 +155,24 @@ class Java:
     placed_by = Partitioner.MURMUR2
 
     def __init__(self, bootstrap: str, **configs: Any) -> None:
-        self._process = java_process()
-        settings = {"metadata.max.age.ms": _NEVER_MS, **configs}
-        self._report("open", "p", bootstrap, *(f"{name}={value}" for name, value in settings.items()))
-        self._tags = itertools.count(1)
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line.rstrip("\n"))
-
-    def _report(self, *words: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\t".join(map(str, words)) + "\n")
-        self._process.stdin.flush()
+        self._java = JavaProducers()
+        settings = self._java.words(bootstrap_servers=bootstrap, metadata_max_age_ms=_NEVER_MS, **configs)
+        self._java.query("open", "p", *settings).result(WAIT_SECONDS)
 
     def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
-        instance_id = f"t{next(self._tags)}"
-        self._report("send", "p", instance_id, topic, key, value, "count" if says else "-")
-        words = self._lines.get(timeout=WAIT_SECONDS).split("\t")
-        assert words[0] == instance_id
-        if words[1] == "ok":
-            return Sent(int(words[2]), int(words[3]))
-        return Sent(error=words[2], shown=words[3])
+        sent = self.start(topic, key, value, says=says)
+        try:
+            offset, partition = sent.result(WAIT_SECONDS)
+        except JavaError as error:
+            return Sent(error=error.kind, shown=error.message)
+        return Sent(partition, offset)
+
+    def start(self, topic: str, key: str, value: str, *, says: bool = False) -> Future[list[int]]:
+        """Send without waiting; the result is offset and partition."""
+        return self._java.query("send", "p", topic, "-", "-", "-", value, key, "count" if says else "-")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._thread.join(WAIT_SECONDS)
-        end_java(self._process)
-
-
-def java_process() -> subprocess.Popen[str]:
-    version = kafka_version()
-    return subprocess.Popen(
-        java_command("KeyedProducers", [], version=version, classes=compile_java([_JAVA_SOURCE], version=version)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
-    )
-
-
-def end_java(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(WAIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(WAIT_SECONDS)
-    if process.stdout is not None:
-        process.stdout.close()
+        self._java.close()
 
 
 CLIENTS: dict[str, Callable[..., Keyed]] = {

@@ -182,6 +182,8 @@ class Logged(NamedTuple):
     codec: int
     last_offset_delta: int
     values: tuple[bytes | None, ...]
+    leader_epoch: int
+    attributes: int
 
     @property
     def next_offset(self) -> int:
@@ -194,7 +196,7 @@ def read_batches(data: bytes) -> Iterator[Logged]:
     at = 0
     while len(data) - at >= _HEADER.size:
         header = _HEADER.unpack_from(data, at)
-        base, length, _, _, _, attributes, last_delta, _, _, producer_id, epoch, sequence, count = header
+        base, length, leader_epoch, _, _, attributes, last_delta, _, _, producer_id, epoch, sequence, count = header
         end = at + 12 + length
         if end > len(data):
             return
@@ -203,7 +205,8 @@ def read_batches(data: bytes) -> Iterator[Logged]:
         if not is_control:
             values = tuple(record.value for record in DefaultRecordBatch(bytes(data[at:end])))
         transactional, codec = bool(attributes & 0x10), attributes & 7
-        yield Logged(base, producer_id, epoch, sequence, is_control, transactional, codec, last_delta, values)
+        identity = base, producer_id, epoch, sequence
+        yield Logged(*identity, is_control, transactional, codec, last_delta, values, leader_epoch, attributes)
         at = end
 
 
@@ -605,7 +608,7 @@ class Log:
                 answer = connection.query(request, 12).responses[0].partitions[0]
                 assert answer.error_code == 0, f"Fetch of {topic}-{partition} at {at}: {answer.error_code}"
                 news = list(read_batches(bytes(answer.records or b"")))
-                found += [each for each in news if each.base_offset >= at]
+                found += [each for each in news if each.next_offset > at]
                 if news:
                     at = news[-1].next_offset
         assert at >= end, f"{topic}-{partition} was read up to {at} only, but its end is {end}"

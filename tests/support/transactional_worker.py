@@ -28,8 +28,10 @@ import aiokafka
 import confluent_kafka
 import kafka
 from aiokafka.structs import TopicPartition as AioTopicPartition
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
+
+from tests.kit import producers
 
 _PATIENCE_SECONDS = 60.0
 #: librdkafka may wait this long for a lost connection.
@@ -39,18 +41,11 @@ _BATCH_MAX = 20
 PLAIN = "-"
 _POLL_SECONDS = 0.2
 
-Headers = list[tuple[str, bytes]]
 
-
-class Instance(Protocol):
+class Instance(producers.Producer, Protocol):
     """A transactional producer."""
 
-    def begin(self) -> None: ...
-    def send(self, topic: str, partition: int, value: bytes, headers: Headers) -> int: ...
     def offsets(self, group: str, topic: str, partition: int, offset: int) -> None: ...
-    def commit(self) -> None: ...
-    def abort(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Reader(Protocol):
@@ -64,37 +59,10 @@ class Reader(Protocol):
 # --- kafka-python -----------------------------------------------------------------------------------------------------
 
 
-class KafkaPython:
-    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
-        if transactional_id == PLAIN:
-            self._producer = KafkaProducer(bootstrap_servers=bootstrap)
-            return
-        self._producer = KafkaProducer(
-            bootstrap_servers=bootstrap,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-        )
-        self._producer.init_transactions()
-
-    def begin(self) -> None:
-        self._producer.begin_transaction()
-
-    def send(self, topic: str, partition: int, value: bytes, headers: Headers) -> int:
-        sent = self._producer.send(topic, value, partition=partition, headers=headers)
-        return int(sent.get(_PATIENCE_SECONDS).offset)
-
+class KafkaPython(producers.KafkaPython):
     def offsets(self, group: str, topic: str, partition: int, offset: int) -> None:
         requested = {TopicPartition(topic, partition): OffsetAndMetadata(offset, "", -1)}
         self._producer.send_offsets_to_transaction(requested, ConsumerGroupMetadata(group))
-
-    def commit(self) -> None:
-        self._producer.commit_transaction()
-
-    def abort(self) -> None:
-        self._producer.abort_transaction()
-
-    def close(self) -> None:
-        self._producer.close(5)
 
 
 class KafkaPythonReader:
@@ -129,37 +97,9 @@ def _run(coroutine: Any) -> Any:
     return _runner.run(asyncio.wait_for(coroutine, _PATIENCE_SECONDS))
 
 
-class Aiokafka:
-    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
-        settings: dict[str, Any] = {"enable_idempotence": True}
-        if transactional_id != PLAIN:
-            settings = {"transactional_id": transactional_id, "transaction_timeout_ms": timeout_ms}
-
-        async def start() -> aiokafka.AIOKafkaProducer:
-            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, **settings)
-            await producer.start()
-            return producer
-
-        self._producer = _run(start())
-
-    def begin(self) -> None:
-        _run(self._producer.begin_transaction())
-
-    def send(self, topic: str, partition: int, value: bytes, headers: Headers) -> int:
-        sent = self._producer.send_and_wait(topic, value, partition=partition, headers=headers)
-        return int(_run(sent).offset)
-
+class Aiokafka(producers.Aiokafka):
     def offsets(self, group: str, topic: str, partition: int, offset: int) -> None:
-        _run(self._producer.send_offsets_to_transaction({AioTopicPartition(topic, partition): offset}, group))
-
-    def commit(self) -> None:
-        _run(self._producer.commit_transaction())
-
-    def abort(self) -> None:
-        _run(self._producer.abort_transaction())
-
-    def close(self) -> None:
-        _run(self._producer.stop())
+        self._run(self._producer.send_offsets_to_transaction({AioTopicPartition(topic, partition): offset}, group))
 
 
 class AiokafkaReader:
@@ -193,35 +133,7 @@ class AiokafkaReader:
 # --- confluent-kafka --------------------------------------------------------------------------------------------------
 
 
-class Confluent:
-    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
-        settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0}
-        if transactional_id == PLAIN:
-            self._producer = confluent_kafka.Producer(settings)
-            return
-        settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
-        self._producer = confluent_kafka.Producer(settings)
-        self._producer.init_transactions(_PATIENCE_SECONDS)
-
-    def begin(self) -> None:
-        self._producer.begin_transaction()
-
-    def send(self, topic: str, partition: int, value: bytes, headers: Headers) -> int:
-        reported: list[tuple[Any, Any]] = []
-        named: Any = dict(headers)
-        self._producer.produce(
-            topic,
-            value,
-            partition=partition,
-            headers=named,
-            on_delivery=lambda error, sent: reported.append((error, sent)),
-        )
-        self._producer.flush(_PATIENCE_SECONDS)
-        ((error, sent),) = reported
-        if error is not None:
-            raise confluent_kafka.KafkaException(error)
-        return int(sent.offset())
-
+class Confluent(producers.Confluent):
     def offsets(self, group: str, topic: str, partition: int, offset: int) -> None:
         # librdkafka creates group metadata only from a consumer.
         consumer = confluent_kafka.Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": group, "log_level": 0})
@@ -230,15 +142,6 @@ class Confluent:
             self._producer.send_offsets_to_transaction(requested, consumer.consumer_group_metadata(), _OFFSETS_SECONDS)
         finally:
             consumer.close()
-
-    def commit(self) -> None:
-        self._producer.commit_transaction(_PATIENCE_SECONDS)
-
-    def abort(self) -> None:
-        self._producer.abort_transaction(_PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        """No-op: librdkafka's producer has no close, and ends with its last reference."""
 
 
 class ConfluentReader:
@@ -305,12 +208,13 @@ class Worker:
     def do(self, command: str, arguments: list[str]) -> str:
         match command, arguments:
             case "init", [name, transactional_id, timeout_ms]:
-                self.instances[name] = PRODUCERS[self.client](self.bootstrap, transactional_id, int(timeout_ms))
+                self.instances[name] = self.start(transactional_id, int(timeout_ms))
             case (("begin" | "commit" | "abort" | "close"), [name]):
                 getattr(self.instances[name], command)()
             case "send", [name, topic, partition, value, expected]:
-                headers = [] if expected == "-" else [("fencepost-expected-offset", expected.encode())]
-                return str(self.instances[name].send(topic, int(partition), value.encode(), headers))
+                stated = None if expected == "-" else int(expected)
+                sent = self.instances[name].send(topic, value, partition=int(partition), expected=stated)
+                return str(sent.result(_PATIENCE_SECONDS))
             case "offsets", [name, group, topic, partition, offset]:
                 self.instances[name].offsets(group, topic, int(partition), int(offset))
             case "read", [topic, partition, level, stop, idle_ms]:
@@ -326,6 +230,13 @@ class Worker:
                 raise ValueError(f"{command} {arguments}")
         return ""
 
+    def start(self, transactional_id: str, timeout_ms: int) -> Instance:
+        settings: dict[str, Any] = {} if self.client == "kafka-python" else {"enable_idempotence": True}
+        if transactional_id != PLAIN:
+            settings |= {"transactional_id": transactional_id, "transaction_timeout_ms": timeout_ms}
+        instance: Instance = PRODUCERS[self.client](self.bootstrap, seconds=_PATIENCE_SECONDS, **settings)
+        return instance
+
     def transform(self, instance: Instance, group: str, source: str, target: str, partition: int) -> None:
         """Starts at the group's committed offset: `init` has ended the previous instance's open transaction."""
         reader: Reader = READERS[self.client](self.bootstrap, source, partition, "committed", group)
@@ -334,7 +245,7 @@ class Worker:
             instance.begin()
             _at("send")
             for _, value in found:
-                instance.send(target, partition, value, [])
+                instance.send(target, value.decode(), partition=partition).result(_PATIENCE_SECONDS)
             _at("offsets")
             instance.offsets(group, source, partition, found[-1][0] + 1)
             _at("commit")
@@ -347,7 +258,7 @@ class Worker:
             found = _awaited(reader)
             _at("send")
             for _, value in found:
-                instance.send(target, partition, value, [])
+                instance.send(target, value.decode(), partition=partition).result(_PATIENCE_SECONDS)
             _at("commit")
             reader.commit(found[-1][0] + 1)
             print(f"ok {found[-1][0] + 1}", flush=True)

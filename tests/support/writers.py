@@ -1,30 +1,37 @@
-"""Conditional writers on raw sockets that continue after every error, and a ledger of their outcomes.
+"""Conditional writers on raw sockets that continue after every error, and the history of their outcomes.
 
-Every value is unique and contains its writer and expected offset. So the log alone shows whether a record is at the
-wrong offset, duplicated, or present although refused.
+Every value is unique and contains its writer and expected offset.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any
 
+from tests.kit.checker import verify
+from tests.kit.history import OK as ACCEPTED
+from tests.kit.history import REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported, listed
 from tests.kit.stage import PATIENCE_SECONDS, Stage
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request
 from tests.support.three_brokers import leaders_listener
 
-OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
+OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 #: Errors that a client retries after reading the leader. 3 and 5: a broker does not know the topic or leader yet.
-RETRIABLE = frozenset({3, 5, 6})
+RETRIABLE = frozenset({3, 5, NOT_LEADER})
 #: Kafka's refusal before an append while too few replicas are in sync.
 NOT_ENOUGH_REPLICAS = 19
+#: Refusals of the proxy, and of Kafka for a batch's content.
+_REFUSALS = frozenset({29, 32, POLICY_VIOLATION, 87})
+_MISMATCH = re.compile(r"OFFSET_MISMATCH \S+ \S+ expected=(-?\d+) actual=(-?\d+)( record=\d+)?( POSSIBLY_YOURS)?")
+_VIOLATION = re.compile(r"^OFFSET_VIOLATION .*\bappended_at=(\d+)")
 _TRIES_MAX = 8
 _numbers = itertools.count(1)
 
@@ -38,94 +45,88 @@ def expected_of(value: bytes) -> int | None:
     return int(stated) if stated else None
 
 
-@dataclass
-class Ledger:
-    """Outcomes of one or several writers."""
+def reported_by(answer: Answer) -> Reported:
+    """The outcome in a Produce response, for one attempt."""
+    message = answer.message or ""
+    code = answer.error_code
+    if code == OK:
+        return Reported(ACCEPTED, offset=answer.base_offset)
+    if code in _REFUSALS:
+        return reported_by_message(message, code)
+    retriable = code == NOT_ENOUGH_REPLICAS or (code == NOT_LEADER and "TRY_AGAIN" in message)
+    return Reported(TRY_AGAIN if retriable else UNKNOWN, code=code, detail=message[:200])
 
-    accepted: dict[bytes, int] = field(default_factory=dict)  # value → reported offset
-    refused: set[bytes] = field(default_factory=set)
-    unknown: set[bytes] = field(default_factory=set)
-    violated: dict[bytes, int] = field(default_factory=dict)
-    codes: Counter[int] = field(default_factory=Counter)
-    retries: Counter[int] = field(default_factory=Counter)
-    learned_absent: set[bytes] = field(default_factory=set)  # named writes that a retry reported as refused
-    lost: int = 0  # connections
 
-    def sent(self, value: bytes) -> None:
-        self.unknown.add(value)
+def reported_by_message(message: str, code: int | str) -> Reported:
+    """The outcome of a refusal with a visible message."""
+    more: dict[str, Any] = {"code": code, "detail": message[:200]}
+    if found := _VIOLATION.match(message):
+        return Reported(VIOLATION, offset=int(found[1]), **more)
+    found = _MISMATCH.search(message)
+    # A contradictory expected offset gets another number: the offset that this record would have.
+    actual = int(found[2]) if found and not found[3] else None
+    yours = found[4] is not None if found else None
+    return Reported(REFUSED, actual=actual, possibly_yours=yours, **more)
 
-    def note(self, value: bytes, answer: Answer, *, again: bool = False, named: bool = False) -> None:
-        """`again`: an earlier attempt has an unknown outcome, and a refusal covers only its own attempt, or every
-        attempt of a `named` write."""
-        (self.retries if again else self.codes)[answer.error_code] += 1
-        message = answer.message or ""
-        if answer.error_code == OK:
-            self.unknown.discard(value)
-            self.accepted[value] = answer.base_offset
-        elif message.startswith("OFFSET_VIOLATION"):
-            self.unknown.discard(value)
-            self.violated[value] = answer.base_offset
-        elif answer.error_code == TIMED_OUT or again:
-            self.unknown.add(value)
-            if named and answer.error_code == POLICY_VIOLATION and "POSSIBLY_YOURS" not in message:
-                self.learned_absent.add(value)
-        else:
-            assert answer.error_code in RETRIABLE | {POLICY_VIOLATION, NOT_ENOUGH_REPLICAS}, answer
-            if "POSSIBLY_YOURS" in message:
-                return  # one of the proxy's attempts may have been appended
-            self.unknown.discard(value)
-            self.refused.add(value)
 
-    def take(self, *others: Ledger) -> Ledger:
-        """Add other ledgers to this one. Return itself."""
-        for each in others:
-            self.accepted |= each.accepted
-            self.refused |= each.refused
-            self.unknown |= each.unknown
-            self.violated |= each.violated
-            self.codes.update(each.codes)
-            self.retries.update(each.retries)
-            self.learned_absent |= each.learned_absent
-            self.lost += each.lost
-        return self
+class Ledger(History):
+    """The history of one topic, by value. The topic's name states its check."""
 
-    def __str__(self) -> str:
-        return (
-            f"{len(self.accepted)} accepted, {len(self.refused)} refused, {len(self.unknown)} unknown, "
-            f"{len(self.violated)} violated, {self.lost} connections lost, answers {dict(sorted(self.codes.items()))}, "
-            f"to retries {dict(sorted(self.retries.items()))}"
+    def __init__(self, topic: str, *, may_lose: bool = False) -> None:
+        super().__init__()
+        self.name = topic
+        self.topic(topic, "required" if "required" in topic else "true", may_lose=may_lose)
+        self.by_value: dict[bytes, Operation] = {}
+
+    def sent(self, value: bytes, *, named: bool = False, idempotent: bool = False, pipeline_key: str = "") -> None:
+        self.by_value[value] = self.call(
+            value.decode().rsplit("/", 2)[0],
+            self.name,
+            [value.decode()],
+            expected=expected_of(value),
+            manner=Manner(named=named, idempotent=idempotent),
+            pipeline_key=pipeline_key or None,
         )
 
-    # ---- against the log
+    def note(self, value: bytes, answer: Answer, *, again: bool = False) -> None:
+        """`again`: an earlier attempt has an unknown outcome. A refusal then covers every attempt of a named write, but
+        of others only its own, unless it excludes that an earlier one was appended."""
+        operation = self.by_value[value]
+        operation.resends = operation.resends or again
+        reported = reported_by(answer)
+        refused = reported.outcome == REFUSED and not reported.possibly_yours
+        if again and not operation.named:
+            refused = refused and (answer.message or "").startswith("OFFSET_MISMATCH")
+        if not again and answer.error_code not in (OK, TIMED_OUT):
+            assert answer.error_code in RETRIABLE | {POLICY_VIOLATION, NOT_ENOUGH_REPLICAS}, answer
+            if answer.error_code != POLICY_VIOLATION:
+                reported = replace(reported, outcome=TRY_AGAIN)
+        elif again and reported.outcome == TRY_AGAIN:
+            reported = replace(reported, outcome=UNKNOWN)
+        if reported.outcome == REFUSED and not refused:
+            reported = replace(reported, outcome=UNKNOWN)
+        self.reported(operation, reported)
 
-    def misplaced(self, log: Log, topic: str, *, may_lose: bool = False) -> list[bytes]:
-        """Records at another offset than expected. Raises AssertionError if a reported outcome is wrong.
+    def is_unknown(self, value: bytes) -> bool:
+        return self.by_value[value].outcome == UNKNOWN
 
-        `may_lose`: Kafka lost a part of the log (an unclean election).
-        """
-        there = offsets(log.batches(topic))
-        for value, offset in (self.accepted | self.violated).items():
-            assert (may_lose and value not in there) or there.get(value) == offset, (
-                f"{value!r} was reported at {offset}, the log has it at {there.get(value)}"
-            )
-        appeared = self.refused & there.keys()
-        assert not appeared, f"refused, and in the log: {appeared}"
-        appeared = self.learned_absent & there.keys()
-        assert not appeared, f"reported as absent, and in the log: {appeared}"
-        unknown = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
-        assert not unknown, f"no writer wrote {unknown}"
-        return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
+    @property
+    def lost(self) -> int:
+        return sum(kind == "connection lost" for _, kind, _ in self.events)
 
-    def check(self, log: Log, topic: str, *, may_lose: bool = False) -> None:
-        """Accepted records are at their expected offsets; those with unknown outcomes are there or absent."""
-        assert not self.violated
-        wrong = {value: offset for value, offset in self.accepted.items() if expected_of(value) not in (None, offset)}
-        assert not wrong, f"accepted at another offset than expected: {wrong}"
-        if not may_lose:
-            winners = Counter(self.accepted.values())
-            assert not [offset for offset, count in winners.items() if count > 1], "two appends won one offset"
-        assert self.misplaced(log, topic, may_lose=may_lose) == []
-        check_fences(log.batches(topic))
+    def __str__(self) -> str:
+        return f"{listed(self.outcomes())}; {self.lost} connections lost; errors {listed(self.codes())}"
+
+    def check(self, log: Log) -> None:
+        self.read_log(log, self.name)
+        verify(self)
+        if self.topics[self.name].mode == "required":
+            check_fences(log.batches(self.name))
+
+    def misplaced(self) -> int:
+        """Records at another offset than expected, by the log that `check` has read."""
+        entries = self.logs[self.name, 0]
+        return sum(expected_of((each.id or "").encode()) not in (None, each.offset) for each in entries)
 
 
 def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
@@ -148,16 +149,16 @@ def check_fences(batches: Sequence[Logged]) -> None:
 class Writer:
     """Appends conditionally at its last known log end, in a separate thread, until `stop`.
 
-    `chain`: number of batches in flight. `idempotent`: with a producer id. `named`: every write has a write-id. With
-    either, batches with unknown outcomes are resent unchanged. Uses the first of `proxies`, and changes to the next one
-    when a connection fails. Not `conditional`: as an unconditional producer.
+    `pipeline_key`: number of batches in flight. `idempotent`: with a producer id. `named`: every write has a write-id.
+    With either, batches with unknown outcomes are resent unchanged. Several writers may share a ledger. Uses the first
+    of `proxies`, and changes to the next one when a connection fails. Not `conditional`: as an unconditional producer.
     """
 
     def __init__(
         self,
         name: str,
         proxies: Sequence[ProxyProcess],
-        topic: str,
+        ledger: Ledger,
         *,
         pipeline_key: int = 1,
         idempotent: bool = False,
@@ -167,8 +168,8 @@ class Writer:
         timeout_ms: int = 4_000,
     ) -> None:
         self.name = name
-        self.topic = topic
-        self.ledger = Ledger()
+        self.topic = ledger.name
+        self.ledger = ledger
         self._proxies = list(proxies)
         self._pipeline = pipeline_key
         self._idempotent = idempotent
@@ -180,6 +181,7 @@ class Writer:
         self._failure: BaseException | None = None
         self._end = 0
         self._number = 0
+        self._retries = itertools.count(1)
         self._producer: Producer | None = None
         self._again: list[tuple[bytes, bytes]] = []  # value and batch
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -230,8 +232,9 @@ class Writer:
         again = self._again[: self._pipeline]
         fresh = [] if again else self._new_batches()
         requests = again or fresh
+        pipeline_key = f"{self.name}/{self._number}" if self._pipeline > 1 else ""
         for value, _ in fresh:
-            self.ledger.sent(value)
+            self.ledger.sent(value, named=self._named, idempotent=self._idempotent, pipeline_key=pipeline_key)
         answered = 0
         ends: list[int] = []
         read_again = False
@@ -253,7 +256,7 @@ class Writer:
             if ends:
                 self._end = max(ends)
         except (Closed, OSError):
-            self.ledger.lost += 1
+            self.ledger.event("connection lost", self.name)
             if not again:
                 for value, records in fresh[answered:]:
                     self._unresolved(value, records)
@@ -278,11 +281,11 @@ class Writer:
     def _record(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
         # An unconditional idempotent producer never skips a sequence: a gap would end it.
         persists = self._idempotent and not self._conditional
-        self.ledger.note(value, answer, again=again or (persists and answer.error_code != OK), named=self._named)
+        self.ledger.note(value, answer, again=again or (persists and answer.error_code != OK))
         if again:
             if answer.error_code == OK or (answer.error_code == POLICY_VIOLATION and not persists):
                 self._again.remove((value, records))
-            elif self.ledger.retries.total() % _TRIES_MAX == 0 and not persists:
+            elif next(self._retries) % _TRIES_MAX == 0 and not persists:
                 self._again.clear()  # the check of the log determines their outcome
         elif answer.error_code == TIMED_OUT or (persists and answer.error_code != OK):
             self._unresolved(value, records)
@@ -306,8 +309,9 @@ def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
         each.join()
 
 
-def await_more(stage: Stage, topic: str, writers: Sequence[Writer], appends: int) -> None:
+def await_more(stage: Stage, writers: Sequence[Writer], appends: int) -> None:
     """Of all together: the winner is random, and pipelined appends win seldom. A failed writer ends the wait."""
+    topic = writers[0].topic
     end = stage.log.end(topic)
 
     def moved() -> bool:
@@ -319,12 +323,13 @@ def await_more(stage: Stage, topic: str, writers: Sequence[Writer], appends: int
 
 
 def append_at_the_end(
-    log: Log, proxy: ProxyProcess, topic: str, name: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
+    log: Log, proxy: ProxyProcess, name: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
 ) -> int:
     """The next correct append succeeds without a reset; return its offset.
 
     Error 6 is permitted while a leader moves; 44 only if other appends moved the log end.
     """
+    topic = ledger.name
     deadline = time.monotonic() + within_seconds
     last: object = None
     while True:

@@ -1,0 +1,299 @@
+"""Producers of the four clients with one interface. Settings have the client's names, with `_` for `.`.
+
+`send` submits one record and returns a future: its result is the offset (negative: the client does not know it), or it
+raises what the user of the client gets. `kind` – the client's own producer class, or the one of our library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol
+
+import aiokafka
+import confluent_kafka
+import kafka
+
+from tests.kit.java import JavaProducers
+
+#: Of calls that start, end and close a producer, or end a transaction. `seconds` replaces it.
+WAIT_SECONDS = 60.0
+CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")
+_numbers = itertools.count(1)
+
+
+class Producer(Protocol):
+    """With a `transactional_id`, it starts by ending the previous producer's transaction."""
+
+    def send(
+        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
+    ) -> Future[Any]: ...
+    def begin(self) -> None: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Undelivered(confluent_kafka.KafkaException):
+    """The error and the message of a delivery report."""
+
+    def __init__(self, error: confluent_kafka.KafkaError, message: confluent_kafka.Message) -> None:
+        super().__init__(error)
+        self.message = message
+
+
+def _stated(expected: int | None, write_id: str | None, *, ours: bool) -> dict[str, Any]:
+    """Options of a `send` of our library's producers, or headers."""
+    if ours:
+        return {"expected_offset": expected, "write_id": None if write_id is None else write_id.encode()}
+    stated = {"fencepost-expected-offset": expected, "fencepost-write-id": write_id}
+    return {"headers": [(name, f"{value}".encode()) for name, value in stated.items() if value is not None]}
+
+
+class KafkaPython:
+    def __init__(
+        self, bootstrap: str, *, kind: Any = kafka.KafkaProducer, seconds: float = WAIT_SECONDS, **settings: Any
+    ) -> None:
+        self._seconds, self._ours = seconds, kind is not kafka.KafkaProducer
+        self._producer = kind(bootstrap_servers=bootstrap, **settings)
+        if "transactional_id" in settings:
+            try:
+                self._producer.init_transactions()
+            except BaseException:
+                self.close()
+                raise
+
+    def send(
+        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
+    ) -> Future[Any]:
+        future: Future[Any] = Future()
+        stated = _stated(expected, write_id, ours=self._ours)
+        sent = self._producer.send(topic, value.encode(), partition=partition, **stated)
+        sent.add_callback(lambda metadata: future.set_result(metadata.offset))
+        sent.add_errback(future.set_exception)
+        return future
+
+    def begin(self) -> None:
+        self._producer.begin_transaction()
+
+    def commit(self) -> None:
+        _bounded(self._producer.commit_transaction, self._seconds)
+
+    def abort(self) -> None:
+        _bounded(self._producer.abort_transaction, self._seconds)
+
+    def close(self) -> None:
+        self._producer.close(1)
+
+
+def _bounded(call: Callable[[], object], seconds: float) -> None:
+    """Run a call that has no timeout. Raises TimeoutError."""
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    ended.result(seconds)
+
+
+class Aiokafka:
+    """In the event loop of a separate thread."""
+
+    def __init__(
+        self, bootstrap: str, *, kind: Any = aiokafka.AIOKafkaProducer, seconds: float = WAIT_SECONDS, **settings: Any
+    ) -> None:
+        self._seconds, self._ours = seconds, kind is not aiokafka.AIOKafkaProducer
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+        async def start() -> Any:
+            producer = kind(bootstrap_servers=bootstrap, **settings)
+            try:
+                await producer.start()
+            except BaseException:
+                await producer.stop()
+                raise
+            return producer
+
+        try:
+            self._producer = self._run(start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def send(
+        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
+    ) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def ended(sent: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if sent.cancelled() else sent.exception()
+            if error is None:
+                future.set_result(sent.result().offset)
+            else:
+                future.set_exception(error)
+
+        async def send() -> None:
+            stated = _stated(expected, write_id, ours=self._ours)
+            try:
+                sent = await self._producer.send(topic, value.encode(), partition=partition, **stated)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                asyncio.ensure_future(sent).add_done_callback(ended)
+
+        self._run(send())
+        return future
+
+    def begin(self) -> None:
+        self._run(self._producer.begin_transaction())
+
+    def commit(self) -> None:
+        self._run(self._producer.commit_transaction())
+
+    def abort(self) -> None:
+        self._run(self._producer.abort_transaction())
+
+    def close(self) -> None:
+        try:
+            self._run(self._producer.stop())
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(self._seconds)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, self._seconds), self._loop).result()
+
+
+class Confluent:
+    def __init__(
+        self, bootstrap: str, *, kind: Any = confluent_kafka.Producer, seconds: float = WAIT_SECONDS, **settings: Any
+    ) -> None:
+        self._seconds, self._ours = seconds, kind is not confluent_kafka.Producer
+        dotted = {name.replace("_", "."): value for name, value in settings.items()}
+        quiet = {"log_level": 0, "error_cb": lambda error: None}
+        self._producer = kind({"bootstrap.servers": bootstrap, **quiet, **dotted})
+        if "transactional_id" in settings:
+            self._producer.init_transactions(seconds)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._closed.is_set():
+            with suppress(confluent_kafka.KafkaException):  # after a fatal error
+                self._producer.poll(0.05)
+
+    def send(
+        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
+    ) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def delivered(error: Any, message: confluent_kafka.Message) -> None:
+            if error is None:
+                future.set_result(message.offset())
+            else:
+                future.set_exception(error if isinstance(error, Exception) else Undelivered(error, message))
+
+        stated = _stated(expected, write_id, ours=self._ours)
+        self._producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered, **stated)
+        return future
+
+    def begin(self) -> None:
+        self._producer.begin_transaction()
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(self._seconds)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(self._seconds)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._producer.purge()
+        self._producer.flush(self._seconds)
+
+
+class Java:
+    """In the shared JVM."""
+
+    def __init__(self, java: JavaProducers, bootstrap: str, *, seconds: float = WAIT_SECONDS, **settings: Any) -> None:
+        self._java, self._seconds = java, seconds
+        self._name = f"p{next(_numbers)}"
+        self._do("open", *java.words(bootstrap_servers=bootstrap, **settings))
+        if "transactional_id" in settings:
+            try:
+                self._do("init")
+            except BaseException:
+                self.close()
+                raise
+
+    def send(
+        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
+    ) -> Future[Any]:
+        stated = "-" if expected is None else str(expected)
+        sent = self._java.query("send", self._name, topic, str(partition), stated, write_id or "-", value)
+        future: Future[Any] = Future()
+
+        def ended(sent: Future[list[int]]) -> None:
+            error = sent.exception()
+            if error is None:
+                future.set_result(sent.result()[0])
+            else:
+                future.set_exception(error)
+
+        sent.add_done_callback(ended)
+        return future
+
+    def begin(self) -> None:
+        self._do("begin")
+
+    def commit(self) -> None:
+        self._do("commit")
+
+    def abort(self) -> None:
+        self._do("abort")
+
+    def close(self) -> None:
+        self._do("close")
+
+    def _do(self, verb: str, *words: str) -> None:
+        self._java.query(verb, self._name, *words).result(self._seconds)
+
+
+def start(client: str, java: JavaProducers, bootstrap: str, **settings: Any) -> Producer:
+    """`seconds` – of the calls that have no future."""
+    match client:
+        case "java":
+            return Java(java, bootstrap, **settings)
+        case "kafka-python":
+            return KafkaPython(bootstrap, **settings)
+        case "aiokafka":
+            return Aiokafka(bootstrap, **settings)
+    return Confluent(bootstrap, **settings)
+
+
+def outcome(future: Future[Any], seconds: float) -> int | Exception | None:
+    """The offset, if the user gets it, or the error. TimeoutError: none in that time."""
+    try:
+        offset = int(future.result(seconds))
+    except Exception as error:
+        return error
+    return offset if offset >= 0 else None
