@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.conformance.driver import DEFAULTS, Answer, Kafka, ProducerState, Settings, Stored, Topic
+from tests.conformance.driver import DEFAULTS, Answer, Kafka, ProducerState, Settings, Topic
 from tests.support import raw
 
 CORRUPT, UNKNOWN_TOPIC_ID, NOT_LEADER, TIMED_OUT, TOO_LARGE = 2, 100, 6, 7, 10
@@ -560,7 +560,7 @@ def requests_of_one_connection_are_handled_in_order(kafka: Kafka) -> None:
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def _control(batches: list[Stored]) -> list[tuple[int, int, int]]:
+def _control(batches: list[raw.Logged]) -> list[tuple[int, int, int]]:
     return [(b.base_offset, b.producer_id, b.producer_epoch) for b in batches if b.is_control]
 
 

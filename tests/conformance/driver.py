@@ -5,13 +5,12 @@ All calls block until they are done.
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.support import raw
+from tests.support.raw import Logged
 
 #: Longest wait for a response, by the driver's clock.
 ANSWER_SECONDS = 60.0
@@ -33,38 +32,6 @@ class ProducerState(NamedTuple):
     last_sequence: int
     last_timestamp_ms: int
     transaction_start: int
-
-
-class Stored(NamedTuple):
-    """A batch in a log. `values` of a control batch is one None."""
-
-    base_offset: int
-    attributes: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    is_control: bool
-    values: tuple[bytes | None, ...]
-
-
-def stored_batches(data: bytes) -> list[Stored]:
-    """The complete batches of a Fetch answer."""
-    found = []
-    for each in raw.read_batches(data):
-        (attributes,) = struct.unpack_from(">h", data, 21)
-        found.append(
-            Stored(
-                each.base_offset,
-                attributes,
-                each.producer_id,
-                each.producer_epoch,
-                each.base_sequence,
-                each.is_control,
-                each.values,
-            )
-        )
-        data = data[12 + int.from_bytes(data[8:12], "big") :]
-    return found
 
 
 @dataclass(frozen=True)
@@ -160,7 +127,7 @@ class Topic(ABC):
         """Producers known to the leader or `node`."""
 
     @abstractmethod
-    def read(self) -> list[Stored]:
+    def read(self) -> list[Logged]:
         """All batches from the log start to the high watermark."""
 
     @abstractmethod

@@ -21,14 +21,13 @@ from tests.conformance.driver import (
     Kafka,
     ProducerState,
     Settings,
-    Stored,
     Topic,
     Transaction,
     Wire,
-    stored_batches,
 )
 from tests.simulation import broker
 from tests.simulation.clock import Connection, End, Sim
+from tests.support import raw
 
 _DAY_SECONDS = 86_400.0
 _STEP_SECONDS = 0.002
@@ -191,13 +190,13 @@ class ModelTopic(Topic):
             for producer_id, known in self._replica(node).producers.items()
         }
 
-    def read(self) -> list[Stored]:
+    def read(self) -> list[raw.Logged]:
         replica = self._replica()
         return [
             found
             for batch in replica.batches
             if replica.log_start < batch.end <= replica.high_watermark
-            for found in stored_batches(batch.data)
+            for found in raw.read_batches(batch.data)
         ]
 
     # ---- changes

@@ -7,27 +7,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kafka.protocol.admin import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteRecordsRequest,
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-)
-from kafka.protocol.consumer import (
-    FetchRequest,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    OffsetForLeaderEpochRequest,
-)
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
-
 from fencepost_dev.cluster import KafkaCluster
 from tests.conformance.driver import (
     ANSWER_SECONDS,
@@ -36,16 +15,15 @@ from tests.conformance.driver import (
     Kafka,
     ProducerState,
     Settings,
-    Stored,
     Topic,
     Transaction,
     Wire,
-    stored_batches,
 )
 from tests.kit.waiting import until
 from tests.support import raw
 from tests.support.batches import now_ms
 from tests.support.kafka import unique_topic
+from tests.support.messages import Fields, RawConnection
 
 OK, UNKNOWN_TOPIC, NOT_LEADER, UNKNOWN_TOPIC_ID = 0, 3, 6, 100
 COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
@@ -57,24 +35,9 @@ PROPERTIES = {
     "allow.everyone.if.no.acl.found": "true",
 }
 _LATEST, _EARLIEST = -1, -2
-_BYTES_MAX = 1 << 20
 _COORDINATOR_BUSY = (COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT)
-_RESPONSES: dict[Any, Any] = {
-    AlterPartitionReassignmentsRequest: AlterPartitionReassignmentsResponse,
-    CreateAclsRequest: CreateAclsResponse,
-    DescribeProducersRequest: DescribeProducersResponse,
-    DescribeTransactionsRequest: DescribeTransactionsResponse,
-    ElectLeadersRequest: ElectLeadersResponse,
-    ListOffsetsRequest: ListOffsetsResponse,
-}
-
-
-def query(connection: raw.Connection, request: Any, version: int) -> Any:
-    """`raw.Connection.query` for more messages."""
-    if type(request) not in _RESPONSES:
-        return connection.query(request, version)
-    connection.send(request, version)
-    return _RESPONSES[type(request)].decode(connection.receive_frame(), version=version, header=True)
+_LIST_OFFSETS, _METADATA, _DELETE_RECORDS, _OFFSET_FOR_LEADER_EPOCH, _ADD_PARTITIONS_TO_TXN = 2, 3, 21, 23, 24
+_END_TXN, _CREATE_ACLS, _ELECT_LEADERS, _REASSIGN, _DESCRIBE_PRODUCERS, _DESCRIBE_TRANSACTIONS = 26, 30, 43, 45, 61, 65
 
 
 def _read(answer: raw.Answer) -> Answer:
@@ -105,6 +68,13 @@ class RealKafka(Kafka):
         """A connection to a running broker."""
         nodes = [n for n in self.cluster.node_ids if self.cluster.running(n) and n not in self.paused]
         return raw.Connection(self.address(nodes[0]), timeout_seconds=ANSWER_SECONDS)
+
+    def query(self, api_key: int, version: int, body: Fields, node: int | None = None) -> Fields:
+        """Query this broker, or any running one."""
+        running = (n for n in self.cluster.node_ids if self.cluster.running(n) and n not in self.paused)
+        address = self.cluster.address(next(running) if node is None else node)
+        with RawConnection(address, ANSWER_SECONDS) as connection:
+            return connection.query(api_key, version, body)
 
     def create(self, settings: Settings = DEFAULTS) -> RealTopic:
         topic = RealTopic(self, unique_topic("conformance"), settings)
@@ -225,20 +195,31 @@ class RealTopic(Topic):
 
     # ---- state
 
-    def _metadata(self) -> Any:
-        with self.kafka.some() as connection:
-            return connection.metadata(self.name).topics[0]
+    def _query(self, api_key: int, version: int, topic: Fields, node: int | None = None, **more: Any) -> Fields:
+        """Query its leader, or `node`, about this topic. Return the answer for its partition 0."""
+        where = self.leader() if node is None else node
+        answer = self.kafka.query(api_key, version, {"Topics": [topic], **more}, where)
+        found: Fields = answer["Topics"][0]["Partitions"][0]
+        return found
+
+    def _metadata(self) -> Fields:
+        body = {"Topics": [{"Name": self.name}], "AllowAutoTopicCreation": False}
+        found: Fields = self.kafka.query(_METADATA, 12, body)["Topics"][0]
+        return found
+
+    def _partition(self) -> Fields:
+        """Empty where it has none yet."""
+        metadata = self._metadata()
+        return {} if metadata["ErrorCode"] or not metadata["Partitions"] else metadata["Partitions"][0]
 
     @property
     def topic_id(self) -> uuid.UUID:
-        return uuid.UUID(str(self._metadata().topic_id))
+        return uuid.UUID(str(self._metadata()["TopicId"]))
 
-    def _epoch_end(self, node: int, believed: int, queried: int) -> Any:
-        topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-        partition = topic.OffsetForLeaderPartition(partition=0, current_leader_epoch=believed, leader_epoch=queried)
-        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic(topic=self.name, partitions=[partition])])
-        with self.at(node) as connection:
-            return connection.query(request, 4).topics[0].partitions[0]
+    def _epoch_end(self, node: int, epoch: int) -> Fields:
+        partition = {"Partition": 0, "CurrentLeaderEpoch": epoch, "LeaderEpoch": epoch}
+        topic = {"Topic": self.name, "Partitions": [partition]}
+        return self._query(_OFFSET_FOR_LEADER_EPOCH, 4, topic, node, ReplicaId=-1)
 
     def end(self) -> int:
         """A new leader may not serve yet."""
@@ -249,21 +230,17 @@ class RealTopic(Topic):
         return int(until(probe, "the log end", accept=lambda o: o is not None, seconds=ANSWER_SECONDS))
 
     def end_as_of(self, node: int, leader_epoch: int) -> int | None:
-        answer = self._epoch_end(node, leader_epoch, leader_epoch)
-        if answer.error_code == OK:
-            return int(answer.end_offset)
-        assert answer.error_code in (NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH), answer.error_code
+        answer = self._epoch_end(node, leader_epoch)
+        if answer["ErrorCode"] == OK:
+            return int(answer["EndOffset"])
+        assert answer["ErrorCode"] in (NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH), answer["ErrorCode"]
         return None
 
     def _list(self, timestamp: int) -> int | None:
-        topic = ListOffsetsRequest.ListOffsetsTopic
-        partition = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
-        request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=0, topics=[topic(name=self.name, partitions=[partition])]
-        )
-        with self.at() as connection:
-            answer = query(connection, request, 7).topics[0].partitions[0]
-        return int(answer.offset) if answer.error_code == OK else None
+        partition = {"PartitionIndex": 0, "CurrentLeaderEpoch": -1, "Timestamp": timestamp}
+        topic = {"Name": self.name, "Partitions": [partition]}
+        answer = self._query(_LIST_OFFSETS, 7, topic, ReplicaId=-1, IsolationLevel=0)
+        return int(answer["Offset"]) if answer["ErrorCode"] == OK else None
 
     def high_watermark(self) -> int:
         """Unknown right after an election."""
@@ -275,137 +252,83 @@ class RealTopic(Topic):
         return int(found)
 
     def producers(self, node: int | None = None) -> dict[int, ProducerState]:
-        topic = DescribeProducersRequest.TopicRequest
-        request = DescribeProducersRequest(topics=[topic(name=self.name, partition_indexes=[0])])
-        with self.at(node) as connection:
-            answer = query(connection, request, 0).topics[0].partitions[0]
-        if answer.error_code:
-            raise PermissionError(answer.error_code)
+        answer = self._query(_DESCRIBE_PRODUCERS, 0, {"Name": self.name, "PartitionIndexes": [0]}, node)
+        if answer["ErrorCode"]:
+            raise PermissionError(answer["ErrorCode"])
         return {
-            each.producer_id: ProducerState(
-                each.producer_epoch, each.last_sequence, each.last_timestamp, each.current_txn_start_offset
+            each["ProducerId"]: ProducerState(
+                each["ProducerEpoch"], each["LastSequence"], each["LastTimestamp"], each["CurrentTxnStartOffset"]
             )
-            for each in answer.active_producers
+            for each in answer["ActiveProducers"]
         }
 
-    def read(self) -> list[Stored]:
-        end, at = self.high_watermark(), self.start()
-        found: list[Stored] = []
-        with self.at() as connection:
-            while at < end:
-                topic = FetchRequest.FetchTopic
-                partition = topic.FetchPartition(partition=0, fetch_offset=at, partition_max_bytes=_BYTES_MAX)
-                request = FetchRequest(
-                    replica_id=-1,
-                    max_wait_ms=500,
-                    min_bytes=1,
-                    max_bytes=_BYTES_MAX,
-                    isolation_level=0,
-                    topics=[topic(topic=self.name, partitions=[partition])],
-                )
-                answer = connection.query(request, 4).responses[0].partitions[0]
-                assert answer.error_code == OK, answer.error_code
-                for each in stored_batches(bytes(answer.records or b"")):
-                    if each.base_offset + len(each.values) > at:
-                        found.append(each)
-                        at = each.base_offset + len(each.values)
-        return found
+    def read(self) -> list[raw.Logged]:
+        end = self.high_watermark()
+        batches = raw.Log(self.kafka.address(self.leader())).batches(self.name, start=self.start())
+        return [each for each in batches if each.base_offset < end]
 
     # ---- changes
 
     def delete_records(self, before: int) -> None:
-        topic = DeleteRecordsRequest.DeleteRecordsTopic
-        partition = topic.DeleteRecordsPartition(partition_index=0, offset=before)
-        request = DeleteRecordsRequest(topics=[topic(name=self.name, partitions=[partition])], timeout_ms=10_000)
-        with self.at() as connection:
-            answer = connection.query(request, 2).topics[0].partitions[0]
-        assert (answer.error_code, answer.low_watermark) == (OK, before)
+        topic = {"Name": self.name, "Partitions": [{"PartitionIndex": 0, "Offset": before}]}
+        answer = self._query(_DELETE_RECORDS, 2, topic, TimeoutMs=10_000)
+        assert (answer["ErrorCode"], answer["LowWatermark"]) == (OK, before)
 
     def deny(self, operation: str) -> None:
-        creation = CreateAclsRequest.AclCreation(
-            resource_type=2,
-            resource_name=self.name,
-            resource_pattern_type=3,
-            principal="User:ANONYMOUS",
-            host="*",
-            operation={"READ": 3, "WRITE": 4}[operation],
-            permission_type=2,
-        )
-        everything_else = CreateAclsRequest.AclCreation(
-            resource_type=2,
-            resource_name=self.name,
-            resource_pattern_type=3,
-            principal="User:ANONYMOUS",
-            host="*",
-            operation=2,
-            permission_type=3,
-        )
-        with self.kafka.some() as connection:
-            answer = query(connection, CreateAclsRequest(creations=[everything_else, creation]), 2)
-        assert [each.error_code for each in answer.results] == [OK, OK]
+        rule = {"ResourceType": 2, "ResourceName": self.name, "ResourcePatternType": 3}
+        rule |= {"Principal": "User:ANONYMOUS", "Host": "*"}
+        allowed, denied = {"Operation": 2, "PermissionType": 3}, {"PermissionType": 2}
+        denied["Operation"] = {"READ": 3, "WRITE": 4}[operation]
+        answer = self.kafka.query(_CREATE_ACLS, 2, {"Creations": [rule | allowed, rule | denied]})
+        assert [each["ErrorCode"] for each in answer["Results"]] == [OK, OK]
 
     def recreate(self) -> None:
         """Check the id: Metadata may still return the old topic."""
         old = self.topic_id
         with self.kafka.some() as connection:
             assert connection.delete_topic(self.name) == OK
-        until(lambda: self._metadata().error_code == UNKNOWN_TOPIC, f"{self.name} to be deleted")
+        until(lambda: self._metadata()["ErrorCode"] == UNKNOWN_TOPIC, f"{self.name} to be deleted")
         self._create()
         assert self.topic_id != old
 
     # ---- more than one broker
 
-    def _partition(self) -> Any:
-        return self._metadata().partitions[0]
-
     def leader(self) -> int:
         def probe() -> int:
-            metadata = self._metadata()
-            return -1 if metadata.error_code or not metadata.partitions else int(metadata.partitions[0].leader_id)
+            return int(self._partition().get("LeaderId", -1))
 
         return int(until(probe, f"a leader of {self.name}", accept=lambda n: n >= 0, seconds=40.0))
 
     def leader_epoch(self) -> int:
-        return int(self._partition().leader_epoch)
+        return int(self._partition()["LeaderEpoch"])
 
     def replicas(self) -> Sequence[int]:
-        return [int(node) for node in self._partition().replica_nodes]
+        return list(self._partition()["ReplicaNodes"])
 
     def in_sync(self) -> int:
-        metadata = self._metadata()
-        return 0 if metadata.error_code or not metadata.partitions else len(metadata.partitions[0].isr_nodes)
+        return len(self._partition().get("IsrNodes", ()))
 
     def move_leader(self, node: int) -> None:
         """Make it the preferred leader and elect it."""
         replicas = [node, *(each for each in self.replicas() if each != node)]
-        topic = AlterPartitionReassignmentsRequest.ReassignableTopic
-        partition = topic.ReassignablePartition(partition_index=0, replicas=replicas)
-        reassignment = AlterPartitionReassignmentsRequest(
-            timeout_ms=10_000, topics=[topic(name=self.name, partitions=[partition])]
-        )
-        with self.kafka.some() as connection:
-            answer = query(connection, reassignment, 0)
-            assert answer.error_code == OK
-            until(lambda: list(self.replicas()) == replicas, "the new order of replicas")
-            elected = ElectLeadersRequest.TopicPartitions
-            election = ElectLeadersRequest(
-                election_type=0, topic_partitions=[elected(topic=self.name, partitions=[0])], timeout_ms=10_000
-            )
+        requested = [{"PartitionIndex": 0, "Replicas": replicas}]
+        body = {"TimeoutMs": 10_000, "Topics": [{"Name": self.name, "Partitions": requested}]}
+        assert self.kafka.query(_REASSIGN, 0, body)["ErrorCode"] == OK
+        until(lambda: list(self.replicas()) == replicas, "the new order of replicas")
+        election = {"ElectionType": 0, "TopicPartitions": [{"Topic": self.name, "Partitions": [0]}]}
 
-            def moved() -> bool:
-                result = query(connection, election, 2).replica_election_results[0].partition_result[0]
-                return result.error_code in (OK, ELECTION_NOT_NEEDED)
+        def moved() -> bool:
+            (result,) = self.kafka.query(_ELECT_LEADERS, 2, election | {"TimeoutMs": 10_000})["ReplicaElectionResults"]
+            return result["PartitionResult"][0]["ErrorCode"] in (OK, ELECTION_NOT_NEEDED)
 
-            until(moved, f"{self.name} to move to {node}", seconds=ANSWER_SECONDS)
+        until(moved, f"{self.name} to move to {node}", seconds=ANSWER_SECONDS)
 
         def all_know() -> bool:
             if self.leader() != node:
                 return False
             epoch = self.leader_epoch()
-            follower_replicas = [each for each in replicas if each != node and each not in self.kafka.paused]
-            old_ones_know = all(
-                self._epoch_end(each, epoch, epoch).error_code == NOT_LEADER for each in follower_replicas
-            )
+            followers = [each for each in replicas if each != node and each not in self.kafka.paused]
+            old_ones_know = all(self._epoch_end(each, epoch)["ErrorCode"] == NOT_LEADER for each in followers)
             return old_ones_know and self.end_as_of(node, epoch) is not None
 
         until(all_know, f"{self.name} to be led by {node}", seconds=ANSWER_SECONDS)
@@ -450,22 +373,21 @@ class RealTransaction(Transaction):
         assert isinstance(topic, RealTopic)
         if self._v2:
             return
-        added = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic.name, partitions=[0])
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self._name,
-            v3_and_below_producer_id=self.producer_id,
-            v3_and_below_producer_epoch=self.epoch,
-            v3_and_below_topics=[added],
-        )
-        with self._kafka.some() as connection:
+        prefix = "V3AndBelow"
+        body = {
+            f"{prefix}TransactionalId": self._name,
+            f"{prefix}ProducerId": self.producer_id,
+            f"{prefix}ProducerEpoch": self.epoch,
+            f"{prefix}Topics": [{"Name": topic.name, "Partitions": [0]}],
+        }
 
-            def done() -> bool:
-                answer = connection.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0]
-                code = answer.partition_error_code
-                assert code == OK or code in _COORDINATOR_BUSY, code
-                return bool(code == OK)
+        def done() -> bool:
+            (answer,) = self._kafka.query(_ADD_PARTITIONS_TO_TXN, 3, body)[f"ResultsByTopic{prefix}"]
+            code = answer["ResultsByPartition"][0]["PartitionErrorCode"]
+            assert code == OK or code in _COORDINATOR_BUSY, code
+            return bool(code == OK)
 
-            until(done, "the partition to be added", seconds=ANSWER_SECONDS)
+        until(done, "the partition to be added", seconds=ANSWER_SECONDS)
 
     def append(self, topic: Topic, records: bytes) -> Answer:
         """Retry while the coordinator still writes the previous transaction's markers (v2)."""
@@ -479,40 +401,34 @@ class RealTransaction(Transaction):
 
             return _read(until(answered, "the transactional append", seconds=ANSWER_SECONDS))
 
+    def _described(self) -> Fields:
+        (state,) = self._kafka.query(_DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [self._name]})["TransactionStates"]
+        assert state["ErrorCode"] == OK, state["ErrorCode"]
+        return dict(state)
+
     def is_on(self, topic: Topic) -> bool:
         assert isinstance(topic, RealTopic)
-        with self._kafka.some() as connection:
-            (state,) = query(
-                connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0
-            ).transaction_states
-        assert state.error_code == OK, state.error_code
-        return topic.name in [each.topic for each in state.topics]
+        return topic.name in [each["Topic"] for each in self._described()["Topics"]]
 
     def say_end(self, epoch: int, *, commit: bool) -> int:
         codes: list[int] = []
 
         def answered() -> bool:
-            codes.append(self._end_txn(epoch, commit).error_code)
+            codes.append(self._end_txn(epoch, commit)["ErrorCode"])
             return codes[-1] not in _COORDINATOR_BUSY
 
         self._kafka.until(answered, "an answer to EndTxn")
         return codes[-1]
 
     def state(self) -> str:
-        with self._kafka.some() as connection:
-            described = query(connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0)
-        state: str = described.transaction_states[0].transaction_state
-        return state
+        return str(self._described()["TransactionState"])
 
-    def _end_txn(self, epoch: int, commit: bool) -> Any:
-        request = EndTxnRequest(
-            transactional_id=self._name, producer_id=self.producer_id, producer_epoch=epoch, committed=commit
-        )
-        with self._kafka.some() as connection:
-            return connection.query(request, 5 if self._v2 else 3)
+    def _end_txn(self, epoch: int, commit: bool) -> Fields:
+        body = {"TransactionalId": self._name, "ProducerId": self.producer_id, "ProducerEpoch": epoch}
+        return self._kafka.query(_END_TXN, 5 if self._v2 else 3, body | {"Committed": commit})
 
     def end(self, *, commit: bool) -> None:
         answer = self._end_txn(self.epoch, commit)
-        assert answer.error_code == OK, answer.error_code
+        assert answer["ErrorCode"] == OK, answer["ErrorCode"]
         if self._v2:
-            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+            self.producer_id, self.epoch = answer["ProducerId"], answer["ProducerEpoch"]
