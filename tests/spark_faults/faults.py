@@ -362,6 +362,20 @@ def load_killed(trial: Trial, *, changed: bool = False) -> None:
     trial.loaded(query)
 
 
+def worker_killed(trial: Trial) -> None:
+    """A machine of the cluster fails while its task waits half way, and the other machine's task runs."""
+    query = _load(trial)
+    cluster = trial.stage.standalone
+    host = cluster.host_of(half_written(trial, query))
+    other = gates.reached(point("task", trial.at, 1))
+    assert other is not None
+    assert cluster.host_of(other) != host
+    cluster.kill_worker(host)
+    trial.loaded(query)
+    assert len(gates.recorded(f"started.{trial.at}.0.")) > 1, "the task was not repeated"
+    cluster.restart_worker(host)
+
+
 def load_again(trial: Trial, *, more: bool = False) -> None:
     """`more`: the second time, the source has more rows."""
     query = _load(trial)
@@ -521,6 +535,12 @@ FAULTS = (
         zombie_executor,
         master=CLUSTER,
         chained=True,
+    ),
+    Fault(
+        "worker-killed",
+        "`df.write` on two machines: one fails, partly written",
+        worker_killed,
+        master=STANDALONE,
     ),
     Fault("speculation", "speculative copy of a slow task", speculation, master=STANDALONE),
 )

@@ -40,6 +40,7 @@ from tests.support.kafka import running_kafka, unique_topic
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection
+from tests.support.spark import session_of
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 300.0
@@ -160,13 +161,7 @@ class Driver:
 
     def processes(self) -> dict[int, tuple[int, str]]:
         """Parent and command of each live process of its session."""
-        found = {}
-        for directory in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                state, parent, _, session = (directory / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(session) == self._process.pid and state != "Z":
-                    found[int(directory.name)] = (int(parent), (directory / "cmdline").read_text().replace("\0", " "))
-        return found
+        return session_of(self._process.pid)
 
     def end(self) -> None:
         while members := self.processes():
@@ -217,16 +212,40 @@ class Standalone:
         self._directory = directory
         self._environment = {**environment, "SPARK_DAEMON_JAVA_OPTS": _JVM, "SPARK_HOME": str(_spark_home())}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._log = directory / "standalone.log"
-        deploy = "org.apache.spark.deploy"
-        self._start(
-            f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(port + 1)
-        )
+        master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(port + 1)]
+        self._start("org.apache.spark.deploy.master.Master", *master)
         for host in ("127.0.0.1", "127.0.0.2"):
-            settings = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-            self._start(f"{deploy}.worker.Worker", *settings, "--work-dir", str(directory / "work"), self.url)
+            self._start_worker(host)
+        self._until_registered(2)
+
+    def host_of(self, process: int) -> str:
+        """The address of the worker that started this process."""
+        return next(host for host, worker in self._workers.items() if process in session_of(worker.pid))
+
+    def kill_worker(self, host: str) -> None:
+        """Send SIGKILL to the worker, its executor and the Python processes, as if the machine had failed."""
+        worker = self._workers[host]
+        while members := session_of(worker.pid):
+            for pid in members:
+                _signal(pid, signal.SIGKILL)
+            worker.poll()
+            time.sleep(_POLL_SECONDS)
+
+    def restart_worker(self, host: str) -> None:
+        self._start_worker(host)
+        self._until_registered(3)
+
+    def _start_worker(self, host: str) -> None:
+        settings = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+        work = str(self._directory / "work")
+        name = "org.apache.spark.deploy.worker.Worker"
+        self._workers[host] = self._start(name, *settings, "--work-dir", work, self.url)
+
+    def _until_registered(self, count: int) -> None:
         registered = "Successfully registered with master"
-        until(lambda: self._log.read_text().count(registered) == 2, "both workers registered")
+        until(lambda: self._log.read_text().count(registered) >= count, "the workers registered")
 
     def close(self) -> None:
         for process in self._processes:
@@ -234,18 +253,18 @@ class Standalone:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _start(self, *command: str) -> None:
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
         with self._log.open("a") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [str(_spark_home() / "bin/spark-class"), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._environment,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [str(_spark_home() / "bin/spark-class"), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
             )
+        self._processes.append(process)
+        return process
 
 
 def _signal(pid: int, what: signal.Signals) -> None:
@@ -267,13 +286,18 @@ class Stage:
         self._drivers: list[Driver] = []
         self._standalone: Standalone | None = None
 
+    @property
+    def standalone(self) -> Standalone:
+        """Started on first use."""
+        if self._standalone is None:
+            self._standalone = Standalone(self.directory, _environment(self.directory))
+        return self._standalone
+
     def driver(self, master: str = LOCAL, **extra: str) -> Driver:
         """A live driver of this kind: the current one if it matches."""
         extra = {name.replace("_", "."): value for name, value in extra.items()}
         if master == STANDALONE:
-            if self._standalone is None:
-                self._standalone = Standalone(self.directory, _environment(self.directory))
-            master = self._standalone.url
+            master = self.standalone.url
         if self._drivers and (last := self._drivers[-1]).running and not last.forgotten:
             if (last.master, last.extra) == (master, extra):
                 return last

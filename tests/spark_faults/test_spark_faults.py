@@ -45,6 +45,13 @@ def test_unlogged_batch_is_duplicated_by_kafka_sink_only(ready: Stage, say: Call
     assert not sparks.broken
 
 
+def test_load_survives_a_killed_worker_of_a_cluster(ready: Stage, say: Callable[[str], None]) -> None:
+    """Given a standalone cluster of two workers with one task each."""
+    outcome = struck(ready, "worker-killed", FENCEPOST)
+    say(run.reported(outcome))
+    assert outcome.exact, outcome
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_each_row_is_there_once(ready: Stage, fault: Fault, say: Callable[[str], None]) -> None:

@@ -6,11 +6,14 @@ Only creating a session imports PySpark, so that collecting tests does not need 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -20,6 +23,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import expanding
 
+JOBS = Path(__file__).parents[2] / "spark_jobs"
 #: Limit for one query of a few hundred rows on a busy machine.
 QUERY_SECONDS = 600.0
 #: Limit for a whole test with its fixtures and several queries.
@@ -58,6 +62,28 @@ def running_spark(more: Mapping[str, str]) -> Iterator[Any]:
             gateway.proc.stdin.close()
             gateway.proc.wait(_STOP_SECONDS)
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+
+
+def session_of(leader: int) -> dict[int, tuple[int, str]]:
+    """Parent and command line of each live process of a session."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, parent, _, session = (directory / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found[int(directory.name)] = (int(parent), (directory / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def job(name: str) -> ModuleType:
+    """A module of spark_jobs/."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, JOBS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 class Read(NamedTuple):
