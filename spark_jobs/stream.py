@@ -8,42 +8,25 @@ Spark's own Kafka sink writes at least once: it rewrites a micro-batch that fail
 `--sink-id`, `format("fencepost")` writes, and reads from the log which rows it already appended. Without it, Spark's
 own sink writes.
 
-A source topic with `fencepost.ordered.partition.expansion=true` is read in order. Spark reads all partitions of a
-micro-batch at once, so an added partition joins the query only after the micro-batches with the rest of its
-prior partitions end.
+A source topic with `fencepost.ordered.partition.expansion=true` is read in order, by `fencepost.spark.read_ordered`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
-from contextlib import closing
-from typing import Any, NamedTuple
+from functools import partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from fencepost.spark import register, stated
-from fencepost.spark.errors import SinkError
+from fencepost._ordering import ORDERED_CONFIG
+from fencepost.errors import FencepostError
+from fencepost.spark import read_ordered, register, stated
 from fencepost.spark.jobs import add_client_arguments, client_settings, named_value
-
-ORDERED_CONFIG = "fencepost.ordered.partition.expansion"
-EXPANSIONS_CONFIG = "fencepost.ordered.partition.expansions"
-#: Interval of checks for expansions and for partitions that may now be read.
-REFRESH_SECONDS = 2.0
-#: How long to wait for a micro-batch before interrupting it. Spark then repeats it with the same partitions.
-INTERRUPT_SECONDS = 60.0
-
-
-class ExpansionHistory(NamedTuple):
-    """A topic's partition count and its expansions, parsed from `fencepost.ordered.partition.expansions`."""
-
-    count: int
-    expansions: list[dict[str, Any]]
+from fencepost.spark.ordered import described
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -96,19 +79,13 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> DataFrame:
-    """The source topic as a stream, with Spark's documented columns and `headers`. None: all partitions, also future
-    ones; otherwise only `partitions`."""
-    reader = (
-        spark.readStream.format("kafka")
-        .options(**client_settings(args))
-        .option(
-            *(("subscribe", args.source) if partitions is None else ("assign", json.dumps({args.source: partitions})))
-        )
-        .option("startingOffsets", args.starting)
-        .option("includeHeaders", "true")
-    )
-    return reader.load()
+def source_options(args: argparse.Namespace) -> dict[str, str]:
+    return client_settings(args) | {"startingOffsets": args.starting, "includeHeaders": "true"}
+
+
+def read(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
+    """The source topic as a stream, with all partitions, also future ones."""
+    return spark.readStream.format("kafka").options(**source_options(args), subscribe=args.source).load()
 
 
 def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
@@ -130,96 +107,12 @@ def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
     return writer
 
 
-def _admin(spark: SparkSession, args: argparse.Namespace) -> Any:
-    """The connector's own Kafka client."""
-    jvm: Any = spark.sparkContext._jvm
-    settings = jvm.java.util.HashMap()
-    for name, value in client_settings(args).items():
-        settings.put(name.removeprefix("kafka."), value)
-    return jvm.org.apache.kafka.clients.admin.Admin.create(settings)
-
-
-def _configs(spark: SparkSession, admin: Any, topic: str) -> Any:
-    """A function from config name to value of a topic, None for a config that the topic lacks."""
-    jvm: Any = spark.sparkContext._jvm
-    resource = jvm.org.apache.kafka.common.config.ConfigResource
-    named = resource(getattr(resource, "Type").TOPIC, topic)  # noqa: B009 - Java's Type, not an attribute
-    found = admin.describeConfigs([named]).all().get().get(named)
-
-    def value(name: str) -> str | None:
-        entry = found.get(name)
-        return None if entry is None else str(entry.value())
-
-    return value
-
-
-def _count(admin: Any, topic: str) -> int:
-    return int(admin.describeTopics([topic]).allTopicNames().get().get(topic).partitions().size())
-
-
-def history(spark: SparkSession, args: argparse.Namespace) -> ExpansionHistory | None:
-    """The source topic's expansions; None without ordered expansion."""
-    with closing(_admin(spark, args)) as admin:
-        # Read the count first: an expansion is described before its partitions exist.
-        count = _count(admin, args.source)
-        value = _configs(spark, admin, args.source)
-        if value(ORDERED_CONFIG) not in ("true", "any") or value(EXPANSIONS_CONFIG) is None:
-            return None
-        return ExpansionHistory(count, json.loads(value(EXPANSIONS_CONFIG)))
-
-
-def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
-    """{partition: end offset of the last finished micro-batch} from the checkpoint; empty for a new checkpoint."""
-    jvm: Any = spark.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path
-    commits = path(f"{args.checkpoint}/commits")
-    files = commits.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
-    if not files.exists(commits):
-        return {}
-    names = [status.getPath().getName() for status in files.listStatus(commits)]
-    batches = [int(name) for name in names if name.isdigit()]
-    if not batches:
-        return {}
-    opened = files.open(path(f"{args.checkpoint}/offsets/{max(batches)}"))
-    try:
-        text = str(jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
-    finally:
-        opened.close()
-    # The file has a version line, a metadata line, and one line per source (here one).
-    offsets = json.loads(text.splitlines()[2])
-    return {int(partition): offset for partition, offset in offsets.get(args.source, {}).items()}
-
-
-def readable(expansion_history: ExpansionHistory, positions: dict[int, int], *, latest: bool) -> list[int]:
-    """The partitions that a query may read, given the end offsets of its last micro-batch.
-
-    An added partition may be read after all prior partitions are read up to their thresholds (KIP-253). A partition in
-    the checkpoint is already open. A new query that starts at the latest offsets may read all partitions.
-    """
-    known = max((each["to"] for each in expansion_history.expansions), default=expansion_history.count)
-    if latest and not positions:
-        return list(range(min(expansion_history.count, known)))
-
-    def may(partition: int) -> bool:
-        expansion = next(
-            (each for each in expansion_history.expansions if each["from"] <= partition < each["to"]), None
-        )
-        if partition in positions or expansion is None:
-            return partition in positions or partition < known
-        if expansion.get("unordered"):
-            return True
-        thresholds = expansion.get("thresholds")
-        return bool(thresholds) and all(t == 0 or positions.get(q, 0) >= t for q, t in enumerate(thresholds))
-
-    return [partition for partition in range(expansion_history.count) if may(partition)]
-
-
-def start(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> StreamingQuery:
-    rows = read(spark, args, partitions)
+def start(rows: DataFrame, args: argparse.Namespace) -> StreamingQuery:
     if args.sink_id:
-        rows = one_task_each(rows, partition_count(spark, args))
+        count, _ = described(rows.sparkSession, args.source, source_options(args))
+        rows = one_task_each(rows, count)
     rows.createOrReplaceTempView("source")
-    return write(spark.sql(args.sql), args).start()
+    return write(rows.sparkSession.sql(args.sql), args).start()
 
 
 def one_task_each(rows: DataFrame, partitions: int) -> DataFrame:
@@ -231,44 +124,14 @@ def one_task_each(rows: DataFrame, partitions: int) -> DataFrame:
     return rows.repartitionById(partitions, rows["partition"])
 
 
-def partition_count(spark: SparkSession, args: argparse.Namespace) -> int:
-    """Partition count of the source topic."""
-    with closing(_admin(spark, args)) as admin:
-        return _count(admin, args.source)
-
-
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Run until the query ends. Raises PySparkException (StreamingQueryException if the query fails)."""
-    while True:
-        expansion_history = history(spark, args)
-        if expansion_history is None:
-            start(spark, args).awaitTermination()
-            return
-        partitions = readable(expansion_history, finished(spark, args), latest=args.starting == "latest")
-        query = start(spark, args, partitions)
-        ended = False
-        while not ended and _may_read(spark, args) == partitions:
-            ended = bool(query.awaitTermination(REFRESH_SECONDS))
-        if not ended:
-            _stop(query)
-        elif _may_read(spark, args) == partitions:
-            return
-
-
-def _may_read(spark: SparkSession, args: argparse.Namespace) -> list[int]:
-    expansion_history = history(spark, args)
-    assert expansion_history is not None, (
-        f"topic {args.source!r} no longer has ordered expansion: {ORDERED_CONFIG} was switched off"
-    )
-    return readable(expansion_history, finished(spark, args), latest=args.starting == "latest")
-
-
-def _stop(query: StreamingQuery) -> None:
-    """Stop between two micro-batches if possible, because an interrupted one is written again."""
-    deadline = time.monotonic() + INTERRUPT_SECONDS
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    query.stop()
+    """Run until the query ends. Raises FencepostError, PySparkException."""
+    options = source_options(args)
+    _, configs = described(spark, args.source, options)
+    if configs.get(ORDERED_CONFIG) in ("true", "any"):
+        read_ordered(spark, args.source, partial(start, args=args), checkpoint=args.checkpoint, options=options)
+    else:
+        start(read(spark, args), args).awaitTermination()
 
 
 def main() -> int:
@@ -279,8 +142,8 @@ def main() -> int:
     spark = SparkSession.builder.appName(f"stream {args.source} to {args.target}").getOrCreate()
     try:
         run(spark, args)
-    except (SinkError, PySparkException) as error:
-        words = None if isinstance(error, SinkError) else stated(error)
+    except (FencepostError, PySparkException) as error:
+        words = None if isinstance(error, FencepostError) else stated(error)
         print(f"stream: {words or error}", file=sys.stderr)
         return 1
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import json
 import os
 import random
@@ -18,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import confluent_kafka
@@ -36,7 +34,18 @@ from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
 from tests.support.sasl_ssl import ADMIN, sasl_ssl_kafka
-from tests.support.spark import QUERY_SECONDS, SETTINGS, TEST_SECONDS, Read, append, contents, running_spark
+from tests.support.spark import (
+    JOBS,
+    QUERY_SECONDS,
+    SETTINGS,
+    TEST_SECONDS,
+    Read,
+    append,
+    contents,
+    job,
+    running_spark,
+    session_of,
+)
 
 pytestmark = [
     pytest.mark.kafka,
@@ -47,7 +56,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
-JOBS = Path(__file__).parents[2] / "spark_jobs"
 PARTITIONS = 2
 #: Topics with this prefix are checked by the proxy's configuration.
 OFFSETS_CHECKED = "offsets-checked"
@@ -80,16 +88,6 @@ def spark() -> Iterator[Any]:
         # Workers find the job's functions by the name of their module, which is not the main module here.
         session.sparkContext.addPyFile(str(JOBS / "verify.py"))
         yield session
-
-
-def job(name: str) -> ModuleType:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, JOBS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def create(where: KafkaCluster | ProxyProcess, *topics: str, partitions: int = PARTITIONS) -> None:
@@ -147,7 +145,7 @@ def test_streaming_source_and_sink_match_direct_kafka(
                 f"--bootstrap {bootstrap} --from {source} --to {topic} --checkpoint {tmp_path / topic} --once --sql"
             )
             args = stream.arguments().parse_args([*command.split(), sql])
-            assert stream.start(spark, args).awaitTermination(QUERY_SECONDS)
+            assert stream.start(stream.read(spark, args), args).awaitTermination(QUERY_SECONDS)
 
     direct, proxied = (contents(kafka, topic) for topic in topics.values())
     assert sum(map(len, proxied.values())) == 600
@@ -237,7 +235,7 @@ def test_stream_with_sink_id_survives_lost_commit(
         command = f"--bootstrap {proxy.bootstrap} --from {source} --to {target} --checkpoint {checkpoint} --once"
         command += " --sink-id mirror --sink-option patience.seconds=180 --sql"
         args = stream.arguments().parse_args([*command.split(), "SELECT key, value, partition FROM source"])
-        assert stream.start(spark, args).awaitTermination(QUERY_SECONDS)
+        assert stream.start(stream.read(spark, args), args).awaitTermination(QUERY_SECONDS)
 
     # The stream writes its first micro-batch.
     mirror()
@@ -498,11 +496,7 @@ def test_running_stream_reads_partitions_of_an_expansion(
     args = stream.arguments().parse_args([*command.split(), "SELECT value FROM source"])
     append(proxy.bootstrap, source, 0, b"before")
 
-    def follow() -> None:
-        with contextlib.suppress(AssertionError):  # the query is stopped this way
-            stream.run(spark, args)
-
-    runner = threading.Thread(target=follow)
+    runner = threading.Thread(target=stream.run, args=(spark, args))
     runner.start()
     try:
         until(lambda: len(contents(kafka, target)[0]) == 1, "the first row", seconds=QUERY_SECONDS)
@@ -510,11 +504,13 @@ def test_running_stream_reads_partitions_of_an_expansion(
         append(proxy.bootstrap, source, 3, b"after")
         until(lambda: len(contents(kafka, target)[0]) == 2, "the row of a new partition", seconds=QUERY_SECONDS)
     finally:
-        stream.history = lambda *_: None  # keeps the job from starting another query
-        for query in spark.streams.active:
-            query.stop()
-        runner.join(QUERY_SECONDS)
-        sys.modules.pop("stream")
+
+        def ended() -> bool:
+            for query in spark.streams.active:
+                query.stop()
+            return not runner.is_alive()
+
+        until(ended, "the job to end", seconds=QUERY_SECONDS)
 
 
 # --- bulk_load.py -----------------------------------------------------------------------------------------------------
@@ -658,17 +654,6 @@ def test_bulk_load_continues_after_appends_of_another_writer(
     # Another run finds the load complete.
     again = bulk_load(spark, proxy, topic, file)
     assert [(o.found, o.appended) for o in again] == [(o.appended, 0) for o in outcomes]
-
-
-def session_of(leader: int) -> dict[int, tuple[int, str]]:
-    """Parent and command line of each live process of a session."""
-    found = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, parent, _, session = (directory / "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(session) == leader and state != "Z":
-                found[int(directory.name)] = (int(parent), (directory / "cmdline").read_text().replace("\0", " "))
-    return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds Spark's processes in /proc")

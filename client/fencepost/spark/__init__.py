@@ -16,11 +16,21 @@ from fencepost.spark.arranging import arrange
 from fencepost.spark.datasource import FencepostDataSource
 from fencepost.spark.errors import LogRefused, SinkError
 from fencepost.spark.options import client_options
+from fencepost.spark.ordered import read_ordered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FencepostDataSource", "LogRefused", "SinkError", "arrange", "client_options", "register", "stated"]
+__all__ = [
+    "FencepostDataSource",
+    "LogRefused",
+    "SinkError",
+    "arrange",
+    "client_options",
+    "read_ordered",
+    "register",
+    "stated",
+]
 
 
 def register(spark: SparkSession) -> None:
