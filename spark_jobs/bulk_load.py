@@ -109,6 +109,7 @@ def load(spark: SparkSession, args: argparse.Namespace) -> list[Outcome]:
     register(spark)
     options = sink_options(args)
     with Log(client_options(options), patience_seconds=args.patience) as log:
+        log.connect()
         count = log.partition_count(args.topic)
         rows = arrange(_rows(spark, args), partitions=count, order_by=ORDER)
         with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -48,8 +49,12 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with running_spark({"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}) as session:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    settings = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    with running_spark(settings) as session:
         yield session  # finds the format: `pyspark_fencepost`
 
 
@@ -369,14 +374,6 @@ def test_batch_deleted_by_retention_is_not_appended_again(
     assert not values(kafka, name)
 
 
-def test_missing_topic_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
-    with pytest.raises(Exception, match=r"\S") as raised:
-        save(rows(spark, 10), proxy, "checked-absent")
-    requested = "NotBegun: topic checked-absent does not exist (create it with the number of partitions that it needs)"
-    assert requested in str(raised.value)
-    assert "PicklingError" not in str(raised.value)
-
-
 def test_lost_checkpoint_is_refused_without_new_sink_id(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -417,19 +414,77 @@ def test_stream_resumes_after_expansion_within_a_batch(
         assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % 6 for r in later} <= {partition}
 
 
+# --- SQL --------------------------------------------------------------------------------------------------------------
+
+
+def test_insert_into_appends_each_row_once(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    one, two = topic(), topic()
+    options = "{} ('kafka.bootstrap.servers'{}'" + proxy.bootstrap + "', 'topic'{}'{}', 'sink.id'{}'insert')"
+    rows(spark, 300).createOrReplaceTempView("given")
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW target (key STRING, value STRING) USING fencepost "
+        + options.format("OPTIONS", " ", " ", one, " ")
+    )
+    spark.sql("CREATE TABLE written (key STRING, value STRING) USING fencepost")
+    try:
+        for _ in range(2):
+            spark.sql("INSERT INTO target SELECT key, value FROM given")
+            spark.sql(f"INSERT INTO written {options.format('WITH', '=', '=', two, '=')} SELECT key, value FROM given")
+        assert values(kafka, one) == values(kafka, two) == numbers(300)
+
+        assert "Spark does not pass the OPTIONS of CREATE TABLE" in refusal(
+            lambda: spark.sql("INSERT INTO written SELECT key, value FROM given")
+        )
+        assert "cannot be overwritten" in refusal(lambda: spark.sql("INSERT OVERWRITE target SELECT * FROM given"))
+        assert "cannot be read" in refusal(lambda: spark.sql("SELECT * FROM target").collect())
+    finally:
+        spark.sql("DROP TABLE written")
+
+
 # --- immediate refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_wrong_target_is_refused_at_once_in_one_sentence(  # noqa: PLR0917 - fixtures
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path, streams: bool
+) -> None:
+    df, there, unchecked = rows(spark, 10), topic(), topic("open")
+    stream = Stream(spark, proxy, there, tmp_path)
+    stream.file("a", 0)
+    wrong = {
+        "topic checked-absent does not exist (create it with the number of partitions that it needs)": {
+            "topic": "checked-absent"
+        },
+        f"topic {there} has no fencepost.check.expected.offsets: kafka.bootstrap.servers is not the proxy (set the "
+        "option to the proxy's address)": {"kafka.bootstrap.servers": kafka.bootstrap},
+        f"topic {unchecked}: fencepost.check.expected.offsets is off, so rows could be written twice (switch it on: "
+        f"kafka-configs.sh --bootstrap-server PROXY --alter --topic {unchecked} "
+        "--add-config fencepost.check.expected.offsets=true)": {"topic": unchecked},
+        "unknown option 'sinkid'; did you mean 'sink.id'?": {"sinkid": "x"},
+    }
+    if not streams:  # a stream waits for the proxy
+        wrong[
+            "the proxy: cannot connect to 127.0.0.1:1: Connection refused (check kafka.bootstrap.servers), tried for "
+            "10 s"
+        ] = {"kafka.bootstrap.servers": "127.0.0.1:1"}
+    for sentence, options in wrong.items():
+        with pytest.raises(Exception, match=r"\S") as raised:
+            stream.run(**options) if streams else save(df, proxy, options.pop("topic", there), **options)
+        stated = str(raised.value).split("=== Streaming Query ===")[0]
+        assert len(stated.splitlines()) <= 2, stated
+        assert re.search(rf"fencepost\.spark\.errors\.\w+: {re.escape(sentence)}\n", stated), stated
+        assert "PicklingError" not in stated
+        assert "Traceback" not in stated
 
 
 def test_invalid_options_are_refused_before_the_first_row(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
-    name, unchecked = topic(), topic("open")
+    name = topic()
     df = rows(spark, 10)
     assert "option 'sink.id' is required" in refusal(lambda: save(df, proxy, name, sink=""))
-    assert "did you mean 'sink.id'?" in refusal(lambda: save(df, proxy, name, **{"sinkid": "x"}))
-    assert "fencepost.check.expected.offsets is off" in refusal(lambda: save(df, proxy, unchecked))
-    direct = {"kafka.bootstrap.servers": kafka.bootstrap}
-    assert "kafka.bootstrap.servers the proxy?" in refusal(lambda: save(df, proxy, name, **direct))
     assert "no column 'value'" in refusal(lambda: save(df.drop("value"), proxy, name))
     assert "needs the column `partition`" in refusal(lambda: save(df, proxy, name, arranged="true"))
     placed = df.selectExpr("*", "CAST(CAST(value AS INT) % 3 AS INT) AS partition")

@@ -47,7 +47,9 @@ def arrange(
     if partitions is None:
         if topic is None or options is None:
             raise SinkError("arrange needs partitions=, or topic= and options= to read the number from Kafka")
-        partitions = Log.shared(client_options(options)).partition_count(topic)
+        log = Log.shared(client_options(options))
+        log.connect()
+        partitions = log.partition_count(topic)
     if partitions < 1:
         raise SinkError(f"partitions={partitions}: must be at least 1")
     placed = sf.pmod(sf.xxhash64(sf.col("value")), sf.lit(partitions)).cast("int")

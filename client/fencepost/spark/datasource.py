@@ -114,9 +114,13 @@ def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
 def _facts_from(topic: str, config: Mapping[str, str | None]) -> _Facts:
     """Raises SinkError for a topic that does not allow exactly-once writes."""
     if config.get(CHECK_CONFIG) not in ("true", "required"):
-        what = "is off" if CHECK_CONFIG in config else "is unknown: is kafka.bootstrap.servers the proxy?"
+        if CHECK_CONFIG not in config:
+            raise SinkError(
+                f"topic {topic} has no {CHECK_CONFIG}: kafka.bootstrap.servers is not the proxy (set the option to the "
+                "proxy's address)"
+            )
         raise SinkError(
-            f"topic {topic}: {CHECK_CONFIG} {what}, so rows could be written twice (switch it on: kafka-configs.sh "
+            f"topic {topic}: {CHECK_CONFIG} is off, so rows could be written twice (switch it on: kafka-configs.sh "
             f"--bootstrap-server PROXY --alter --topic {topic} --add-config {CHECK_CONFIG}=true)"
         )
     if (
@@ -140,6 +144,16 @@ def _int(config: Mapping[str, str | None], name: str, default: int) -> int:
         return int(config.get(name) or default)
     except ValueError:
         return default
+
+
+@contextlib.contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Let Spark report a SinkError as one sentence. Spark reads the variable in the failed process, and ends it."""
+    try:
+        yield
+    except SinkError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 @functools.cache
@@ -176,6 +190,7 @@ class _Writer:
         self._probe: DriverProbe | None = None
         self._plan = chosen.plan
 
+    @_without_traceback()
     def __getstate__(self) -> tuple[str, bytes]:
         if self._probe is None:
             try:
@@ -184,6 +199,7 @@ class _Writer:
                 raise NotBegun(str(error)) from error
         return _version(), pickle.dumps(self.__dict__)
 
+    @_without_traceback()
     def __setstate__(self, state: tuple[str, bytes]) -> None:
         """Raises SinkError if the driver has another version of fencepost, which may pickle other fields."""
         (sent_by, pickled), installed = state, _version()
@@ -220,6 +236,7 @@ class _Writer:
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         raise NotImplementedError
 
+    @_without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
@@ -325,6 +342,11 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
 
     _may_never_have_run = True
 
+    def _read_log_ends(self) -> None:
+        # Not for patience.seconds: before the first row, a wrong address is likelier than a restart.
+        _log(self._settings).connect()
+        super()._read_log_ends()
+
     def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
         chosen = self._settings
         if any(outcome.deferred for outcome in outcomes):
@@ -338,6 +360,7 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         return "", 0
 
+    @_without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._committed(messages, f"sink {self._plan.sink}")
 
@@ -355,6 +378,7 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
         return query, int(batch)
 
+    @_without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._committed(messages, f"sink {self._plan.sink}, batch {batchId}")
 
@@ -369,14 +393,23 @@ class FencepostDataSource(DataSource):
     def name(cls) -> str:
         return "fencepost"
 
+    @_without_traceback()
     def schema(self) -> StructType | str:
         raise SinkError("format 'fencepost' cannot be read (read with Spark's format 'kafka' and the proxy's address)")
 
+    def reader(self, schema: StructType) -> Any:
+        self.schema()
+
+    def streamReader(self, schema: StructType) -> Any:
+        self.schema()
+
+    @_without_traceback()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
             raise SinkError("a topic cannot be overwritten (use mode('append'))")
         return _BatchWriter(self._checked(schema))
 
+    @_without_traceback()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         if overwrite:
             raise SinkError("outputMode('complete') overwrites, which a topic cannot (use foreachBatch: docs/spark.md)")

@@ -53,6 +53,7 @@ __all__ = ["Answer", "Log", "Logged", "OffsetsDeleted"]
 _T = TypeVar("_T")
 
 REQUEST_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
 PATIENCE_SECONDS = 120.0
 #: How long a broker may not know a topic that was just created.
 _UNKNOWN_TOPIC_SECONDS = 5.0
@@ -124,6 +125,10 @@ class Log:
             if log is None or log._closed:
                 log = cls._shared[key] = cls(client_options, patience_seconds=patience_seconds)
             return log
+
+    def connect(self) -> None:
+        """Connect, unless connected. Fails early: after `CONNECT_SECONDS`."""
+        self._query(lambda wire: wire.connect())
 
     def partition_count(self, topic: str) -> int:
         """Kafka's current count. Raises LogRefused for an unknown topic."""
@@ -339,6 +344,9 @@ class _Client:
         self._querying = asyncio.Lock()
 
     # --- requests of a Log
+
+    async def connect(self) -> None:
+        await self._connected(_Tries(min(CONNECT_SECONDS, self._patience_seconds), "the proxy"))
 
     async def partition_count(self, topic: str) -> int:
         tries = _Tries(self._patience_seconds, f"topic {topic}")
@@ -559,10 +567,10 @@ class _Client:
             return await self._why(kafka) or error
         return None
 
-    async def _why(self, kafka: _KafkaClient) -> Exception | None:
+    async def _why(self, kafka: _KafkaClient) -> str | None:
         """The error that `bootstrap` only logs. Raises LogRefused for a permanent one."""
         options = {key: value for key, value in self._options.items() if key in _CONNECTION_OPTIONS}
-        found: Exception | None = None
+        found: str | None = None
         for host, port, _ in kafka.hosts:
             try:
                 (await create_conn(host, port, **options)).close()
@@ -576,7 +584,7 @@ class _Client:
                     "(see kafka.ssl.truststore.location, PEM)"
                 ) from error
             except (TimeoutError, KafkaError, OSError) as error:
-                found = ConnectionError(f"{host}:{port}: {_stated(error)}")
+                found = f"cannot connect to {host}:{port}: {_reason(error)} (check kafka.bootstrap.servers)"
         return found
 
     async def _sent(self, node: int | None, request: Any) -> Any:
@@ -625,6 +633,12 @@ def _stated(problem: object) -> str:
     if isinstance(problem, BaseException):
         return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
     return str(problem)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return _stated(error)
 
 
 def _refuse_final(topic: str, code: int) -> None:

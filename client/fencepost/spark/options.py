@@ -207,6 +207,11 @@ class _Given:
 
 def settings(options: Mapping[str, str]) -> Settings:
     """Raises SinkError."""
+    if not options:
+        raise SinkError(
+            "no option is set: Spark does not pass the OPTIONS of CREATE TABLE to Python formats (use CREATE TEMPORARY "
+            "VIEW … USING fencepost OPTIONS (…), or INSERT INTO … WITH (…))"
+        )
     given = _Given(options)
     ignored = _refuse_unknown(given)
     for option in OPTIONS:
@@ -255,8 +260,7 @@ def _refuse_unknown(given: _Given) -> list[str]:
         why, near = _WHY_NOT.get(javas, ""), difflib.get_close_matches(name, _OPTIONS, 1)
         raise SinkError(
             f"unknown option {name!r}"
-            + (f": {why}" if why else f"; did you mean {near[0]!r}?" if near else "")
-            + f" (known options: {', '.join(_OPTIONS)})"
+            + (f": {why}" if why else f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(_OPTIONS)})")
         )
     return ignored
 

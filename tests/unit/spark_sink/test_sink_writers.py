@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def done(task: int, *rows: int, begun: Any = ()) -> TaskDone:
 
 @pytest.fixture
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasource, "_log", lambda chosen: None)
+    monkeypatch.setattr(datasource, "_log", lambda chosen: SimpleNamespace(connect=lambda: None))
     monkeypatch.setattr(datasource, "_facts_of", lambda *_: datasource._Facts(False, 1_000_000, -1, 0.0))
 
 
