@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fencepost_policies.append import Append, Check
+from fencepost_policies.append import Check
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
@@ -83,6 +83,23 @@ class Talk:
         self.call("submit", pending)
         return pending
 
+    def sends(self, records: memoryview, **options: Any) -> g.PendingAppend:
+        """The append is submitted and admitted, and goes to Kafka."""
+        pending = self.submit(records, **options)
+        self.admitted(pending)
+        return pending
+
+    def loses(self, records: memoryview, **options: Any) -> g.PendingAppend:
+        """It is sent, too, but Kafka's answer does not arrive."""
+        pending = self.submit(records, **options)
+        self.lost(pending)
+        return pending
+
+    def is_unconfirmed(self, end: int) -> None:
+        """An append at the log end makes the sequencer read the log end first."""
+        self.submit(expecting(end, b"a"))
+        self.next(g.ReadLogEnd)
+
     def next(self, kind: type[E]) -> E:
         assert self.effects, f"no effect, expected {kind.__name__}"
         effect = self.effects.pop(0)
@@ -95,7 +112,8 @@ class Talk:
     def snapshot(self, end: int, *, next_sequence: int | None = None, **more: Any) -> None:
         """Answer the sequencer's read of the log end."""
         self.next(g.ReadLogEnd)
-        state = None if next_sequence is None else g.ProducerState(more.pop("epoch", 0), next_sequence)
+        epoch = more.pop("epoch", 0)
+        state = None if next_sequence is None else g.ProducerState(epoch, next_sequence)
         facts: dict[str, Any] = {
             "requested_at": self.now,
             "log_end_offset": end,
@@ -116,19 +134,63 @@ class Talk:
         self.call("sent", pending)
         return pending.fence
 
+    def _sent(self, pending: g.PendingAppend) -> None:
+        if self.effects and self.effects[0] == g.Admit(pending):
+            self.admitted(pending)
+
     def kafka(
         self, pending: g.PendingAppend, error: int = 0, base_offset: int = -1, log_append_time_ms: int = -1
     ) -> None:
+        """Kafka answers the append, which is sent now if it was not before."""
+        self._sent(pending)
         self.call("answered", pending, PartitionResult(TP.partition, error, base_offset, log_append_time_ms))
+
+    def lost(self, *pending_appends: g.PendingAppend) -> None:
+        """The connection of appends breaks after they were sent, now or before."""
+        for pending in pending_appends:
+            self._sent(pending)
+        for pending in pending_appends:
+            self.call("lost", pending)
+
+    def read(self, pending: g.PendingAppend, result: g.BatchReadResult, *, at: int | None = None) -> None:
+        """Answer the sequencer's read of the log for this append, at that offset."""
+        effect = self.next(g.ReadBatch)
+        assert effect == g.ReadBatch(pending, effect.offset if at is None else at)
+        self.report(g.BatchRead(pending, result))
+
+    def resent(self, pending: g.PendingAppend, result: PartitionResult | None) -> None:
+        assert self.next(g.Resend).pending is pending
+        self.report(g.Resent(pending, result))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.report(g.Tick())
 
     def answered(self, pending: g.PendingAppend) -> PartitionResult:
         answer = self.next(g.Answer)
         assert answer.pending is pending
         return answer.result
 
+    def fails(self, pending: g.PendingAppend, error: int, text: str = "") -> str:
+        result = self.answered(pending)
+        assert result.error_code == error, result
+        message = result.error_message or ""
+        assert text in message
+        return message
+
     def accepted(self, pending: g.PendingAppend, at: int) -> None:
         result = self.answered(pending)
         assert (result.error_code, result.base_offset) == (0, at), result
+
+    def acknowledged(self, pending: g.PendingAppend, at: int) -> None:
+        self.kafka(pending, base_offset=at)
+        self.accepted(pending, at)
+
+    def unknown(self, pending: g.PendingAppend, *, at: int) -> None:
+        """The connection of a fenced append breaks; the log ends where it should lie."""
+        self.lost(pending)
+        self.read(pending, g.NotYet(at), at=at)
+        self.fails(pending, TIMED_OUT)
 
     def mismatch(self, pending: g.PendingAppend, *, expected: int, actual: int) -> str:
         result = self.answered(pending)
@@ -138,26 +200,28 @@ class Talk:
         assert result.record_errors == ()
         return result.error_message
 
-    def append(self, at: int, *values: bytes, timestamp_ms: int | None = None, connection: int = 1) -> g.PendingAppend:
+    def taken(self, pending: g.PendingAppend, there: g.Found, *, expected: int = 10, actual: int = 11) -> str:
+        """The append is decided with the log as it is now, and refused because of what is there."""
+        self.snapshot(actual, next_sequence=actual)
+        self.read(pending, there, at=expected)
+        return self.mismatch(pending, expected=expected, actual=actual)
+
+    def append(self, at: int, *values: bytes, connection: int = 1, **more: Any) -> g.PendingAppend:
         """A conditional append that succeeds while the fence is confirmed."""
-        pending = self.submit(expecting(at, *values, timestamp_ms=timestamp_ms), connection=connection)
-        assert self.admitted(pending) == g.Fence(SHARED, 0, at)
-        self.kafka(pending, base_offset=at)
-        self.accepted(pending, at)
+        pending = self.submit(expecting(at, *values, **more), connection=connection)
+        assert self.admitted(pending) == g.Fence(SHARED, 0, at, self.instance_id)
+        self.acknowledged(pending, at)
         return pending
 
 
-def confirmed(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
-    """The state after one successful append of one record; the log ends at `at`."""
+def confirmed(check: Check = Check.REQUIRED, **attributes: Any) -> Talk:
+    """The state after one successful append of one record; the log ends at 10. `attributes`: of the talk, from then."""
     talk = Talk(check)
-    pending = talk.submit(expecting(at - 1, b"first"))
-    talk.snapshot(at - 1)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=at - 1)
-    talk.accepted(pending, at - 1)
+    pending = talk.submit(expecting(9, b"first"))
+    talk.snapshot(9)
+    talk.acknowledged(pending, 9)
     talk.silent()
-    talk.now += 1
-    return talk
+    return replace(talk, **{"now": talk.now + 1} | attributes)
 
 
 def in_log(records: memoryview, at: int, fence: g.Fence | None = None, *, log_append_time: bool = False) -> g.Found:
@@ -189,227 +253,171 @@ def compacted(found: g.Found, record_count: int) -> g.Found:
     return g.Found(memoryview(bytes(left)))
 
 
+def marker(found: g.Found) -> g.Found:
+    return g.Found(memoryview(bytes(found.batch[:21]) + b"\0\x30" + bytes(found.batch[23:])))
+
+
+THEIRS = in_log(expecting(10, b"theirs"), 10)
+
+
 # ---------------------------------------------------------------------------------------------------- the happy path
 
 
-def test_unconfirmed_sequencer_reads_log_end_and_fences() -> None:
+@pytest.mark.parametrize(
+    ("end", "facts", "sequence"),
+    [(41, {}, 41), (500, {}, 500), ((1 << 31) + 5, {"next_sequence": 5}, 5)],
+    ids=["first append", "no fence state needs no base", "sequences wrap where Kafka's do"],
+)
+def test_unconfirmed_sequencer_reads_log_end_and_fences(end: int, facts: dict[str, Any], sequence: int) -> None:
     talk = Talk()
-    pending = talk.submit(expecting(41, b"a", b"b"))
-    talk.snapshot(41)
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 41)
-    talk.kafka(pending, base_offset=41)
-    talk.accepted(pending, 41)
-    assert talk.sequencer.log_end_offset == 43
+    pending = talk.submit(expecting(end, b"a", b"b"))
+    talk.snapshot(end, **facts)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, sequence)
+    talk.acknowledged(pending, end)
+    assert talk.sequencer.log_end_offset == end + 2
 
 
 def test_confirmed_sequencer_appends_without_reading() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     talk.append(10, b"a", b"b")
     talk.append(12, b"c", connection=2)
     talk.silent()
 
 
-def test_sequences_wrap_where_kafkas_do() -> None:
-    talk = Talk()
-    end = (1 << 31) + 5
-    pending = talk.submit(expecting(end, b"a"))
-    talk.snapshot(end, next_sequence=5)
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 5)
-
-
 def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
-    talk = confirmed(10, Check.ON)
-    own = talk.submit(batch(b"x", b"y", producer=(5, 0, 0)))
-    assert talk.admitted(own) is None
-    talk.kafka(own, base_offset=10)
-    talk.accepted(own, 10)
-    pending = talk.submit(expecting(12, b"z"))
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
-
-
-def test_batch_without_producer_is_fenced_at_log_end() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(batch(b"x"))
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 10)
+    talk = confirmed(Check.ON)
+    own = talk.sends(batch(b"x", b"y", producer=(5, 0, 0)))
+    assert own.fence is None
+    talk.acknowledged(own, 10)
+    assert talk.sends(expecting(12, b"z")).fence == g.Fence(SHARED, 0, 10)
+    assert talk.sends(batch(b"without producer id")).fence == g.Fence(SHARED, 0, 11)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
 def test_mismatch_reports_log_end_read_during_the_request() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(12, b"a"))
     talk.snapshot(11, next_sequence=11)  # another process has appended meanwhile
     talk.mismatch(pending, expected=12, actual=11)
 
 
-def test_earlier_log_end_is_not_reported_as_actual() -> None:
-    talk = confirmed(10)
-    pending = talk.submit(expecting(12, b"a"))
-    talk.next(g.ReadLogEnd)
-    talk.silent()
-    assert pending.sent_at is None
-
-
 def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(11, b"a"), wait=1.0)
     talk.snapshot(12, next_sequence=12)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, g.NotYet(12)))
+    talk.read(pending, g.NotYet(12))
     talk.silent()
-    talk.now += 0.1
-    talk.report(g.Tick())
+    talk.tick(0.1)
     talk.next(g.ReadBatch)
-    talk.now += 1.0
-    talk.report(g.Tick())
-    assert talk.answered(pending).error_code == NOT_LEADER
+    talk.tick(1.0)
+    talk.fails(pending, NOT_LEADER)
 
 
 # ------------------------------------------------------------------- rule 1: an answer speaks of a batch sent once
 
 
 def test_sequence_gap_becomes_mismatch_after_reading_the_log() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
     talk.kafka(pending, OUT_OF_ORDER)
-    talk.snapshot(13, next_sequence=13)
-    assert talk.next(g.ReadBatch).offset == 10
-    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.mismatch(pending, expected=10, actual=13)
+    talk.taken(pending, THEIRS, actual=13)
 
 
 def test_fence_with_wrong_epoch_is_rebuilt_from_log() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
     talk.kafka(pending, WRONG_EPOCH)
     talk.snapshot(10, next_sequence=0, epoch=3, fence_base=(3, 10))
     assert talk.admitted(pending) == g.Fence(SHARED, 3, 0)
-    talk.kafka(pending, base_offset=10)
-    talk.accepted(pending, 10)
+    talk.acknowledged(pending, 10)
 
 
 def test_repeatedly_refused_fence_ends_with_retriable_error() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(10, b"a"))
     for _ in range(LIMITS.attempts_max):
-        talk.admitted(pending)
         talk.kafka(pending, OUT_OF_ORDER)
         if talk.effects and isinstance(talk.effects[0], g.ReadLogEnd):
             talk.snapshot(10)
-    assert talk.answered(pending).error_code == NOT_LEADER
+    talk.fails(pending, NOT_LEADER)
 
 
 @pytest.mark.parametrize(
     ("error", "base_offset"), [(TIMED_OUT, -1), (AFTER_APPEND, -1), (NOT_LEADER, 10), (-1, -1), (56, -1)]
 )
 def test_errors_after_possible_append_leave_it_in_doubt(error: int, base_offset: int) -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(10, b"a", write_id=b"w"))
-    talk.admitted(pending)
     talk.kafka(pending, error, base_offset)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10)))
+    talk.read(pending, in_log(pending.records, 10), at=10)
     talk.accepted(pending, 10)
     assert talk.sequencer.phase is Phase.UNCONFIRMED
 
 
 def test_not_leader_before_any_append_is_relayed() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
     talk.kafka(pending, NOT_LEADER)
-    assert talk.answered(pending).error_code == NOT_LEADER
+    talk.fails(pending, NOT_LEADER)
     talk.silent()
-    talk.submit(expecting(10, b"a"))
-    talk.next(g.ReadLogEnd)  # the new leader may not know the fence
+    talk.is_unconfirmed(10)  # the new leader may not know the fence
 
 
-def test_lost_acknowledgement_is_resolved_from_the_log() -> None:
-    talk = confirmed(10)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.snapshot(11, next_sequence=11)  # it can no longer be appended: decide again
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.mismatch(pending, expected=10, actual=11)
-
-
-def in_doubt(
-    *, check: Check = Check.REQUIRED, producer: tuple[int, int, int] = (5, 0, 0)
-) -> tuple[Talk, g.PendingAppend]:
-    """The acknowledgement of an append at 10 is lost; its client may write, and this process has an instance id."""
-    talk = confirmed(10, check)
-    talk.instance_id, talk.may_write = 7, True
-    pending = talk.submit(expecting(10, b"a", producer=producer))
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 10, 7)
-    talk.call("lost", pending)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
+def in_doubt(check: Check = Check.REQUIRED, *, may_write: bool = True) -> tuple[Talk, g.PendingAppend]:
+    """The acknowledgement of an append at 10 is lost. This process has an instance id."""
+    talk = confirmed(check, instance_id=7, may_write=may_write)
+    pending = talk.sends(expecting(10, b"a", producer=(5, 0, 0)))
+    assert pending.fence == g.Fence(SHARED, 0, 10, 7)
+    talk.lost(pending)
     return talk, pending
 
 
 def test_fence_with_own_instance_id_proves_the_append() -> None:
     talk, pending = in_doubt()
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
+    talk.read(pending, in_log(pending.records, 10, pending.fence), at=10)
     talk.accepted(pending, 10)
-    retry = talk.submit(pending.records, connection=2)
-    talk.accepted(retry, 10)
+    talk.accepted(talk.submit(pending.records, connection=2), 10)
 
 
-def test_equal_batch_of_another_instance_is_no_success() -> None:
+@pytest.mark.parametrize("equal", [True, False])
+def test_batch_of_another_instance_is_no_success(equal: bool) -> None:
     talk, pending = in_doubt()
-    theirs = in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8))
-    talk.report(g.BatchRead(pending, theirs))
-    talk.snapshot(11, next_sequence=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, theirs))
-    assert "POSSIBLY_YOURS" in talk.mismatch(pending, expected=10, actual=11)
+    theirs = in_log(pending.records if equal else expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
+    talk.read(pending, theirs, at=10)
+    assert ("POSSIBLY_YOURS" in talk.taken(pending, theirs)) is equal  # it can no longer be appended: decided again
 
 
 def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
-    talk = confirmed(10, Check.ON)
-    talk.instance_id = 7
-    pending = talk.submit(batch(b"a"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8))))
+    talk = confirmed(Check.ON, instance_id=7)
+    pending = talk.loses(batch(b"a"))
+    talk.read(pending, in_log(pending.records, 10, g.Fence(SHARED, 0, 10, 8)))
     talk.snapshot(11, next_sequence=11)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, 11, 7)
 
 
 def test_one_of_two_equal_batches_succeeds() -> None:
     talk, first = in_doubt()
-    talk.report(g.BatchRead(first, g.NotYet(10)))
+    talk.read(first, g.NotYet(10))
     talk.snapshot(10, next_sequence=9)  # not the sequence of its fence: the outcome stays unknown
-    assert talk.answered(first).error_code == TIMED_OUT
+    talk.fails(first, TIMED_OUT)
+    there = in_log(first.records, 10, first.fence)
     second = talk.submit(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
     talk.snapshot(10, next_sequence=10)
-    talk.admitted(second)
-    talk.call("lost", second)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(second, in_log(first.records, 10, first.fence)))
+    talk.lost(second)
+    talk.read(second, there)
     talk.accepted(second, 10)
     retry = talk.submit(first.records, connection=3)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
-    talk.snapshot(11, next_sequence=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
-    assert "POSSIBLY_YOURS" in talk.mismatch(retry, expected=10, actual=11)
+    talk.read(retry, there)
+    assert "POSSIBLY_YOURS" in talk.taken(retry, there)
 
 
 def test_in_doubt_batch_is_resent_at_unchanged_end() -> None:
     talk, pending = in_doubt()
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.read(pending, g.NotYet(10))
     talk.snapshot(10, next_sequence=10)
-    assert talk.next(g.Resend).pending is pending
-    talk.report(g.Resent(pending, PartitionResult(3, 0, 10)))
+    talk.resent(pending, PartitionResult(3, 0, 10))
     talk.accepted(pending, 10)
 
 
@@ -418,15 +426,12 @@ def test_in_doubt_batch_is_resent_at_unchanged_end() -> None:
 )
 def test_outcome_after_resend_is_read_from_the_log(resent: PartitionResult | None) -> None:
     talk, pending = in_doubt()
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.read(pending, g.NotYet(10))
     talk.snapshot(10, next_sequence=10)
-    talk.next(g.Resend)
-    talk.report(g.Resent(pending, resent))
+    talk.resent(pending, resent)
     talk.silent()
-    talk.now += 0.1
-    talk.report(g.Tick())
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
+    talk.tick(0.1)
+    talk.read(pending, in_log(pending.records, 10, pending.fence))
     talk.accepted(pending, 10)
 
 
@@ -444,272 +449,181 @@ def test_outcome_after_resend_is_read_from_the_log(resent: PartitionResult | Non
 )
 def test_changed_sequence_prevents_the_resend(facts: dict[str, Any]) -> None:
     talk, pending = in_doubt()
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.read(pending, g.NotYet(10))
     talk.snapshot(10, **facts)
-    assert talk.answered(pending).error_code == TIMED_OUT
+    talk.fails(pending, TIMED_OUT)
 
 
 def test_log_that_moved_before_resend_is_read_again() -> None:
     talk, pending = in_doubt()
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    talk.read(pending, g.NotYet(10))
     talk.snapshot(11, next_sequence=11)
-    talk.now += 0.1
-    talk.report(g.Tick())
+    talk.tick(0.1)
     talk.next(g.ReadBatch)
 
 
 def test_nothing_is_resent_without_proven_write_permission() -> None:
-    talk, pending = in_doubt()
-    pending.may_write = False
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
-    assert talk.answered(pending).error_code == TIMED_OUT
-    talk = confirmed(10, Check.ON)
-    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    talk.admitted(own)
-    talk.call("lost", own)
-    assert talk.answered(own).error_code == TIMED_OUT
+    talk, pending = in_doubt(may_write=False)
+    talk.read(pending, g.NotYet(10))
+    talk.fails(pending, TIMED_OUT)
+    talk = confirmed(Check.ON)
+    talk.fails(talk.loses(batch(b"x", producer=(5, 0, 0))), TIMED_OUT)
 
 
 def test_nothing_is_resent_to_a_possibly_recreated_topic() -> None:
     talk, pending = in_doubt()
     talk.report(g.Forget())
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
-    assert talk.answered(pending).error_code == TIMED_OUT
+    talk.read(pending, g.NotYet(10))
+    talk.fails(pending, TIMED_OUT)
 
 
 def test_nothing_is_resent_after_a_sequence_gap() -> None:
-    talk = confirmed(10)
-    talk.instance_id, talk.may_write = 7, True
-    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(first)
-    second = talk.submit(expecting(11, b"b", producer=(5, 0, 1)))
-    talk.admitted(second)
-    talk.call("lost", first)
-    talk.call("lost", second)
-    talk.next(g.ReadBatch)
+    talk = confirmed(instance_id=7, may_write=True)
+    first, second = (talk.sends(expecting(10 + i, b"a", producer=(5, 0, i))) for i in range(2))
+    talk.lost(first, second)
     theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
-    talk.report(g.BatchRead(first, theirs))
-    assert talk.next(g.ReadBatch) == g.ReadBatch(second, 11)
-    talk.report(g.BatchRead(second, g.NotYet(11)))
-    assert talk.answered(second).error_code == TIMED_OUT
-    talk.snapshot(11, next_sequence=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, theirs))
-    talk.mismatch(first, expected=10, actual=11)
+    talk.read(first, theirs)
+    talk.read(second, g.NotYet(11), at=11)
+    talk.fails(second, TIMED_OUT)
+    talk.taken(first, theirs)
 
 
 def test_retry_after_unknown_outcome_finds_the_first_try() -> None:
     talk, first = in_doubt()
     talk.may_write = False
-    talk.report(g.BatchRead(first, g.Unreadable("no leader")))
-    talk.now += 20
-    talk.report(g.Tick())
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, g.Unreadable("no leader")))
-    assert talk.answered(first).error_code == TIMED_OUT
+    talk.read(first, g.Unreadable("no leader"))
+    talk.tick(20)
+    talk.read(first, g.Unreadable("no leader"))
+    talk.fails(first, TIMED_OUT)
     retry = talk.submit(first.records, connection=2)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 10)
-    talk.report(g.BatchRead(retry, in_log(first.records, 10, first.fence)))
+    talk.read(retry, in_log(first.records, 10, first.fence), at=10)
     talk.accepted(retry, 10)
 
 
-def test_unfenced_appends_wait_for_possibly_queued_fenced_one() -> None:
-    talk, lost = in_doubt(check=Check.ON)
-    lost.may_write = False
-    talk.report(g.BatchRead(lost, g.NotYet(10)))
-    assert talk.answered(lost).error_code == TIMED_OUT
-    own = talk.submit(batch(b"x", producer=(8, 0, 0)), connection=2, wait=100.0)
-    talk.silent()
-    talk.now += LIMITS.queued_seconds + 1
-    talk.report(g.Tick())
-    assert talk.admitted(own) is None
-
-
-def test_acknowledged_later_fence_ends_that_wait() -> None:
-    talk, lost = in_doubt(check=Check.ON)
-    lost.may_write = False
-    talk.report(g.BatchRead(lost, g.NotYet(10)))
-    talk.answered(lost)
-    other = talk.submit(expecting(10, b"b"), connection=2)
-    talk.snapshot(10, next_sequence=10)
-    talk.admitted(other)
-    own = talk.submit(batch(b"x", producer=(8, 0, 0)), connection=2)
-    talk.kafka(other, base_offset=10)
-    talk.accepted(other, 10)
+@pytest.mark.parametrize("end", ["time", "a later fence is acknowledged"])
+def test_unfenced_appends_wait_for_possibly_queued_fenced_one(end: str) -> None:
+    talk, lost = in_doubt(Check.ON, may_write=False)
+    talk.read(lost, g.NotYet(10))
+    talk.fails(lost, TIMED_OUT)
+    if end == "time":
+        own = talk.submit(batch(b"x", producer=(8, 0, 0)), connection=2, wait=100.0)
+        talk.silent()
+        talk.tick(LIMITS.queued_seconds + 1)
+    else:
+        other = talk.submit(expecting(10, b"b"), connection=2)
+        talk.snapshot(10, next_sequence=10)
+        talk.admitted(other)
+        own = talk.submit(batch(b"x", producer=(8, 0, 0)), connection=2)
+        talk.acknowledged(other, 10)
     assert talk.admitted(own) is None
 
 
 def test_conditional_append_waits_for_possibly_queued_unfenced_one() -> None:
-    talk = confirmed(10, Check.ON)
-    own = talk.submit(batch(b"x", producer=(8, 0, 0), transactional=True))
-    talk.admitted(own)
-    talk.call("lost", own)
-    assert talk.answered(own).error_code == TIMED_OUT
+    talk = confirmed(Check.ON)
+    talk.fails(talk.loses(batch(b"x", producer=(8, 0, 0), transactional=True)), TIMED_OUT)
     conditional = talk.submit(expecting(10, b"a"), connection=2)
     talk.silent()
-    talk.now += 6
-    talk.report(g.Tick())
-    assert talk.answered(conditional).error_code == NOT_LEADER
+    talk.tick(6)
+    talk.fails(conditional, NOT_LEADER)
     late = talk.submit(expecting(11, b"a"), connection=2, wait=100.0)
-    talk.now += LIMITS.queued_seconds
-    talk.report(g.Tick())
+    talk.tick(LIMITS.queued_seconds)
     talk.snapshot(11, next_sequence=10)
     talk.admitted(late)
 
 
 def test_equal_batch_without_write_id_proves_nothing() -> None:
-    talk = confirmed(10)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10)))
-    result = talk.answered(pending)
-    assert result.error_code == TIMED_OUT
-    assert "may be yours" in (result.error_message or "")
+    talk = confirmed()
+    pending = talk.loses(expecting(10, b"a"))
+    talk.read(pending, in_log(pending.records, 10))
+    talk.fails(pending, TIMED_OUT, "may be yours")
 
 
-def test_missing_in_doubt_append_is_unknown() -> None:
-    talk = confirmed(10)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
-    assert talk.answered(pending).error_code == TIMED_OUT
-
-
-@pytest.mark.parametrize("other", ["not_fenced", "fenced before it"])
-def test_in_doubt_append_is_sought_after_foreign_batches(other: str) -> None:
+@pytest.mark.parametrize("fenced", [False, True])
+def test_in_doubt_append_is_sought_after_foreign_batches(fenced: bool) -> None:
     """A queued append or a marker is appended first. The sequence of the in-doubt append still fits. If the sequencer
     treated it as lost, it would be appended twice."""
-    talk = confirmed(10, Check.ON)
-    talk.instance_id, talk.may_write = 7, True
-    lost = talk.submit(batch(b"a"))
-    assert talk.admitted(lost) == g.Fence(SHARED, 0, 10, 7)
-    talk.call("lost", lost)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
+    talk = confirmed(Check.ON, instance_id=7, may_write=True)
+    lost = talk.loses(batch(b"a"))
     queued = batch(b"x", b"y", producer=(8, 0, 0))
-    talk.report(
-        g.BatchRead(
-            lost, not_fenced(queued, 10) if other == "not_fenced" else in_log(queued, 10, g.Fence(SHARED, 0, 8))
-        )
-    )
-    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 12)
-    talk.report(g.BatchRead(lost, in_log(lost.records, 12, lost.fence)))
+    talk.read(lost, in_log(queued, 10, g.Fence(SHARED, 0, 8)) if fenced else not_fenced(queued, 10), at=10)
+    talk.read(lost, in_log(lost.records, 12, lost.fence), at=12)
     talk.accepted(lost, 12)
 
 
 def test_absent_in_doubt_append_is_resent_unchanged() -> None:
-    talk = confirmed(10, Check.ON)
-    talk.instance_id, talk.may_write = 7, True
-    lost = talk.submit(batch(b"a"))
-    talk.admitted(lost)
-    talk.call("lost", lost)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(lost, not_fenced(batch(b"x"), 10)))
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(lost, g.NotYet(11)))
+    talk = confirmed(Check.ON, instance_id=7, may_write=True)
+    lost = talk.loses(batch(b"a"))
+    talk.read(lost, not_fenced(batch(b"x"), 10))
+    talk.read(lost, g.NotYet(11))
     talk.snapshot(11, next_sequence=10)
     assert talk.next(g.Resend).pending is lost
     assert lost.fence == g.Fence(SHARED, 0, 10, 7)
 
 
 def test_retry_of_unresolved_batch_skips_foreign_batches() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     records = unresolved(talk)
     retry = talk.submit(records, connection=2)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
-    marker = not_fenced(batch(b"x"), 11)
-    talk.report(g.BatchRead(retry, marker))
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
-    talk.report(g.BatchRead(retry, g.NotYet(12)))
+    talk.read(retry, not_fenced(batch(b"x"), 11), at=11)  # a marker
+    talk.read(retry, g.NotYet(12), at=12)
     talk.snapshot(13, next_sequence=12)  # it was queued, and was appended after that read
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
-    talk.report(g.BatchRead(retry, in_log(records, 12, g.Fence(SHARED, 0, 11))))
+    talk.read(retry, in_log(records, 12, g.Fence(SHARED, 0, 11)), at=12)
     talk.accepted(retry, 12)
 
 
-@pytest.mark.parametrize("marker", [False, True])
-def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
+@pytest.mark.parametrize("is_marker", [False, True])
+def test_a_lost_acknowledgement_does_not_hide_a_violation(is_marker: bool) -> None:
     """A marker in its place is no writer around the proxy: its transaction may have joined since."""
-    talk = confirmed(10, Check.ON)
-    talk.instance_id = 7
-    lost = talk.submit(expecting(10, b"a"))
-    talk.admitted(lost)
-    talk.call("lost", lost)
-    talk.next(g.ReadBatch)
+    talk = confirmed(Check.ON, instance_id=7)
+    lost = talk.loses(expecting(10, b"a"))
     foreign = not_fenced(batch(b"x", producer=(8, 0, 0)), 10)
-    if marker:
-        foreign = g.Found(memoryview(bytes(foreign.batch[:21]) + b"\0\x30" + bytes(foreign.batch[23:])))
-    talk.report(g.BatchRead(lost, foreign))
-    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 11)
-    talk.report(g.BatchRead(lost, in_log(lost.records, 11, lost.fence)))
-    assert talk.next(g.ReadBatch) == g.ReadBatch(lost, 10)
-    talk.report(g.BatchRead(lost, foreign))
-    if not marker:
+    if is_marker:
+        foreign = marker(foreign)
+    talk.read(lost, foreign)
+    talk.read(lost, in_log(lost.records, 11, lost.fence), at=11)
+    talk.read(lost, foreign, at=10)
+    if not is_marker:
         assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=8)
-    message = talk.answered(lost).error_message or ""
-    assert "OFFSET_VIOLATION" in message
-    assert ("bypasses the proxy" in message) is not marker
+    message = talk.fails(lost, POLICY_VIOLATION, "OFFSET_VIOLATION")
+    assert ("bypasses the proxy" in message) is not is_marker
 
 
 def test_displaced_in_doubt_append_may_still_follow() -> None:
-    talk = confirmed(10, Check.ON)
-    talk.may_write = True
-    records = expecting(10, b"a", producer=(5, 0, 0))
-    lost = talk.submit(records)
-    talk.admitted(lost)
-    talk.call("lost", lost)
-    for pending in (lost, None):
-        pending = pending or talk.submit(records, connection=2)  # noqa: PLW2901
-        assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-        talk.report(g.BatchRead(pending, not_fenced(batch(b"x"), 10)))
-        assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 11)
-        talk.report(g.BatchRead(pending, g.NotYet(11)))
-        assert talk.answered(pending).error_code == TIMED_OUT
-    # Only for a limited time.
-    talk.now += LIMITS.queued_seconds + 1
-    retry = talk.submit(records, connection=2)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, not_fenced(batch(b"x"), 10)))
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, g.NotYet(11)))
+    talk = confirmed(Check.ON, may_write=True)
+    foreign = not_fenced(batch(b"x"), 10)
+
+    def absent(pending: g.PendingAppend) -> g.PendingAppend:
+        talk.read(pending, foreign, at=10)
+        talk.read(pending, g.NotYet(11), at=11)
+        return pending
+
+    lost = talk.loses(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.fails(absent(lost), TIMED_OUT)
+    talk.fails(absent(talk.submit(lost.records, connection=2)), TIMED_OUT)
+    talk.now += LIMITS.queued_seconds + 1  # only for a limited time
+    retry = absent(talk.submit(lost.records, connection=2))
     talk.snapshot(11, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, not_fenced(batch(b"x"), 10)))
+    talk.read(retry, foreign)
     talk.mismatch(retry, expected=10, actual=11)
 
 
 def test_compacted_in_doubt_batch_stays_unknown() -> None:
     """Its offset, its offset range and its fence are those of the first attempt, but some records are deleted."""
-    talk = confirmed(10, Check.ON)
-    talk.append(10, b"x")
-    named = talk.submit(expecting(11, b"a", producer=(5, 0, 0)))
-    talk.admitted(named)
-    talk.kafka(named, base_offset=11)
-    talk.accepted(named, 11)
+    talk = confirmed(Check.ON)
+    talk.append(10, b"a", producer=(5, 0, 0))
     records = batch(b"b", b"c", producer=(5, 0, 1))
-    lost = talk.submit(records)
-    talk.admitted(lost)
-    talk.call("lost", lost)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(lost, g.NotYet(12)))
-    assert talk.answered(lost).error_code == TIMED_OUT
+    talk.unknown(talk.submit(records), at=11)
     retry = talk.submit(records, connection=2)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
-    talk.report(g.BatchRead(retry, compacted(in_log(records, 12), 1)))
-    assert talk.answered(retry).error_code == TIMED_OUT
+    talk.read(retry, compacted(in_log(records, 11), 1), at=11)
+    talk.fails(retry, TIMED_OUT)
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_compacted_batch_at_expected_offset_is_possibly_yours(count: int) -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(4, b"a", b"b"))
-    talk.snapshot(10, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, compacted(in_log(batch(*(b"x" for _ in range(count))), 4), 1)))
-    assert talk.mismatch(pending, expected=4, actual=10).endswith("POSSIBLY_YOURS") is (count == 2)
+    there = compacted(in_log(batch(*[b"x"] * count), 4), 1)
+    assert talk.taken(pending, there, expected=4, actual=10).endswith("POSSIBLY_YOURS") is (count == 2)
 
 
 def test_repacked_batch_in_doubt_is_recognised() -> None:
@@ -721,53 +635,43 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
         records = [bytewise.record(i, headers[i:], timestamp_delta=at_ms + i - origin_ms) for i in range(2)]
         return bytewise.batch(records, base_timestamp_ms=origin_ms)
 
-    talk = confirmed(10)
-    talk.instance_id = 7
-    pending = talk.submit(measured_from(at_ms - 70))
-    fence = talk.admitted(pending)
-    talk.call("lost", pending)
-    assert talk.next(g.ReadBatch).offset == 10
-    talk.report(g.BatchRead(pending, in_log(measured_from(at_ms), 10, fence)))
+    talk = confirmed(instance_id=7)
+    pending = talk.loses(measured_from(at_ms - 70))
+    talk.read(pending, in_log(measured_from(at_ms), 10, pending.fence), at=10)
     talk.accepted(pending, 10)
 
 
 def test_no_append_starts_while_one_is_in_doubt() -> None:
-    talk = confirmed(10)
-    lost = talk.submit(expecting(10, b"a"))
-    talk.admitted(lost)
-    talk.call("lost", lost)
-    talk.next(g.ReadBatch)
+    talk = confirmed()
+    lost = talk.loses(expecting(10, b"a"))
+    read = talk.next(g.ReadBatch)
     waiting = talk.submit(expecting(10, b"b"), connection=2)
     talk.silent()
-    talk.report(g.BatchRead(lost, g.NotYet(10)))
-    talk.answered(lost)
+    talk.effects.append(read)
+    talk.read(lost, g.NotYet(10))
+    talk.fails(lost, TIMED_OUT)
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
 
 
 def test_lost_client_keeps_its_sent_append_first() -> None:
-    talk = confirmed(10)
-    sent = talk.submit(expecting(10, b"a"))
-    talk.admitted(sent)
-    talk.call("cancel", sent)
+    talk = confirmed()
+    talk.call("cancel", talk.sends(expecting(10, b"a")))
     talk.submit(expecting(10, b"b"), connection=2)
     talk.silent()
 
 
 def test_answer_after_resolution_changes_nothing() -> None:
-    talk = confirmed(10)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
+    talk = confirmed()
+    pending = talk.loses(expecting(10, b"a"))
     talk.next(g.ReadBatch)
     talk.kafka(pending, OUT_OF_ORDER)
     talk.silent()
 
 
 def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
-    talk = confirmed(10)
-    pending = talk.append(10, b"a")
-    talk.call("lost", pending)
+    talk = confirmed()
+    talk.lost(talk.append(10, b"a"))
     talk.silent()
     talk.append(11, b"b")
 
@@ -776,93 +680,70 @@ def test_connection_lost_after_answer_leaves_nothing_in_doubt() -> None:
 
 
 def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     limit_ms = now_ms()
     for at in (10, 11):
         talk.now += 5.5 * 3600
         talk.append(at, b"fresh enough: half a day is the limit")
     talk.now += 2 * 3600
-    pending = talk.submit(expecting(12, b"a", timestamp_ms=limit_ms))
-    assert talk.answered(pending).error_code == OLD_TIMESTAMP
+    talk.fails(talk.submit(expecting(12, b"a", timestamp_ms=limit_ms)), OLD_TIMESTAMP)
 
 
 def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
-    talk = confirmed(10, Check.ON)
-    old = talk.submit(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
-    assert talk.admitted(old) == g.NO_PRODUCER
-    waiting = talk.submit(expecting(11, b"b"), connection=1)
+    talk = confirmed(Check.ON)
+    old = talk.sends(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
+    assert old.fence == g.NO_PRODUCER
+    waiting = talk.submit(expecting(11, b"b"))
     talk.silent()
-    talk.kafka(old, base_offset=10)
-    talk.accepted(old, 10)
+    talk.acknowledged(old, 10)
     assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
-
-
-def too_old(talk: Talk) -> memoryview:
-    """An unconditional batch of a producer with fenced appends: Kafka does not know its sequences."""
-    fenced = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(fenced)
-    talk.kafka(fenced, base_offset=10)
-    talk.accepted(fenced, 10)
-    return batch(b"old", producer=(5, 0, 1), timestamp_ms=0)
 
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_retry_of_an_appended_old_batch_is_recognised(conditional: bool) -> None:
-    talk = confirmed(10, Check.ON)
-    records = too_old(talk)
-    if conditional:
-        records = expecting(11, b"old", producer=(5, 0, 1), timestamp_ms=0)
-    first = talk.submit(records)
-    assert talk.admitted(first) == g.NO_PRODUCER
-    talk.kafka(first, base_offset=11)
-    talk.accepted(first, 11)  # the answer does not reach its client
-    talk.accepted(talk.submit(records, connection=2), 11)
+    """Kafka does not know the sequences of a producer with fenced appends."""
+    talk = confirmed(Check.ON)
+    talk.append(10, b"a", producer=(5, 0, 0))
+    old: dict[str, Any] = {"producer": (5, 0, 1), "timestamp_ms": 0}
+    first = talk.sends(expecting(11, b"old", **old) if conditional else batch(b"old", **old))
+    assert first.fence == g.NO_PRODUCER
+    talk.acknowledged(first, 11)  # the answer does not reach its client
+    talk.accepted(talk.submit(first.records, connection=2), 11)
     talk.silent()
 
 
 def test_retry_of_old_unknown_batch_is_not_sent() -> None:
     """Nothing in the log proves that it is there, and Kafka would not know it again."""
-    talk = confirmed(10, Check.ON)
-    records = too_old(talk)
-    first = talk.submit(records)
-    talk.admitted(first)
-    talk.call("lost", first)
-    assert talk.answered(first).error_code == TIMED_OUT
+    talk = confirmed(Check.ON)
+    talk.append(10, b"a", producer=(5, 0, 0))
+    first = talk.loses(batch(b"old", producer=(5, 0, 1), timestamp_ms=0))
+    talk.fails(first, TIMED_OUT)
     for _ in range(2):
-        assert talk.answered(talk.submit(records, connection=2)).error_code == TIMED_OUT
+        talk.fails(talk.submit(first.records, connection=2), TIMED_OUT)
 
 
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
 def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
-    talk = confirmed(10, check)
+    talk = confirmed(check)
     limit_ms = now_ms() - 12 * 3600 * 1000
-    records = expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000)
-    first = talk.submit(records)
-    assert talk.admitted(first) == g.Fence(SHARED, 0, 10)
-    talk.call("lost", first)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, g.NotYet(10)))
-    assert talk.answered(first).error_code == TIMED_OUT
+    first = talk.sends(expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000))
+    assert first.fence == g.Fence(SHARED, 0, 10)
+    talk.unknown(first, at=10)
     talk.now += 20
-    retry = talk.submit(records, connection=2)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, g.NotYet(10)))
-    clock = {"clock_offset_seconds": now_ms() / 1000 + 20 - talk.now}
-    talk.snapshot(10, next_sequence=10, **clock)
-    assert talk.answered(retry).error_code == TIMED_OUT
+    retry = talk.submit(first.records, connection=2)
+    talk.read(retry, g.NotYet(10))
+    talk.snapshot(10, next_sequence=10, clock_offset_seconds=now_ms() / 1000 + 20 - talk.now)
+    talk.fails(retry, TIMED_OUT)
 
 
 def test_log_append_time_topic_confirms_every_success() -> None:
     talk = Talk()
     pending = talk.submit(expecting(10, b"a", timestamp_ms=0))
     talk.snapshot(10, log_append_time=True)
-    talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=5)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10, log_append_time=True)))
+    talk.read(pending, in_log(pending.records, 10, log_append_time=True), at=10)
     talk.accepted(pending, 10)
-    talk.submit(expecting(11, b"b"))
-    talk.next(g.Admit)  # the fence stays confirmed: the read was only a check
+    talk.sends(expecting(11, b"b"))  # the fence stays confirmed: the read was only a check
 
 
 def test_append_found_in_log_leaves_log_end_unknown() -> None:
@@ -871,29 +752,19 @@ def test_append_found_in_log_leaves_log_end_unknown() -> None:
     talk.snapshot(10, log_append_time=True)
     late = talk.submit(expecting(5, b"b"), connection=2)
     talk.now += 1
-    talk.admitted(first)
     talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may be longer now
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, in_log(first.records, 10, log_append_time=True)))
+    talk.read(first, in_log(first.records, 10, log_append_time=True))
     talk.accepted(first, 10)
-    talk.snapshot(13, next_sequence=13, log_append_time=True)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(late, in_log(expecting(5, b"theirs"), 5)))
-    talk.mismatch(late, expected=5, actual=13)
+    talk.taken(late, in_log(expecting(5, b"theirs"), 5), expected=5, actual=13)
 
 
 def test_success_not_confirmed_by_log_is_a_mismatch() -> None:
     talk = Talk()
     pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
-    talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=5)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.snapshot(11, next_sequence=11, log_append_time=True)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(expecting(10, b"theirs"), 10)))
-    talk.mismatch(pending, expected=10, actual=11)
+    talk.read(pending, THEIRS)
+    talk.taken(pending, THEIRS)
 
 
 # ------------------------------------------------------------------------------ rule 5: Kafka's idea of a duplicate
@@ -901,187 +772,116 @@ def test_success_not_confirmed_by_log_is_a_mismatch() -> None:
 
 @pytest.mark.parametrize(("equal", "instance_id"), [(False, 0), (True, 0), (True, 7), (True, 8)])
 def test_duplicate_answer_to_first_send_is_anothers_batch(equal: bool, instance_id: int) -> None:
-    talk = confirmed(10)
-    talk.instance_id = 7
+    talk = confirmed(instance_id=7)
     pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
     theirs = in_log(pending.records if equal else expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, instance_id))
-    talk.report(g.BatchRead(pending, theirs))
-    talk.snapshot(11, next_sequence=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, theirs))
-    assert ("POSSIBLY_YOURS" in talk.mismatch(pending, expected=10, actual=11)) is equal
+    talk.read(pending, theirs, at=10)
+    assert ("POSSIBLY_YOURS" in talk.taken(pending, theirs)) is equal
 
 
 def test_new_log_append_time_is_noticed_from_response() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
     talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, in_log(pending.records, 10, log_append_time=True)))
+    talk.read(pending, in_log(pending.records, 10, log_append_time=True))
     talk.accepted(pending, 10)
 
 
 # ------------------------------------------------------------------------------------------ rule 6: offsets and bases
 
-
-def test_required_topic_publishes_new_fence_base_before_use() -> None:
-    talk = Talk()
-    pending = talk.submit(expecting(12, b"a"))
-    talk.snapshot(12, next_sequence=10)  # two records came around the proxy
-    publish = talk.next(g.PublishBase)
-    assert (publish.producer_epoch, publish.base) == (1, 12)
-    talk.silent()
-    talk.report(g.BasePublished(True))
-    talk.snapshot(12, next_sequence=10, fence_base=(1, 12))
-    assert talk.admitted(pending) == g.Fence(SHARED, 1, 0)
-
-
-def test_losing_base_proposal_uses_the_winners_base() -> None:
-    talk = Talk()
-    pending = talk.submit(expecting(13, b"a"))
-    talk.snapshot(12, next_sequence=10)
-    talk.next(g.PublishBase)
-    talk.report(g.BasePublished(True))
-    talk.snapshot(
-        13, epoch=1, next_sequence=2, fence_base=(1, 11)
-    )  # another process proposed 11 first, and appended two
-    assert talk.admitted(pending) == g.Fence(SHARED, 1, 2)
-
-
-def test_partition_without_fence_state_needs_no_base() -> None:
-    talk = Talk()
-    pending = talk.submit(expecting(500, b"a"))
-    talk.snapshot(500)
-    assert talk.admitted(pending) == g.Fence(SHARED, 0, 500)
-
-
-def test_recently_published_foreign_epoch_is_no_violation() -> None:
-    talk = Talk()
-    pending = talk.submit(expecting(12, b"a"))
-    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(1, 5))  # this process's view is one poll old
-    talk.next(g.PublishBase)
-    talk.report(g.BasePublished(True, ours=False))
-    talk.snapshot(12, epoch=2, next_sequence=2, fence_base=(2, 10))
-    assert talk.admitted(pending) == g.Fence(SHARED, 2, 2)
-
-
-def test_append_at_another_offset_is_a_reported_violation() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # which producer is it?
-    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
-    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=99)
-    result = talk.answered(pending)
-    assert result.error_code == POLICY_VIOLATION
-    assert "OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11 producer_id=99" in (
-        result.error_message or ""
-    )
-    talk.submit(expecting(12, b"b"))
-    talk.next(g.ReadLogEnd)
-
-
-@pytest.mark.parametrize("sequence", [10, 9])
-def test_violation_after_equal_sequence_names_producer_expiration(sequence: int) -> None:
-    """Kafka would have compared the two. One sequence earlier: an append of the proxy lies one too far."""
-    talk = confirmed(10)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    talk.next(g.ReadBatch)
-    forgotten = sequence == 10
-    talk.report(g.BatchRead(pending, in_log(batch(b"another proxy's"), 10, g.Fence(SHARED, 0, sequence))))
-    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=SHARED, forgotten=forgotten)
-    message = talk.answered(pending).error_message or ""
-    assert ("producer.id.expiration.ms" in message) is forgotten
-    assert ("bypasses the proxy" in message) is not forgotten
-
-
-def test_violation_is_reported_without_a_known_author() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, g.Unreadable("no leader")))
-    talk.now += 2
-    talk.report(g.Tick())
-    assert talk.next(g.Violation) == g.Violation(TP, 10, 11)
-    assert "appended_at=11 producer_id=unknown" in (talk.answered(pending).error_message or "")
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_retry_during_violation_lookup_gets_its_answer(named: bool) -> None:
-    talk = confirmed(10, Check.ON)
-    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
-    pending = talk.submit(records)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    talk.next(g.ReadBatch)
-    retry = talk.submit(records, connection=2)
-    talk.report(g.BatchRead(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0))))
-    talk.next(g.Violation)
-    reported = talk.answered(pending)
-    assert talk.answered(retry) == reported
-
-
-def test_unexplained_log_end_is_a_violation_on_required() -> None:
-    talk = confirmed(10)
-    refused = talk.submit(expecting(10, b"a"))
-    talk.admitted(refused)
-    talk.kafka(refused, OUT_OF_ORDER)
-    talk.snapshot(13, next_sequence=10)  # three records came around the proxy
-    assert talk.next(g.Violation) == g.Violation(TP, 10, log_end_offset=13)
-    talk.next(g.PublishBase)
-
-
-def test_earlier_sequence_offset_is_no_violation_at_start() -> None:
-    talk = Talk()
-    talk.submit(expecting(12, b"a"))
-    talk.snapshot(12, next_sequence=10)  # perhaps appended before the topic was checked
-    talk.next(g.PublishBase)
-
-
-@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
-def test_foreign_epoch_of_shared_producer_is_reported(check: Check) -> None:
-    talk = Talk(check)
-    pending = talk.submit(expecting(12, b"a"))
-    talk.snapshot(12, epoch=32_766, next_sequence=2)
-    if check is Check.REQUIRED:
-        publish = talk.next(g.PublishBase)
-        assert (publish.producer_epoch, publish.base) == (32_766, 10)
-        talk.report(g.BasePublished(True, ours=True))
-    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
-    if check is Check.REQUIRED:
-        talk.snapshot(12, epoch=32_766, next_sequence=2, fence_base=(32_766, 10))
-    assert talk.admitted(pending) == g.Fence(SHARED, 32_766, 2)
-
-
-# ------------------------------------------------------------------- the last epoch, and the producer id after it
-
+#: The producer id after the last epoch.
 NEXT_ID = SHARED + 1
 LAST = 32_767
 
 
-def test_foreign_last_epoch_leads_to_next_producer_id() -> None:
+@dataclass
+class NewBase:
+    """Log end, epoch, next sequence, fence base and producer id, as read before and after a base was published."""
+
+    expected: int
+    before: tuple[int, int, int | None, tuple[int, int], int]
+    proposed: tuple[int, int]
+    after: tuple[int, int, int | None, tuple[int, int], int]
+    fence: g.Fence
+    ours: bool = True
+    violation: bool = False
+
+
+@pytest.mark.parametrize(
+    "case",
+    {
+        "two records came around the proxy": NewBase(
+            12, (12, 0, 10, (0, 0), SHARED), (1, 12), (12, 0, 10, (1, 12), SHARED), g.Fence(SHARED, 1, 0)
+        ),
+        "another process proposed 11 first, and appended two": NewBase(
+            13, (12, 0, 10, (0, 0), SHARED), (1, 12), (13, 1, 2, (1, 11), SHARED), g.Fence(SHARED, 1, 2)
+        ),
+        "the view of the published epoch is one poll old": NewBase(
+            12, (12, 2, 2, (1, 5), SHARED), (2, 10), (12, 2, 2, (2, 10), SHARED), g.Fence(SHARED, 2, 2), ours=False
+        ),
+        "a foreign epoch": NewBase(
+            12,
+            (12, LAST - 1, 2, (0, 0), SHARED),
+            (LAST - 1, 10),
+            (12, LAST - 1, 2, (LAST - 1, 10), SHARED),
+            g.Fence(SHARED, LAST - 1, 2),
+            violation=True,
+        ),
+        "the last epoch, used by another": NewBase(
+            12,
+            (12, LAST, 2, (0, 0), SHARED),
+            (LAST + 1, 12),
+            (12, 0, None, (LAST + 1, 12), NEXT_ID),
+            g.Fence(NEXT_ID, 0, 0),
+            violation=True,
+        ),
+        "the last epoch, forgotten by Kafka": NewBase(
+            13,
+            (13, 0, None, (LAST, 12), SHARED),
+            (LAST + 1, 13),
+            (13, 0, None, (LAST + 1, 13), NEXT_ID),
+            g.Fence(NEXT_ID, 0, 0),
+        ),
+        "the next producer id": NewBase(
+            20,
+            (20, LAST + 6, 3, (LAST + 6, 10), NEXT_ID),
+            (LAST + 7, 20),
+            (20, LAST + 6, 3, (LAST + 7, 20), NEXT_ID),
+            g.Fence(NEXT_ID, 6, 0),
+        ),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_required_topic_publishes_new_fence_base_before_use(case: tuple[str, NewBase]) -> None:
+    """An earlier sequence offset is no violation at the start: perhaps the topic was not checked yet."""
+    _, new = case
+
+    def read(end: int, epoch: int, next_sequence: int | None, fence_base: tuple[int, int], producer_id: int) -> None:
+        talk.snapshot(end, epoch=epoch, next_sequence=next_sequence, fence_base=fence_base, producer_id=producer_id)
+
     talk = Talk()
+    pending = talk.submit(expecting(new.expected, b"a"))
+    read(*new.before)
+    proposal = talk.next(g.PublishBase)
+    assert (proposal.producer_epoch, proposal.base) == new.proposed
+    talk.silent()
+    talk.report(g.BasePublished(True, ours=new.ours))
+    if new.violation:
+        assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
+    read(*new.after)
+    assert talk.admitted(pending) == new.fence
+    talk.acknowledged(pending, new.expected)
+    following = replace(new.fence, base_sequence=new.fence.base_sequence + 1)
+    assert talk.sends(expecting(new.expected + 1, b"b")).fence == following
+
+
+def test_foreign_epoch_on_true_topic_is_reported() -> None:
+    talk = Talk(Check.ON)
     pending = talk.submit(expecting(12, b"a"))
-    talk.snapshot(12, epoch=LAST, next_sequence=2)
-    publish = talk.next(g.PublishBase)
-    assert (publish.producer_epoch, publish.base) == (LAST + 1, 12)
-    talk.report(g.BasePublished(True, ours=True))
+    talk.snapshot(12, epoch=LAST - 1, next_sequence=2)
     assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
-    talk.snapshot(12, fence_base=(LAST + 1, 12), producer_id=NEXT_ID)
-    assert talk.admitted(pending) == g.Fence(NEXT_ID, 0, 0)
-    talk.kafka(pending, base_offset=12)
-    talk.accepted(pending, 12)
-    second = talk.submit(expecting(13, b"b"))
-    assert talk.admitted(second) == g.Fence(NEXT_ID, 0, 1)
+    assert talk.admitted(pending) == g.Fence(SHARED, LAST - 1, 2)
 
 
 def test_last_epoch_is_good_for_one_append() -> None:
@@ -1092,44 +892,22 @@ def test_last_epoch_is_good_for_one_append() -> None:
     talk.snapshot(12, epoch=LAST - 1, next_sequence=3, fence_base=(LAST, 12))
     assert talk.admitted(first) == g.Fence(SHARED, LAST, 0)
     talk.silent()
-    talk.kafka(first, base_offset=12)
-    talk.accepted(first, 12)
+    talk.acknowledged(first, 12)
     talk.snapshot(13, epoch=LAST, next_sequence=1, fence_base=(LAST, 12))
-    publish = talk.next(g.PublishBase)
-    assert (publish.producer_epoch, publish.base) == (LAST + 1, 13)
+    proposal = talk.next(g.PublishBase)
+    assert (proposal.producer_epoch, proposal.base) == (LAST + 1, 13)
     talk.report(g.BasePublished(True, ours=True))
     talk.snapshot(13, fence_base=(LAST + 1, 13), producer_id=NEXT_ID)
     assert talk.admitted(later) == g.Fence(NEXT_ID, 0, 0)
 
 
-def test_last_epoch_forgotten_by_kafka_is_not_reused() -> None:
-    talk = Talk()
-    talk.submit(expecting(13, b"a"))
-    talk.snapshot(13, fence_base=(LAST, 12))
-    assert talk.next(g.PublishBase).producer_epoch == LAST + 1
-
-
-def test_epochs_continue_under_the_next_producer_id() -> None:
-    talk = Talk()
-    pending = talk.submit(expecting(20, b"a"))
-    known = {"producer_id": NEXT_ID}
-    talk.snapshot(20, epoch=LAST + 6, next_sequence=3, fence_base=(LAST + 6, 10), **known)
-    assert talk.next(g.PublishBase).producer_epoch == LAST + 7
-    talk.report(g.BasePublished(True, ours=True))
-    talk.snapshot(20, epoch=LAST + 6, next_sequence=3, fence_base=(LAST + 7, 20), **known)
-    assert talk.admitted(pending) == g.Fence(NEXT_ID, 6, 0)
-
-
 def test_next_producer_id_resends_an_in_doubt_append() -> None:
-    talk = Talk()
-    talk.may_write = True
+    talk = Talk(may_write=True)
     pending = talk.submit(expecting(20, b"a"))
     known = {"producer_id": NEXT_ID, "epoch": LAST + 6, "next_sequence": 10, "fence_base": (LAST + 6, 10)}
     talk.snapshot(20, **known)
-    talk.admitted(pending)
-    talk.call("lost", pending)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, g.NotYet(20)))
+    talk.lost(pending)
+    talk.read(pending, g.NotYet(20))
     talk.snapshot(20, **known)
     assert talk.next(g.Resend) == g.Resend(pending)
 
@@ -1147,14 +925,66 @@ def test_fence_bases_are_published_at_a_bounded_rate() -> None:
             talk.report(g.BasePublished(True, ours=True))
             continue
         talk.silent()
-        talk.now += 0.5
-        talk.report(g.Tick())
         while not talk.effects:
-            talk.now += 0.5
-            talk.report(g.Tick())
-    limits = g.SequencerLimits()
-    assert published > limits.bases_burst
-    assert published <= limits.bases_burst + 2 + (talk.now - began) / limits.base_seconds
+            talk.tick(0.5)
+    assert published > LIMITS.bases_burst
+    assert published <= LIMITS.bases_burst + 2 + (talk.now - began) / LIMITS.base_seconds
+
+
+# ---------------------------------------------------------------------------------------------------------- violations
+
+
+@pytest.mark.parametrize(
+    ("author", "forgotten", "reason"),
+    [
+        (g.Fence(99, 0, 0), False, "bypasses the proxy"),
+        (g.Fence(SHARED, 0, 10), True, "producer.id.expiration.ms"),
+        (g.Fence(SHARED, 0, 9), False, "bypasses the proxy"),  # an append of the proxy lies one too far
+    ],
+    ids=["another producer", "equal sequence, which Kafka would have compared", "one sequence earlier"],
+)
+def test_append_at_another_offset_is_a_reported_violation(author: g.Fence, forgotten: bool, reason: str) -> None:
+    talk = confirmed(Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
+    talk.kafka(pending, base_offset=11)
+    talk.read(pending, in_log(batch(b"theirs"), 10, author), at=10)  # which producer is it?
+    violation = g.Violation(TP, 10, 11, producer_id=author.producer_id, forgotten=forgotten)
+    assert talk.next(g.Violation) == violation
+    what = f"OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11 producer_id={author.producer_id}: "
+    message = talk.fails(pending, POLICY_VIOLATION, what)
+    assert [each in message for each in ("bypasses the proxy", reason)] == [not forgotten, True]
+    talk.is_unconfirmed(12)
+
+
+def test_violation_is_reported_without_a_known_author() -> None:
+    talk = confirmed(Check.ON)
+    pending = talk.submit(expecting(10, b"a"))
+    talk.kafka(pending, base_offset=11)
+    talk.read(pending, g.Unreadable("no leader"))
+    talk.tick(2)
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11)
+    talk.fails(pending, POLICY_VIOLATION, "appended_at=11 producer_id=unknown")
+
+
+@pytest.mark.parametrize("identity", [{"write_id": b"w"}, {"producer": (5, 0, 0)}], ids=str)
+def test_retry_during_violation_lookup_gets_its_answer(identity: dict[str, Any]) -> None:
+    talk = confirmed(Check.ON)
+    pending = talk.submit(expecting(10, b"a", **identity))
+    talk.kafka(pending, base_offset=11)
+    read = talk.next(g.ReadBatch)
+    retry = talk.submit(pending.records, connection=2)
+    talk.effects.append(read)
+    talk.read(pending, in_log(batch(b"theirs"), 10, g.Fence(99, 0, 0)))
+    talk.next(g.Violation)
+    assert talk.answered(pending) == talk.answered(retry)
+
+
+def test_unexplained_log_end_is_a_violation_on_required() -> None:
+    talk = confirmed()
+    talk.kafka(talk.submit(expecting(10, b"a")), OUT_OF_ORDER)
+    talk.snapshot(13, next_sequence=10)  # three records came around the proxy
+    assert talk.next(g.Violation) == g.Violation(TP, 10, log_end_offset=13)
+    talk.next(g.PublishBase)
 
 
 # -------------------------------------------------------------------------------------- rules 12, 13: fence unconfirmed
@@ -1167,8 +997,7 @@ def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
     talk.admitted(first)
     second = talk.submit(expecting(11, b"b"))
     talk.silent()
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
+    talk.acknowledged(first, 10)
     assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
 
 
@@ -1182,171 +1011,119 @@ def test_unconfirmed_admission_expires() -> None:
     assert not talk.sequencer.may_send(pending, talk.now)
 
 
-def test_warmth_ends_before_kafka_can_forget() -> None:
-    talk = confirmed(10)
-    talk.now += 86_400 / 4 + 1
-    talk.submit(expecting(10, b"a"))
-    talk.next(g.ReadLogEnd)
+@pytest.mark.parametrize(
+    "changes",
+    [{"now": 1002 + 86_400 / 4}, {"now": 1006.0, "connected_at": 1006.0}, {"now": 1006.0, "leader_epoch": 1}],
+    ids=["before Kafka can forget", "the broker may have started again, and forgotten", "another leader"],
+)
+def test_fence_becomes_unconfirmed(changes: dict[str, Any]) -> None:
+    confirmed(**changes).is_unconfirmed(10)
 
 
 def test_fence_is_unconfirmed_after_the_expiration_lease() -> None:
     talk = Talk()
     first = talk.submit(expecting(9, b"a"))
     talk.snapshot(9, expiration_known_until=talk.now + 60)
-    talk.admitted(first)
-    talk.kafka(first, base_offset=9)
-    talk.accepted(first, 9)
+    talk.acknowledged(first, 9)
     talk.now += 59
     talk.append(10, b"an acknowledgement does not make that read a later one")
     talk.now += 2
-    talk.submit(expecting(11, b"c"))
-    talk.next(g.ReadLogEnd)
-
-
-def test_fence_is_unconfirmed_on_a_newer_connection() -> None:
-    talk = confirmed(10)
-    talk.now += 5
-    talk.connected_at = talk.now  # the broker may have started again meanwhile, and forgotten
-    talk.submit(expecting(10, b"a"))
-    talk.next(g.ReadLogEnd)
-
-
-def test_fence_is_unconfirmed_under_another_leader() -> None:
-    talk = confirmed(10)
-    talk.now += 5
-    talk.leader_epoch = 1
-    talk.submit(expecting(10, b"a"))
-    talk.next(g.ReadLogEnd)
+    talk.is_unconfirmed(11)
 
 
 def test_new_append_keeps_the_fence_confirmed() -> None:
-    talk = confirmed(10)
+    talk = confirmed()
     started_ms = now_ms()
-    for hours in (5, 10, 15):
+    for at, hours in enumerate((5, 10, 15), 10):
         talk.now += 5 * 3600
-        talk.append(talk.sequencer.log_end_offset or 0, b"a", timestamp_ms=started_ms + hours * 3_600_000)
+        talk.append(at, b"a", timestamp_ms=started_ms + hours * 3_600_000)
 
 
 # ------------------------------------------------------------------------------------------------------- pipelining
 
 
 def test_pipelined_appends_are_sent_before_acknowledgements() -> None:
-    talk = confirmed(10)
-    pipeline_key = [talk.submit(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
-    for i, pending in enumerate(pipeline_key):
-        assert talk.admitted(pending) == g.Fence(SHARED, 0, 10 + 2 * i)
-    for i, pending in enumerate(pipeline_key):
-        talk.kafka(pending, base_offset=10 + 2 * i)
-        talk.accepted(pending, 10 + 2 * i)
+    talk = confirmed()
+    pipelined = [talk.sends(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
+    assert [pending.fence for pending in pipelined] == [g.Fence(SHARED, 0, at) for at in (10, 12, 14)]
+    for i, pending in enumerate(pipelined):
+        talk.acknowledged(pending, 10 + 2 * i)
 
 
-def test_pipelining_stops_while_other_instances_are_live() -> None:
-    talk = confirmed(10)
-    talk.alone = False
-    first = talk.submit(expecting(10, b"a"))
-    talk.admitted(first)
-    second = talk.submit(expecting(11, b"b"))
+@pytest.mark.parametrize(("alone", "connection"), [(False, 1), (True, 2)], ids=["live instances", "another connection"])
+def test_append_waits_for_those_in_flight(alone: bool, connection: int) -> None:
+    talk = confirmed(alone=alone)
+    first = talk.sends(expecting(10, b"a"))
+    second = talk.submit(expecting(11, b"b"), connection=connection)
     talk.silent()
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
-    talk.admitted(second)
+    talk.acknowledged(first, 10)
+    assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
 
 
-@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
-def test_takeover_delays_conditional_appends_on_true_topics(check: Check) -> None:
-    talk = Talk(check)
-    talk.taken_over = False
+def test_takeover_delays_no_appends_on_required_topics() -> None:
+    talk = Talk(taken_over=False)
     pending = talk.submit(expecting(10, b"a"))
-    if check is Check.REQUIRED:
-        talk.snapshot(10)
-        talk.admitted(pending)
-    else:
-        talk.silent()
-        later = talk.submit(batch(b"later"))
-        unconditional = talk.submit(batch(b"x"), connection=2)
-        talk.snapshot(10)
-        talk.admitted(unconditional)  # without an expected offset it does not wait
-        talk.kafka(unconditional, base_offset=10)
-        talk.accepted(unconditional, 10)
-        talk.silent()
-        talk.now += 6
-        talk.report(g.Tick())
-        assert talk.answered(pending).error_code == NOT_LEADER
-        assert talk.answered(later).error_code == NOT_LEADER
+    talk.snapshot(10)
+    talk.admitted(pending)
 
 
-def test_append_from_another_connection_waits_for_the_pipeline() -> None:
-    talk = confirmed(10)
-    first = talk.submit(expecting(10, b"a"))
-    talk.admitted(first)
-    other = talk.submit(expecting(11, b"b"), connection=2)
+def test_takeover_delays_conditional_appends_on_true_topics() -> None:
+    talk = Talk(Check.ON, taken_over=False)
+    pending = talk.submit(expecting(10, b"a"))
     talk.silent()
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
-    assert talk.admitted(other) == g.Fence(SHARED, 0, 11)
+    later = talk.submit(batch(b"later"))
+    unconditional = talk.submit(batch(b"x"), connection=2)
+    talk.snapshot(10)
+    talk.acknowledged(unconditional, 10)
+    talk.silent()
+    talk.tick(6)
+    talk.fails(pending, NOT_LEADER)
+    talk.fails(later, NOT_LEADER)
 
 
 def test_pipeline_fails_with_its_first_append_without_45() -> None:
-    talk = confirmed(10, Check.ON)
-    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    second = talk.submit(batch(b"unconditional", producer=(5, 0, 1)))
-    third = talk.submit(expecting(12, b"c", producer=(5, 0, 2)))
-    for pending in (first, second, third):
-        assert talk.admitted(pending)
-    for pending in (first, second, third):
+    talk = confirmed(Check.ON)
+    first = talk.sends(expecting(10, b"a", producer=(5, 0, 0)))
+    others = (batch(b"unconditional", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2)))
+    later = [talk.sends(records) for records in others]
+    for pending in (first, *later):
         talk.kafka(pending, OUT_OF_ORDER)
-    talk.snapshot(20, next_sequence=20)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, in_log(expecting(10, b"theirs"), 10)))
-    talk.mismatch(first, expected=10, actual=20)
-    for pending in (second, third):
-        assert talk.answered(pending).error_code == POLICY_VIOLATION
+    talk.taken(first, THEIRS, actual=20)
+    for pending in later:
+        talk.fails(pending, POLICY_VIOLATION)
     talk.silent()
 
 
 def test_producer_continues_after_a_refused_conditional_batch() -> None:
-    talk = confirmed(10, Check.ON)
-    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    assert talk.admitted(own) is None
-    talk.kafka(own, base_offset=10)
-    talk.accepted(own, 10)
+    talk = confirmed(Check.ON)
+    talk.acknowledged(talk.submit(batch(b"x", producer=(5, 0, 0))), 10)
     refused = talk.submit(expecting(99, b"a", producer=(5, 0, 1)))
-    talk.now += 1
-    talk.effects.clear()
-    talk.sequencer.handle(g.Tick(), talk.now)
-    talk.sequencer.cancel(refused, talk.now)
+    talk.tick(1)
+    talk.call("cancel", refused)
     # Kafka knows sequence 0 of this producer and would find a gap before 2.
-    later = talk.submit(batch(b"y", producer=(5, 0, 2)))
-    assert later.kind is g.AppendMode.SEQUENCED
+    assert talk.submit(batch(b"y", producer=(5, 0, 2))).kind is g.AppendMode.SEQUENCED
 
 
 # ----------------------------------------------------------------------------------------------------------- retries
 
 
 def test_retry_waits_for_the_first_try_in_flight() -> None:
-    talk = confirmed(10)
-    records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.submit(records)
-    talk.admitted(first)
-    retry = talk.submit(records, connection=2)
+    talk = confirmed()
+    first = talk.sends(expecting(10, b"a", producer=(5, 0, 0)))
+    retry = talk.submit(first.records, connection=2)
     talk.silent()
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
+    talk.acknowledged(first, 10)
     talk.accepted(retry, 10)
 
 
 def test_what_was_truncated_is_not_remembered() -> None:
-    talk = confirmed(10)
-    records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.submit(records)
-    talk.admitted(first)
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
+    talk = confirmed()
+    first = talk.append(10, b"a", producer=(5, 0, 0))
     talk.now += 1
     probe = talk.submit(expecting(50, b"x"))
     talk.snapshot(10, next_sequence=10)  # the log goes back, and the sequence with it
     talk.mismatch(probe, expected=50, actual=10)
-    retry = talk.submit(records, connection=2)
+    retry = talk.submit(first.records, connection=2)
     if isinstance(talk.effects[0], g.ReadLogEnd):
         talk.snapshot(10, next_sequence=10)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 10)
@@ -1354,223 +1131,172 @@ def test_what_was_truncated_is_not_remembered() -> None:
 
 def unresolved(talk: Talk) -> memoryview:
     """An unconditional batch of a producer with fenced appends, answered with 7 while Kafka may have it queued."""
-    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(first)
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
-    records = batch(b"b", producer=(5, 0, 1))
-    lost = talk.submit(records)
-    assert talk.admitted(lost) == g.Fence(SHARED, 0, 11)
-    talk.call("lost", lost)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(lost, g.NotYet(11)))
-    assert talk.answered(lost).error_code == TIMED_OUT
-    return records
+    talk.append(10, b"a", producer=(5, 0, 0))
+    lost = talk.sends(batch(b"b", producer=(5, 0, 1)))
+    assert lost.fence == g.Fence(SHARED, 0, 11)
+    talk.unknown(lost, at=11)
+    return lost.records
 
 
-def retry_of_absent_batch(talk: Talk) -> tuple[memoryview, g.PendingAppend]:
-    """The retry of such a batch, which was not where its first try should be."""
-    records = unresolved(talk)
-    retry = talk.submit(records, connection=2)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, g.NotYet(11)))
-    return records, retry
+def retry_of_absent_batch(end: int) -> tuple[Talk, g.PendingAppend]:
+    """The retry of such a batch, which was not where its first try should be. Then the log ends at `end`."""
+    talk = confirmed(Check.ON)
+    retry = talk.submit(unresolved(talk), connection=2)
+    talk.read(retry, g.NotYet(11), at=11)
+    talk.snapshot(end, next_sequence=end)
+    return talk, retry
 
 
 def test_retry_of_unresolved_batch_is_sought_in_log() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     records = unresolved(talk)
     retry = talk.submit(records, connection=2)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
-    talk.report(g.BatchRead(retry, in_log(records, 11)))
+    talk.read(retry, in_log(records, 11), at=11)
     talk.accepted(retry, 11)  # the first attempt was appended meanwhile
 
 
 def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
-    talk = confirmed(10, Check.ON)
-    records, retry = retry_of_absent_batch(talk)
-    talk.snapshot(11, next_sequence=11)
+    talk, retry = retry_of_absent_batch(11)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
     talk.kafka(retry, base_offset=11, log_append_time_ms=now_ms())  # the first try was faster
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
-    talk.report(g.BatchRead(retry, in_log(records, 11)))
+    talk.read(retry, in_log(retry.records, 11), at=11)
     talk.accepted(retry, 11)
 
 
 def test_later_append_passes_a_waiting_one_but_not_a_retry() -> None:
-    talk = confirmed(10, Check.ON)
-    records = expecting(10, b"a", b"b", producer=(5, 0, 0))
-    lost = talk.submit(records)
-    talk.admitted(lost)
-    talk.call("lost", lost)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(lost, g.NotYet(10)))
-    assert talk.answered(lost).error_code == TIMED_OUT
+    talk = confirmed(Check.ON)
+    lost = talk.submit(expecting(10, b"a", b"b", producer=(5, 0, 0)))
+    talk.unknown(lost, at=10)
     other = talk.submit(expecting(10, b"x"), connection=2)
     talk.snapshot(10, next_sequence=10)
     talk.admitted(other)
     talk.submit(batch(b"waits", producer=(8, 0, 0)), connection=3)  # the lost append may still be queued
-    retry = talk.submit(records, connection=4)
+    retry = talk.submit(lost.records, connection=4)
     later = talk.submit(batch(b"later"), connection=5)
-    talk.kafka(other, base_offset=10)
-    talk.accepted(other, 10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, in_log(other.records, 10)))
+    talk.acknowledged(other, 10)
+    talk.read(retry, in_log(other.records, 10))
     talk.snapshot(11, next_sequence=11)
     talk.mismatch(retry, expected=10, actual=11)
     assert talk.admitted(later) == g.Fence(SHARED, 0, 11)
 
 
 def test_first_try_appended_before_retry_is_not_repeated() -> None:
-    talk = confirmed(10, Check.ON)
-    records, retry = retry_of_absent_batch(talk)
-    talk.snapshot(12, next_sequence=12)  # it was queued, and was appended after that read
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
-    talk.report(g.BatchRead(retry, in_log(records, 11)))
+    talk, retry = retry_of_absent_batch(12)  # it was queued, and was appended after that read
+    talk.read(retry, in_log(retry.records, 11), at=11)
     talk.accepted(retry, 11)
 
 
 def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
-    talk = confirmed(10, Check.ON)
-    _, retry = retry_of_absent_batch(talk)
-    talk.snapshot(12, next_sequence=12)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
-    talk.report(g.BatchRead(retry, in_log(batch(b"another's"), 11)))
+    talk, retry = retry_of_absent_batch(12)
+    talk.read(retry, in_log(batch(b"another's"), 11), at=11)
     talk.snapshot(12, next_sequence=12)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 12)
 
 
-def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memoryview]:
+@pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
+def test_failed_retry_does_not_exclude_the_first_try(error: int) -> None:
+    """If the sequencer forgot the first attempt, the next retry could append the batch a second time."""
+    talk, retry = retry_of_absent_batch(11)
+    talk.kafka(retry, error)
+    talk.fails(retry, error)
+    again = talk.submit(retry.records, connection=2)
+    talk.read(again, in_log(retry.records, 11), at=11)
+    talk.accepted(again, 11)
+
+
+def two_unresolved(talk: Talk, *, conditional: bool) -> list[memoryview]:
     """Two pipelined batches, both answered with 7 while Kafka may still have them queued."""
-    fenced = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(fenced)
-    talk.kafka(fenced, base_offset=10)
-    talk.accepted(fenced, 10)
-    made = (expecting(11, b"b", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2)))
-    if not conditional:
-        made = batch(b"b", producer=(5, 0, 1)), batch(b"c", producer=(5, 0, 2))
-    lost = [talk.submit(records) for records in made]
-    for at, pending in enumerate(lost, 11):
-        assert talk.admitted(pending) == g.Fence(SHARED, 0, at)
-    for pending in lost:
-        talk.call("lost", pending)
-    first, second = lost
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, g.NotYet(11)))
-    talk.next(g.ReadBatch)
-    assert talk.answered(first).error_code == TIMED_OUT
-    talk.report(g.BatchRead(second, g.NotYet(11)))
-    assert talk.answered(second).error_code == TIMED_OUT
+    talk.append(10, b"a", producer=(5, 0, 0))
+    made = [batch(b"b", producer=(5, 0, 1)), batch(b"c", producer=(5, 0, 2))]
+    if conditional:
+        made = [expecting(11, b"b", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2))]
+    lost = [talk.sends(records) for records in made]
+    assert [pending.fence for pending in lost] == [g.Fence(SHARED, 0, at) for at in (11, 12)]
+    talk.lost(*lost)
+    talk.read(lost[0], g.NotYet(11))
+    read = talk.next(g.ReadBatch)
+    talk.fails(lost[0], TIMED_OUT)
+    talk.effects.append(read)
+    talk.read(lost[1], g.NotYet(11))
+    talk.fails(lost[1], TIMED_OUT)
     return made
+
+
+def two_retries(talk: Talk, *, conditional: bool) -> list[g.PendingAppend]:
+    """Neither is in the log."""
+    retries = [talk.submit(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
+    for at, retry in enumerate(retries, 11):
+        talk.read(retry, g.NotYet(11), at=at)
+    talk.snapshot(11, next_sequence=11)
+    return retries
 
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_pipelined_retries_keep_their_order(conditional: bool) -> None:
-    talk = confirmed(10, Check.ON)
-    retries = [talk.submit(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
-    for at, retry in enumerate(retries, 11):
-        assert talk.next(g.ReadBatch) == g.ReadBatch(retry, at)
-        talk.report(g.BatchRead(retry, g.NotYet(11)))
-    talk.snapshot(11, next_sequence=11)
-    for at, retry in enumerate(retries, 11):
+    talk = confirmed(Check.ON)
+    for at, retry in enumerate(two_retries(talk, conditional=conditional), 11):
         assert talk.admitted(retry) == g.Fence(SHARED, 0, at)
-        talk.kafka(retry, base_offset=at)
-        talk.accepted(retry, at)
+        talk.acknowledged(retry, at)
 
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_retry_of_a_possibly_queued_batch_stays_unknown(conditional: bool) -> None:
     """Both may still land, this one at 12: neither is it refused, nor does it go where the log ends now."""
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     _, records = two_unresolved(talk, conditional=conditional)
-    retry = talk.submit(records, connection=2)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
-    talk.report(g.BatchRead(retry, g.NotYet(11)))
-    talk.snapshot(11, next_sequence=11)
-    assert talk.answered(retry).error_code == TIMED_OUT
-    # Only for a limited time.
-    talk.now += LIMITS.queued_seconds + 1
-    retry = talk.submit(records, connection=2)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(retry, g.NotYet(11)))
-    talk.snapshot(11, next_sequence=11)
+
+    def retried() -> g.PendingAppend:
+        retry = talk.submit(records, connection=2)
+        talk.read(retry, g.NotYet(11), at=12)
+        talk.snapshot(11, next_sequence=11)
+        return retry
+
+    talk.fails(retried(), TIMED_OUT)
+    talk.now += LIMITS.queued_seconds + 1  # only for a limited time
+    retry = retried()
     if conditional:
         talk.mismatch(retry, expected=12, actual=11)
     else:
         assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
 
 
-@pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
-def test_failed_retry_does_not_exclude_the_first_try(error: int) -> None:
-    """If the sequencer forgot the first attempt, the next retry could append the batch a second time."""
-    talk = confirmed(10, Check.ON)
-    records, retry = retry_of_absent_batch(talk)
-    talk.snapshot(11, next_sequence=11)
-    talk.admitted(retry)
-    talk.kafka(retry, error)
-    assert talk.answered(retry).error_code == error
-    again = talk.submit(records, connection=2)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 11)
-    talk.report(g.BatchRead(again, in_log(records, 11)))
-    talk.accepted(again, 11)
-
-
 def test_failed_pipelined_retry_stays_unresolved() -> None:
-    talk = confirmed(10, Check.ON)
-    made = two_unresolved(talk, conditional=False)
-    retries = [talk.submit(records, connection=2) for records in made]
-    for at, retry in enumerate(retries, 11):
-        assert talk.next(g.ReadBatch) == g.ReadBatch(retry, at)
-        talk.report(g.BatchRead(retry, g.NotYet(11)))
-    talk.snapshot(11, next_sequence=11)
-    talk.admitted(retries[0])
+    talk = confirmed(Check.ON)
+    retries = two_retries(talk, conditional=False)
     talk.kafka(retries[0], 19)
     for retry in retries:
-        assert talk.answered(retry).error_code == 19
-    again = talk.submit(made[1], connection=3)
+        talk.fails(retry, 19)
+    again = talk.submit(retries[1].records, connection=3)
     assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
 
 
 def test_early_retry_of_unknown_batch_is_sought_too() -> None:
-    talk = confirmed(10, Check.ON)
-    named = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(named)
-    talk.kafka(named, base_offset=10)
-    talk.accepted(named, 10)
-    ahead = talk.submit(expecting(11, b"c"), connection=2)
-    talk.admitted(ahead)
-    records = batch(b"b", producer=(5, 0, 1))
-    first = talk.submit(records)
-    retry = talk.submit(records, connection=3)  # its connection has broken, and the proxy does not know yet
-    talk.kafka(ahead, base_offset=11)
-    talk.accepted(ahead, 11)
-    talk.admitted(first)
-    talk.call("lost", first)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, g.NotYet(12)))
-    assert talk.answered(first).error_code == TIMED_OUT
+    talk = confirmed(Check.ON)
+    talk.append(10, b"a", producer=(5, 0, 0))
+    ahead = talk.sends(expecting(11, b"c"), connection=2)
+    first = talk.submit(batch(b"b", producer=(5, 0, 1)))
+    retry = talk.submit(first.records, connection=3)  # its connection has broken, and the proxy does not know yet
+    talk.acknowledged(ahead, 11)
+    talk.unknown(first, at=12)
     talk.snapshot(13, next_sequence=13)  # it was queued, and was appended after that read
-    assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 12)
-    talk.report(g.BatchRead(retry, in_log(records, 12)))
+    talk.read(retry, in_log(first.records, 12), at=12)
     talk.accepted(retry, 12)
 
 
 @pytest.mark.parametrize("end", ["canceled while it is looked up", "canceled in the queue", "its time is over"])
 def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     records = unresolved(talk)
     retry = talk.submit(records, connection=2)
-    talk.next(g.ReadBatch)
+    read = talk.next(g.ReadBatch)
     if end == "canceled while it is looked up":
         talk.call("cancel", retry)
-        talk.report(g.BatchRead(retry, g.NotYet(11)))
-    else:
-        talk.report(g.BatchRead(retry, g.NotYet(11)))
-        talk.now += 6
-        if end == "its time is over":
-            talk.report(g.Tick())
-        else:
-            talk.call("cancel", retry)
+    talk.effects.append(read)
+    talk.read(retry, g.NotYet(11))
+    if end == "its time is over":
+        talk.tick(6)
+    elif end == "canceled in the queue":
+        talk.call("cancel", retry)
     talk.snapshot(11, next_sequence=11)
     if end == "canceled while it is looked up":
         assert talk.next(g.Admit).pending is retry
@@ -1583,21 +1309,12 @@ def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
 # ------------------------------------------------------------------------------------------------------ transactions
 
 
-def test_open_transaction_gives_conditional_append_retriable_error() -> None:
-    talk = Talk(Check.ON)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.snapshot(10, open_transactions=frozenset({5}))
-    assert talk.answered(pending).error_code == NOT_LEADER
-
-
 def test_log_end_is_reread_after_transactional_append() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(batch(b"t", producer=(5, 0, 0), transactional=True))
-    assert talk.admitted(pending) is None
-    talk.kafka(pending, base_offset=10)
-    talk.accepted(pending, 10)
-    talk.submit(expecting(11, b"a"))
-    talk.next(g.ReadLogEnd)
+    talk = confirmed(Check.ON)
+    pending = talk.sends(batch(b"t", producer=(5, 0, 0), transactional=True))
+    assert pending.fence is None
+    talk.acknowledged(pending, 10)
+    talk.is_unconfirmed(11)
 
 
 def joins(talk: Talk, transactional_id: str = "app") -> None:
@@ -1606,19 +1323,18 @@ def joins(talk: Talk, transactional_id: str = "app") -> None:
 
 
 def test_joined_transaction_counts_until_coordinator_reports_its_end() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     joins(talk)
     talk.call("joined", "app", True)
     talk.now += 1
     first = talk.submit(expecting(10, b"a"))
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(10, next_sequence=10)  # nothing was written: the leader knows of no transaction
-    assert talk.answered(first).error_code == NOT_LEADER
+    talk.fails(first, NOT_LEADER)
     second = talk.submit(expecting(10, b"a"))
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(11, next_sequence=10, ended_transactions=frozenset({"app"}))  # its marker lies at 10
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(second, in_log(batch(b"marker"), 10)))
+    talk.read(second, in_log(batch(b"marker"), 10))
     talk.mismatch(second, expected=10, actual=11)
     third = talk.submit(expecting(11, b"a"))
     if isinstance(talk.effects[0], g.ReadLogEnd):
@@ -1630,15 +1346,13 @@ def test_joined_transaction_counts_until_coordinator_reports_its_end() -> None:
 @pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
 @pytest.mark.parametrize("answered", [True, False])
 def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) -> None:
-    talk = confirmed(10, check)
-    sent = talk.submit(expecting(10, b"a"))
-    talk.admitted(sent)
+    talk = confirmed(check)
+    sent = talk.sends(expecting(10, b"a"))
     talk.call("join", MARKER, 9)
     waiting = talk.submit(expecting(12, b"b"), wait=60)
     late = talk.submit(expecting(12, b"c"))
     talk.silent()  # a conditional append is in progress
-    talk.kafka(sent, base_offset=10)
-    talk.accepted(sent, 10)
+    talk.acknowledged(sent, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(9)
     talk.silent()
     assert not talk.sequencer.may_take(replace(waiting), talk.now)
@@ -1646,14 +1360,10 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
         talk.call("cancel", late)
     talk.call("joined", MARKER, answered)
     if not answered:
-        talk.now += LIMITS.queued_seconds - 0.1
-        talk.report(g.Tick())
-        assert talk.answered(late).error_message == (
-            "TRY_AGAIN a transaction marker is being written topic=orders partition=3"
-        )
+        talk.tick(LIMITS.queued_seconds - 0.1)
+        talk.fails(late, NOT_LEADER, "TRY_AGAIN a transaction marker is being written topic=orders partition=3")
         talk.silent()  # it may still be written
-        talk.now += 0.2
-        talk.report(g.Tick())
+        talk.tick(0.2)
     talk.snapshot(12, next_sequence=11)
     if check is Check.REQUIRED:  # no client has bypassed the proxy: no Violation
         talk.next(g.PublishBase)
@@ -1665,9 +1375,8 @@ def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) ->
 def test_log_end_read_during_marker_is_read_again() -> None:
     talk = Talk(Check.ON)
     pending = talk.submit(expecting(10, b"a"))
-    talk.call("join", MARKER, 9)
-    read = talk.effects.pop(0)
-    assert talk.next(g.MayJoin) == g.MayJoin(9)
+    read = talk.next(g.ReadLogEnd)
+    joins(talk, MARKER)
     talk.effects.append(read)
     talk.snapshot(10)
     talk.silent()
@@ -1677,10 +1386,9 @@ def test_log_end_read_during_marker_is_read_again() -> None:
 
 
 def test_appends_wait_for_every_marker() -> None:
-    talk = confirmed(10, Check.ON)
-    for connection in (8, 9):
-        talk.call("join", MARKER, connection)
-        assert talk.next(g.MayJoin) == g.MayJoin(connection)
+    talk = confirmed(Check.ON)
+    for _ in range(2):
+        joins(talk, MARKER)
     talk.submit(expecting(12, b"a"))
     talk.call("joined", MARKER, True)
     assert talk.sequencer.in_transaction
@@ -1690,43 +1398,33 @@ def test_appends_wait_for_every_marker() -> None:
     talk.next(g.ReadLogEnd)
 
 
-@pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])
+@pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago", "answered after the query"])
 def test_coordinator_that_may_not_know_is_not_trusted(fate: str) -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     joins(talk)
     if fate == "lost a moment ago":
         talk.call("joined", "app", False)
     pending = talk.submit(expecting(10, b"a"))
-    talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}))
-    assert talk.answered(pending).error_code == NOT_LEADER
-
-
-def test_coordinator_response_older_than_the_join_is_ignored() -> None:
-    talk = confirmed(10, Check.ON)
-    joins(talk)
-    pending = talk.submit(expecting(10, b"a"))
     queried_at = talk.now
-    talk.now += 0.1
-    talk.call("joined", "app", True)  # while the log end is still being read
-    talk.now += 0.1
+    if fate == "answered after the query":
+        talk.now += 0.1
+        talk.call("joined", "app", True)  # while the log end is still being read
+        talk.now += 0.1
     talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}), transactions_as_of=queried_at)
-    assert talk.answered(pending).error_code == NOT_LEADER
+    talk.fails(pending, NOT_LEADER)
 
 
 def test_fence_is_unconfirmed_while_a_transaction_may_exist() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
+    talk = confirmed(Check.ON)
+    pending = talk.sends(expecting(10, b"a"))
     talk.call("join", "app", 1)
-    talk.kafka(pending, base_offset=10)
-    talk.accepted(pending, 10)
+    talk.acknowledged(pending, 10)
     talk.next(g.MayJoin)
-    talk.submit(expecting(11, b"b"))
-    talk.next(g.ReadLogEnd)
+    talk.is_unconfirmed(11)
 
 
 def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     joins(talk)
     unconditional = talk.submit(batch(b"x"))
     talk.snapshot(10, next_sequence=10, open_transactions=frozenset({4}))
@@ -1734,10 +1432,9 @@ def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
 
 
 def test_transactions_are_refused_where_expectations_are_required() -> None:
-    talk = confirmed(10)
-    result = talk.answered(talk.submit(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
-    assert result.error_code == POLICY_VIOLATION
-    assert "TRANSACTIONS_NOT_SUPPORTED" in (result.error_message or "")
+    pending = expecting(10, b"t", producer=(5, 0, 0), transactional=True)
+    talk = confirmed()
+    talk.fails(talk.submit(pending), POLICY_VIOLATION, "TRANSACTIONS_NOT_SUPPORTED")
 
 
 _STARTED_MS = int(time.time() * 1000)  # a retry has the timestamps of its first try
@@ -1750,98 +1447,71 @@ def within(expected: int | None, *values: bytes, producer: tuple[int, int, int] 
     return expecting(expected, *values, producer=producer, transactional=True, timestamp_ms=_STARTED_MS)
 
 
-def written_by_another(talk: Talk, at: int = 10) -> None:
-    """Transaction `other`, of producer 4, has a record at `at`."""
+OPEN, ALSO_OPEN = {"open_transactions": frozenset({4})}, {"open_transactions": frozenset({4, 6})}
+ENDING, OWN_ENDING = {"ending_transactions": frozenset({"other"})}, {"ending_transactions": frozenset({"app"})}
+CONFLICT = "TRANSACTION_CONFLICT topic=orders partition=3: "
+
+
+@pytest.mark.parametrize(
+    ("other", "expected", "owns", "facts", "error", "message"),
+    [
+        ("wrote", 11, False, OPEN, NOT_LEADER, "TRY_AGAIN"),
+        ("wrote", 11, True, OPEN, POLICY_VIOLATION, CONFLICT),
+        ("wrote", 9, False, OPEN, POLICY_VIOLATION, "OFFSET_MISMATCH"),
+        # The ending transaction waits for no other. Its markers are appended to one partition after the other.
+        ("wrote", 12, True, OPEN | ENDING, NOT_LEADER, "TRY_AGAIN"),
+        ("wrote", 12, True, ALSO_OPEN | ENDING, POLICY_VIOLATION, CONFLICT),
+        # Two that have joined each other's partitions would both wait, and neither has written anything yet.
+        ("joined", 10, True, {}, 0, ""),
+        ("joined", 10, False, ENDING, NOT_LEADER, "TRY_AGAIN"),
+        ("was refused", 10, False, {}, 0, ""),
+        # Kafka answers EndTxn before it writes the markers.
+        ("none", 10, False, OWN_ENDING, NOT_LEADER, "TRY_AGAIN"),
+        # The coordinator does not know it, is away, or about to give it another producer id: then Kafka is to decide.
+        ("none", 10, False, {"producer_ids": {"app": -1}}, 0, ""),
+        ("none", 10, False, {}, 0, ""),
+    ],
+)
+def test_transaction_alongside_another_one(
+    *, other: str, expected: int, owns: bool, facts: dict[str, Any], error: int, message: str
+) -> None:
+    """`other`: what transaction `other`, of producer 4, has done. `owns`: transaction `app` has appended elsewhere."""
+    talk = confirmed(Check.ON)
+    end = 11 if other == "wrote" else 10
+    if other == "wrote":
+        written_by_another(talk)
+    elif other == "joined":
+        joins(talk, "other")
+        talk.call("joined", "other", True)
+    elif other == "was refused":
+        refused = talk.submit(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
+        talk.kafka(refused, 45)
+        talk.fails(refused, 45)
+    for _ in range(2 if error == NOT_LEADER else 1):  # the log end is read again for each
+        pending = talk.submit(within(expected, b"t"), within="app", owns=owns)
+        talk.snapshot(end, next_sequence=10, **facts)
+        if error:
+            result = talk.answered(pending)
+            assert (result.error_code, result.base_offset) == (error, 11 if expected == 9 else -1)
+            assert (result.error_message or "").startswith(message)
+        else:
+            assert talk.admitted(pending) is None
+            talk.acknowledged(pending, end)
+
+
+def written_by_another(talk: Talk) -> None:
+    """Transaction `other`, of producer 4, has a record at 10."""
     pending = talk.submit(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=at)
-    talk.accepted(pending, at)
-
-
-def test_transaction_without_appends_retries_while_another_has_records() -> None:
-    talk = confirmed(10, Check.ON)
-    written_by_another(talk)
-    pending = talk.submit(within(11, b"t"), within="app")
-    talk.snapshot(11, open_transactions=frozenset({4}))
-    assert talk.answered(pending).error_code == NOT_LEADER
-
-
-def test_transaction_with_appends_conflicts_with_another_one() -> None:
-    talk = confirmed(10, Check.ON)
-    written_by_another(talk)
-    pending = talk.submit(within(11, b"t"), within="app", owns=True)
-    talk.snapshot(11, open_transactions=frozenset({4}))
-    result = talk.answered(pending)
-    assert result.error_code == POLICY_VIOLATION
-    assert (result.error_message or "").startswith("TRANSACTION_CONFLICT topic=orders partition=3: ")
-    assert result.base_offset == -1
-
-
-def test_transaction_that_only_joined_delays_no_other() -> None:
-    """Two that have joined each other's partitions would both wait, and neither has written anything yet."""
-    talk = confirmed(10, Check.ON)
-    joins(talk, "other")
-    talk.call("joined", "other", True)
-    pending = talk.submit(within(10, b"t"), within="app", owns=True)
-    talk.snapshot(10, next_sequence=10)
-    assert talk.admitted(pending) is None
-    talk.kafka(pending, base_offset=10)
-    talk.accepted(pending, 10)
-
-
-def test_marker_of_own_previous_transaction_is_waited_for() -> None:
-    """Kafka answers EndTxn before it writes the markers."""
-    talk = confirmed(10, Check.ON)
-    for _ in range(2):
-        pending = talk.submit(within(10, b"t"), within="app")
-        talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read again for each
-        assert talk.answered(pending).error_code == NOT_LEADER
-
-
-def test_transaction_with_appends_waits_for_an_ending_one() -> None:
-    """The ending transaction waits for no other. Its markers are appended to one partition after the other."""
-    talk = confirmed(10, Check.ON)
-    written_by_another(talk)
-    pending = talk.submit(within(12, b"t"), within="app", owns=True)
-    more = {"open_transactions": frozenset({4}), "ending_transactions": frozenset({"other"})}
-    talk.snapshot(11, **more)
-    assert talk.answered(pending).error_code == NOT_LEADER
-    pending = talk.submit(within(12, b"t"), within="app", owns=True)
-    talk.snapshot(11, **more | {"open_transactions": frozenset({4, 6})})  # another transaction is open, too
-    assert talk.answered(pending).error_code == POLICY_VIOLATION
-
-
-def test_joined_and_ending_transaction_is_waited_for() -> None:
-    """The ending transaction waits for no other, and its marker is on its way."""
-    talk = confirmed(10, Check.ON)
-    joins(talk, "other")
-    talk.call("joined", "other", True)
-    pending = talk.submit(within(10, b"t"), within="app")
-    talk.snapshot(10, next_sequence=10, ending_transactions=frozenset({"other"}))
-    assert talk.answered(pending).error_code == NOT_LEADER
-
-
-def test_transaction_with_refused_append_has_no_records_here() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
-    talk.admitted(pending)
-    talk.kafka(pending, 45)
-    assert talk.answered(pending).error_code == 45
-    mine = talk.submit(within(10, b"t"), within="app")
-    talk.snapshot(10, next_sequence=10)
-    assert talk.admitted(mine) is None
+    talk.acknowledged(pending, 10)
 
 
 def test_transaction_with_lost_append_is_waited_for() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
-    talk.admitted(pending)
-    talk.call("lost", pending)
-    assert talk.answered(pending).error_code == TIMED_OUT
+    talk = confirmed(Check.ON)
+    lost = talk.loses(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    talk.fails(lost, TIMED_OUT)
     mine = talk.submit(within(10, b"t"), within="app", wait=1.0)
-    talk.now += 1.1
-    talk.report(g.Tick())
-    assert talk.answered(mine).error_code == NOT_LEADER
+    talk.tick(1.1)
+    talk.fails(mine, NOT_LEADER)
     talk.now += 40
     mine = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10)
@@ -1849,15 +1519,13 @@ def test_transaction_with_lost_append_is_waited_for() -> None:
 
 
 def test_transaction_delays_no_append_after_its_marker() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     written_by_another(talk)
     talk.now += 1
     pending = talk.submit(within(12, b"t"), within="app", owns=True)
     assert talk.effects[0] == g.ReadLogEnd(TP, ("other", "app"))
     talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"other"}))
-    assert talk.admitted(pending) is None
-    talk.kafka(pending, base_offset=12)
-    talk.accepted(pending, 12)
+    talk.acknowledged(pending, 12)
     # And what it wrote is no news of its next transaction, which has only joined.
     joins(talk, "other")
     talk.call("joined", "other", True)
@@ -1873,80 +1541,43 @@ INVALID_PRODUCER_ID_MAPPING = 49
 def test_foreign_producer_id_in_a_transaction_is_refused(expected: int) -> None:
     """A client with another transactional id uses the producer id of an open transaction. The answer is that of Kafka's
     coordinator, without the log end offset. Kafka would have added the batch to the open transaction."""
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     mine = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, producer_ids={"app": 5})
-    assert talk.admitted(mine) is None
-    talk.kafka(mine, base_offset=10)
-    talk.accepted(mine, 10)
+    talk.acknowledged(mine, 10)
     talk.now += 1
     theirs = talk.submit(within(expected, b"t", producer=(5, 0, 1)), within="others")
     talk.snapshot(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "others": 6})
     result = talk.answered(theirs)
     assert (result.error_code, result.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
     assert "ANOTHERS_PRODUCER" in str(result.error_message)
-    more = talk.submit(within(11, b"t", producer=(5, 0, 1)), within="app")
-    assert talk.admitted(more) is None
-
-
-def test_unknown_producer_id_is_left_to_kafka() -> None:
-    """Its coordinator does not know it, is away, or about to give it another producer id: then Kafka is to decide."""
-    talk = confirmed(10, Check.ON)
-    mine = talk.submit(within(10, b"t"), within="app")
-    talk.snapshot(10, next_sequence=10, producer_ids={"app": -1})
-    assert talk.admitted(mine) is None
+    assert talk.sends(within(11, b"t", producer=(5, 0, 1)), within="app").fence is None
 
 
 def test_producer_id_is_known_per_transactional_id() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     first = talk.submit(within(17, b"t", producer=(6, 0, 0)), within="others")
     second = talk.submit(within(10, b"t"), within="app")
     talk.snapshot(10, next_sequence=10, producer_ids={"others": 6})
     talk.mismatch(first, expected=17, actual=10)
     assert talk.effects[0] == g.ReadLogEnd(TP, ("app",))
     talk.snapshot(10, next_sequence=10, producer_ids={"app": 6})
-    assert talk.answered(second).error_code == INVALID_PRODUCER_ID_MAPPING
+    talk.fails(second, INVALID_PRODUCER_ID_MAPPING)
 
 
 def test_transaction_waits_bounded_time_with_other_instances() -> None:
-    """What it owns by them is not known here."""
-    talk = confirmed(10, Check.ON)
+    """What it owns by them is not known here. Afterwards, a later append waits again."""
+    talk = confirmed(Check.ON)
     written_by_another(talk)
     talk.alone = False
-    codes = []
-    for _ in range(5):
+    for error in (*[NOT_LEADER] * 4, POLICY_VIOLATION, NOT_LEADER):
         pending = talk.submit(within(11, b"t"), within="app")
         talk.snapshot(11, open_transactions=frozenset({4}))
-        codes.append(talk.answered(pending).error_code)
-        talk.now += 3
-    assert codes == [NOT_LEADER] * 4 + [POLICY_VIOLATION]
-    # A later append waits again.
-    talk.now += 3
-    pending = talk.submit(within(11, b"t"), within="app")
-    talk.snapshot(11, open_transactions=frozenset({4}))
-    assert talk.answered(pending).error_code == NOT_LEADER
-
-
-def test_taken_offset_is_refused_despite_open_transactions() -> None:
-    talk = confirmed(10, Check.ON)
-    written_by_another(talk)
-    pending = talk.submit(within(9, b"t"), within="app")
-    talk.snapshot(11, open_transactions=frozenset({4}))
-    talk.mismatch(pending, expected=9, actual=11)
+        talk.fails(pending, error)
+        talk.now += 6 if error == POLICY_VIOLATION else 3
 
 
 # ---- a retry within a transaction
-
-
-def lost_at_ten(talk: Talk) -> memoryview:
-    """A batch of transaction `app`, expecting 10, that ended unknown."""
-    records = within(10, b"t", b"u")
-    pending = talk.submit(records, within="app")
-    talk.snapshot(10, next_sequence=10)
-    assert talk.admitted(pending) is None
-    talk.call("lost", pending)
-    assert talk.answered(pending).error_code == TIMED_OUT
-    return records
 
 
 def own(at: int, producer: tuple[int, int, int] = (5, 0, 0), *values: bytes) -> g.Found:
@@ -1960,193 +1591,143 @@ def in_transaction(next_sequence: int, epoch: int = 0) -> dict[str, Any]:
     }
 
 
+ANOTHERS = in_log(batch(b"another's"), 10)
+OTHER_RECORDS = own(10, (5, 0, 0), b"o", b"p")
+
+
+def lost_at_ten(talk: Talk) -> memoryview:
+    """A batch of transaction `app`, expecting 10, that ended unknown."""
+    pending = talk.submit(within(10, b"t", b"u"), within="app")
+    talk.snapshot(10, next_sequence=10)
+    assert talk.admitted(pending) is None
+    talk.lost(pending)
+    talk.fails(pending, TIMED_OUT)
+    return pending.records
+
+
+def retried(
+    there: g.Found, end: int, facts: dict[str, Any], *, after_seconds: float = 0.0
+) -> tuple[Talk, g.PendingAppend]:
+    talk = confirmed(Check.ON)
+    records = lost_at_ten(talk)
+    talk.now += after_seconds
+    again = talk.submit(records, within="app", owns=True)
+    talk.snapshot(end, next_sequence=10, **facts)
+    talk.read(again, there, at=10)
+    return talk, again
+
+
 def test_retry_of_appended_transactional_batch_succeeds() -> None:
     """And does not wait until its first try can be in no queue any more."""
-    talk = confirmed(10, Check.ON)
-    records = lost_at_ten(talk)
-    again = talk.submit(records, within="app", owns=True)
-    talk.snapshot(12, next_sequence=10, **in_transaction(2))
-    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 10)
-    talk.report(g.BatchRead(again, own(10)))
+    talk, again = retried(own(10), 12, in_transaction(2))
     talk.accepted(again, 10)
 
 
 @pytest.mark.parametrize(
-    "there",
-    [own(10, (5, 0, 2)), own(10, (5, 1, 0)), own(10, (6, 0, 0)), own(10, (5, 0, 0), b"t", b"v")],
-    ids=["another sequence", "another epoch", "another producer", "other records"],
+    ("there", "end", "facts"),
+    {
+        "another sequence": (own(10, (5, 0, 2)), 12, {}),
+        "another epoch": (own(10, (5, 1, 0)), 12, {}),
+        "another producer": (own(10, (6, 0, 0)), 12, {}),
+        "other records": (OTHER_RECORDS, 12, {}),
+        "its transaction has not come to it": (ANOTHERS, 14, in_transaction(0)),
+        "a transaction of another epoch": (ANOTHERS, 14, in_transaction(2, epoch=1)),
+        "no transaction": (ANOTHERS, 14, {}),
+    }.values(),
 )
-def test_different_batch_at_the_offset_is_no_success(there: g.Found) -> None:
-    talk = confirmed(10, Check.ON)
-    records = lost_at_ten(talk)
-    talk.now += 40  # its first try sits in no queue any more
-    again = talk.submit(records, within="app", owns=True)
-    talk.snapshot(12, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(again, there))
-    talk.mismatch(again, expected=10, actual=12)
+def test_different_batch_at_the_offset_is_no_success(there: g.Found, end: int, facts: dict[str, Any]) -> None:
+    talk, again = retried(there, end, facts, after_seconds=40)  # its first try sits in no queue any more
+    talk.mismatch(again, expected=10, actual=end)
+
+
+def test_refusal_waits_while_earlier_try_may_be_queued() -> None:
+    """The queued attempt could be appended after the refusal, in the producer's next transaction of the same epoch."""
+    talk, again = retried(ANOTHERS, 14, {})
+    talk.fails(again, NOT_LEADER)
 
 
 def test_retry_appended_elsewhere_is_reported_as_violation() -> None:
-    talk = confirmed(10, Check.ON)
-    records = lost_at_ten(talk)
-    again = talk.submit(records, within="app", owns=True)
-    talk.snapshot(14, next_sequence=10, **in_transaction(2))
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    talk, again = retried(ANOTHERS, 14, in_transaction(2))
     assert talk.admitted(again) is None  # sent again: for Kafka it is a duplicate
     talk.kafka(again, base_offset=12, log_append_time_ms=7)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 12)
-    talk.report(g.BatchRead(again, own(12)))
-    assert talk.next(g.ReadBatch) == g.ReadBatch(again, 10)
-    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
+    talk.read(again, own(12), at=12)
+    talk.read(again, ANOTHERS, at=10)
     talk.next(g.Violation)
     result = talk.answered(again)
     assert (result.error_code, result.base_offset) == (POLICY_VIOLATION, 12)
     assert "OFFSET_VIOLATION" in (result.error_message or "")
 
 
-def test_violation_by_a_marker_names_the_marker() -> None:
-    """The marker ends a transaction that joined and wrote nothing. No append waits for such a transaction."""
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(within(10, b"t"), within="app")
-    talk.snapshot(10, next_sequence=10)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=11)
-    talk.next(g.ReadBatch)
-    marker = bytearray(in_log(batch(b"marker"), 10, g.Fence(4, 0, -1)).batch)
-    marker[22] |= 0x30
-    talk.report(g.BatchRead(pending, g.Found(memoryview(bytes(marker)))))
-    result = talk.answered(pending)
-    assert result.error_code == POLICY_VIOLATION
-    assert "OFFSET_VIOLATION" in (result.error_message or "")
-    assert "marker" in (result.error_message or "")
-
-
 def test_mismatch_after_forgotten_sequence_is_possibly_yours() -> None:
-    talk = confirmed(10, Check.ON)
-    records = lost_at_ten(talk)
-    again = talk.submit(records, within="app", owns=True)
-    talk.snapshot(14, next_sequence=10, **in_transaction(4))
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
-    talk.admitted(again)
+    talk, again = retried(ANOTHERS, 14, in_transaction(4))
     talk.kafka(again, 45)
     assert "POSSIBLY_YOURS" in talk.mismatch(again, expected=10, actual=14)
 
 
+def sent_in_transaction(expected: int | None = 10) -> tuple[Talk, g.PendingAppend]:
+    talk = confirmed(Check.ON)
+    pending = talk.submit(within(expected, b"t", b"u"), within="app")
+    if expected is not None:
+        talk.snapshot(10, next_sequence=10)
+    talk.admitted(pending)
+    return talk, pending
+
+
+def test_violation_by_a_marker_names_the_marker() -> None:
+    """The marker ends a transaction that joined and wrote nothing. No append waits for such a transaction."""
+    talk, pending = sent_in_transaction()
+    talk.kafka(pending, base_offset=11)
+    talk.read(pending, marker(in_log(batch(b"marker"), 10, g.Fence(4, 0, -1))))
+    assert "marker" in talk.fails(pending, POLICY_VIOLATION, "OFFSET_VIOLATION")
+
+
 @pytest.mark.parametrize(
-    "state", [in_transaction(0), in_transaction(2, epoch=1), {}], ids=["not come to it", "of another epoch", "unknown"]
+    ("expected", "at", "there", "is_itself"),
+    [
+        (10, 10, own(10), True),
+        # One of a transaction that was aborted while it sat in a queue, under transactions v1.
+        (10, 10, OTHER_RECORDS, False),
+        (10, 7, own(7, (5, 0, 0), b"o", b"p"), False),
+        (None, 7, in_log(within(None, b"t", b"u"), 7, g.Fence(5, 0, 0)), True),
+        # Kafka answers 0 with the offset of the other batch. If the proxy relayed that, the record would be lost.
+        (None, 7, own(7, (5, 0, 0), b"o", b"p"), False),
+    ],
 )
-def test_unknown_batch_at_taken_offset_is_refused(state: dict[str, Any]) -> None:
-    talk = confirmed(10, Check.ON)
-    records = lost_at_ten(talk)
-    talk.now += 40  # its first try sits in no queue any more
-    again = talk.submit(records, within="app", owns=True)
-    talk.snapshot(14, next_sequence=10, **state)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
-    talk.mismatch(again, expected=10, actual=14)
-
-
-def test_refusal_waits_while_earlier_try_may_be_queued() -> None:
-    """The queued attempt could be appended after the refusal, in the producer's next transaction of the same epoch."""
-    talk = confirmed(10, Check.ON)
-    records = lost_at_ten(talk)
-    again = talk.submit(records, within="app", owns=True)
-    talk.snapshot(14, next_sequence=10)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(again, in_log(batch(b"another's"), 10)))
-    assert talk.answered(again).error_code == NOT_LEADER
-
-
-def duplicate_at_ten(talk: Talk) -> g.PendingAppend:
-    pending = talk.submit(within(10, b"t", b"u"), within="app")
-    talk.snapshot(10, next_sequence=10)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=10, log_append_time_ms=7)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    return pending
-
-
-def test_what_kafka_calls_a_duplicate_is_read_back() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = duplicate_at_ten(talk)
-    talk.report(g.BatchRead(pending, own(10)))
-    talk.accepted(pending, 10)
-
-
-def test_duplicate_of_an_earlier_batch_is_sequence_taken() -> None:
-    """One of a transaction that was aborted while it sat in a queue, under transactions v1."""
-    talk = confirmed(10, Check.ON)
-    pending = duplicate_at_ten(talk)
-    talk.report(g.BatchRead(pending, own(10, (5, 0, 0), b"o", b"p")))
-    result = talk.answered(pending)
-    assert result.error_code == POLICY_VIOLATION
-    assert (result.error_message or "").startswith("SEQUENCE_TAKEN topic=orders partition=3 offset=10: ")
-
-
-def unconditional_duplicate_at_seven(talk: Talk) -> g.PendingAppend:
-    pending = talk.submit(within(None, b"t", b"u"), within="app")
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=7, log_append_time_ms=7)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 7)
-    return pending
-
-
-def test_unconditional_duplicate_of_earlier_batch_is_sequence_taken() -> None:
-    """Kafka answers 0 with the offset of the other batch. If the proxy relayed that, the record would be lost."""
-    talk = confirmed(10, Check.ON)
-    pending = unconditional_duplicate_at_seven(talk)
-    talk.report(g.BatchRead(pending, own(7, (5, 0, 0), b"o", b"p")))
-    assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
-
-
-def test_unconditional_retry_known_to_kafka_is_read_back() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = unconditional_duplicate_at_seven(talk)
-    talk.report(g.BatchRead(pending, in_log(within(None, b"t", b"u"), 7, g.Fence(5, 0, 0))))
-    talk.accepted(pending, 7)
-
-
-def test_duplicate_of_a_batch_elsewhere_is_sequence_taken() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(within(10, b"t", b"u"), within="app")
-    talk.snapshot(10, next_sequence=10)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=7, log_append_time_ms=7)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 7)
-    talk.report(g.BatchRead(pending, own(7, (5, 0, 0), b"o", b"p")))
-    assert "SEQUENCE_TAKEN" in (talk.answered(pending).error_message or "")
+def test_what_kafka_calls_a_duplicate_is_read_back(
+    expected: int | None, at: int, there: g.Found, is_itself: bool
+) -> None:
+    talk, pending = sent_in_transaction(expected)
+    talk.kafka(pending, base_offset=at, log_append_time_ms=7)
+    talk.read(pending, there, at=at)
+    if is_itself:
+        talk.accepted(pending, at)
+    else:
+        message = talk.fails(pending, POLICY_VIOLATION)
+        assert message.startswith(f"SEQUENCE_TAKEN topic=orders partition=3 offset={at}: ")
 
 
 def test_unreadable_duplicate_becomes_unknown() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = duplicate_at_ten(talk)
+    talk, pending = sent_in_transaction()
+    talk.kafka(pending, base_offset=10, log_append_time_ms=7)
     for _ in range(2):
-        talk.report(g.BatchRead(pending, g.Unreadable("the leader is moving")))
+        talk.read(pending, g.Unreadable("the leader is moving"), at=10)
         talk.silent()
-        talk.now += 1
-        talk.report(g.Tick())
-        assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    talk.now += 10
-    talk.report(g.Tick())
-    assert talk.answered(pending).error_code == TIMED_OUT
+        talk.tick(1)
+    talk.next(g.ReadBatch)
+    talk.tick(10)
+    talk.fails(pending, TIMED_OUT)
 
 
 def test_later_appends_wait_for_acknowledged_transactional_retry() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     records = lost_at_ten(talk)
     later = talk.submit(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
     talk.silent()
-    talk.now += 1.1
-    talk.report(g.Tick())
-    assert talk.answered(later).error_code == NOT_LEADER
+    talk.tick(1.1)
+    talk.fails(later, NOT_LEADER)
     again = talk.submit(records, within="app", owns=True)
     talk.snapshot(10, next_sequence=10)
-    assert talk.admitted(again) is None
-    talk.kafka(again, base_offset=10)
-    talk.accepted(again, 10)
+    talk.acknowledged(again, 10)
     later = talk.submit(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
     talk.snapshot(12, next_sequence=10, **in_transaction(2))
     assert talk.admitted(later) is None
@@ -2155,79 +1736,61 @@ def test_later_appends_wait_for_acknowledged_transactional_retry() -> None:
 # ---- a transaction joins
 
 
-@pytest.mark.parametrize("way", ["by events", "fast path"])
-def test_join_waits_for_fenced_appends_in_flight(way: str) -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
+def test_join_waits_for_fenced_appends_in_flight() -> None:
+    talk = confirmed(Check.ON)
+    pending = talk.sends(expecting(10, b"a"))
     talk.call("join", "app", 7)
     talk.silent()
-    if way == "fast path":
-        assert not talk.sequencer.may_complete(pending, PartitionResult(TP.partition, 0, 10))
-    talk.kafka(pending, base_offset=10)
-    talk.accepted(pending, 10)
+    assert not talk.sequencer.may_complete(pending, PartitionResult(TP.partition, 0, 10))  # not on the fast path
+    talk.acknowledged(pending, 10)
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
 def test_join_waits_for_in_doubt_appends() -> None:
     """Otherwise the marker takes the offset at which the sequencer looks for the in-doubt batch: the client gets 44,
     and Kafka appends the batch after the marker."""
-    talk = confirmed(10, Check.ON)
-    records = expecting(10, b"a")
-    pending = talk.submit(records)
-    fence = talk.admitted(pending)
+    talk = confirmed(Check.ON)
+    pending = talk.sends(expecting(10, b"a"))
     talk.call("join", "app", 7)
-    talk.call("lost", pending)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    talk.silent()
-    assert fence is not None
-    talk.report(g.BatchRead(pending, in_log(records, 10, fence)))
-    talk.next(g.Answer)
+    talk.lost(pending)
+    talk.read(pending, in_log(pending.records, 10, pending.fence), at=10)
+    talk.fails(pending, TIMED_OUT)
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
 
 def test_unfenced_append_does_not_delay_a_join() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(batch(b"x", producer=(8, 0, 0)))
-    talk.admitted(pending)
-    talk.call("join", "app", 7)
-    assert talk.next(g.MayJoin) == g.MayJoin(7)
+    talk = confirmed(Check.ON)
+    talk.sends(batch(b"x", producer=(8, 0, 0)))
+    joins(talk)
 
 
 def test_fenced_conditional_appends_wait_for_a_pending_join() -> None:
-    talk = confirmed(10, Check.ON)
-    first = talk.submit(expecting(10, b"a"))
-    talk.admitted(first)
+    talk = confirmed(Check.ON)
+    first = talk.sends(expecting(10, b"a"))
     talk.call("join", "app", 7)
     second = talk.submit(expecting(11, b"b"))
     talk.silent()
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
-    talk.next(g.MayJoin)
-    talk.snapshot(
-        11, next_sequence=11, ended_transactions=frozenset({"app"})
-    )  # it has not been sent to its coordinator
-    assert talk.answered(second).error_code == NOT_LEADER
+    talk.acknowledged(first, 10)
+    talk.next(g.MayJoin)  # it has not been sent to its coordinator
+    talk.snapshot(11, next_sequence=11, ended_transactions=frozenset({"app"}))
+    talk.fails(second, NOT_LEADER)
 
 
 def test_admission_before_a_join_expires() -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     pending = talk.submit(expecting(10, b"a"))
     talk.next(g.Admit)  # and waits for another partition of its request
     assert talk.sequencer.may_send(pending, talk.now)
-    talk.call("join", "app", 7)
-    assert talk.next(g.MayJoin) == g.MayJoin(7)
+    joins(talk)
     assert not talk.sequencer.may_send(pending, talk.now)
 
 
 def test_abandoned_join_is_not_notified_later() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
+    talk = confirmed(Check.ON)
+    pending = talk.sends(expecting(10, b"a"))
     talk.call("join", "app", 7)
     talk.call("joined", "app", True)
-    talk.kafka(pending, base_offset=10)
-    talk.accepted(pending, 10)
+    talk.acknowledged(pending, 10)
     talk.silent()
 
 
@@ -2241,12 +1804,10 @@ def test_unreadable_log_end_is_retried_until_timeout() -> None:
         talk.next(g.ReadLogEnd)
         talk.report(g.LogEndUnknown("the leader is moving"))
         talk.silent()
-        talk.now += 0.2
-        talk.report(g.Tick())
-    talk.now += 1.0
+        talk.tick(0.2)
     talk.effects.clear()
-    talk.report(g.Tick())
-    assert talk.answered(pending).error_code == NOT_LEADER
+    talk.tick(1.0)
+    talk.fails(pending, NOT_LEADER)
 
 
 def test_missing_partition_is_refused_at_once() -> None:
@@ -2254,7 +1815,8 @@ def test_missing_partition_is_refused_at_once() -> None:
     pending_appends = [talk.submit(expecting(10, b"a"), connection=i) for i in range(2)]
     talk.next(g.ReadLogEnd)
     talk.report(g.LogEndUnknown("there is no such partition", 3))
-    assert [talk.answered(pending).error_code for pending in pending_appends] == [3, 3]
+    for pending in pending_appends:
+        talk.fails(pending, 3)
     assert talk.sequencer.idle
 
 
@@ -2263,70 +1825,58 @@ def test_the_queue_is_bounded() -> None:
     for _ in range(2):
         talk.submit(expecting(10, b"a"))
     talk.next(g.ReadLogEnd)
-    result = talk.answered(talk.submit(expecting(10, b"a")))
-    assert result.error_code == NOT_LEADER
-    assert "queue is full" in (result.error_message or "")
+    talk.fails(talk.submit(expecting(10, b"a")), NOT_LEADER, "queue is full")
 
 
 def test_appends_are_admitted_in_submission_order() -> None:
-    talk = confirmed(10)
-    first = talk.submit(expecting(10, b"a"), connection=1)
-    talk.admitted(first)
+    talk = confirmed()
+    first = talk.sends(expecting(10, b"a"))
     waiting = [talk.submit(expecting(11 + i, b"x"), connection=2 + i) for i in range(3)]
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
+    talk.acknowledged(first, 10)
     for i, pending in enumerate(waiting):
         talk.admitted(pending)
         talk.silent()
-        talk.kafka(pending, base_offset=11 + i)
-        talk.accepted(pending, 11 + i)
+        talk.acknowledged(pending, 11 + i)
+
+
+# ---------------------------------------------------------------------------------------------- unconditional appends
 
 
 def test_retry_keeps_original_producer_after_later_fenced_append() -> None:
-    talk = confirmed(10, Check.ON)
-    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    assert talk.admitted(own) is None
-    talk.kafka(own, base_offset=10)
-    talk.accepted(own, 10)  # the answer does not reach its client
-    fenced = talk.submit(expecting(11, b"a", producer=(5, 0, 1)))
-    assert talk.admitted(fenced) == g.Fence(SHARED, 0, 10)
-    talk.kafka(fenced, base_offset=11)
-    talk.accepted(fenced, 11)
-    retry = talk.submit(batch(b"x", producer=(5, 0, 0)), connection=2)
-    assert talk.admitted(retry) is None  # Kafka knows it by its sequence
+    talk = confirmed(Check.ON)
+    first = talk.sends(batch(b"x", producer=(5, 0, 0)))
+    talk.acknowledged(first, 10)  # the answer does not reach its client
+    fenced = talk.sends(expecting(11, b"a", producer=(5, 0, 1)))
+    talk.acknowledged(fenced, 11)
+    retry = talk.sends(first.records, connection=2)
     assert retry.kind is g.AppendMode.PASS_THROUGH
-    talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())
+    talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())  # Kafka knows it by its sequence
     talk.accepted(retry, 10)
-    assert talk.admitted(talk.submit(batch(b"y", producer=(5, 0, 2)))) == g.Fence(SHARED, 0, 11)
+    fences = [each.fence for each in (first, fenced, retry, talk.sends(batch(b"y", producer=(5, 0, 2))))]
+    assert fences == [None, g.Fence(SHARED, 0, 10), None, g.Fence(SHARED, 0, 11)]
 
 
 def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
-    talk = confirmed(10, Check.ON)
-    pending_appends = [talk.submit(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
-    for pending in pending_appends:
-        assert talk.admitted(pending) is None
+    talk = confirmed(Check.ON)
+    pending_appends = [talk.sends(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
+    assert not any(pending.fence for pending in pending_appends)
     conditional = talk.submit(expecting(13, b"a"), connection=9)
     talk.silent()
     for i in (1, 0, 2):  # answered in another order than sent
-        talk.kafka(pending_appends[i], base_offset=10 + i)
-        talk.accepted(pending_appends[i], 10 + i)
+        talk.acknowledged(pending_appends[i], 10 + i)
     assert talk.admitted(conditional) == g.Fence(SHARED, 0, 10)
 
 
 def test_lost_idempotent_append_is_resent_before_others() -> None:
-    talk = confirmed(10, Check.ON)
-    talk.may_write = True
-    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    talk.admitted(own)
-    talk.call("lost", own)
-    assert talk.next(g.Resend).pending is own
+    talk = confirmed(Check.ON, may_write=True)
+    own = talk.loses(batch(b"x", producer=(5, 0, 0)))
+    resend = talk.next(g.Resend)
     conditional = talk.submit(expecting(11, b"a"), connection=2)
     talk.silent()
-    talk.report(g.Resent(own, None))
-    talk.now += 0.1
-    talk.report(g.Tick())
-    assert talk.next(g.Resend).pending is own
-    talk.report(g.Resent(own, PartitionResult(3, 0, 10)))
+    talk.effects.append(resend)
+    talk.resent(own, None)
+    talk.tick(0.1)
+    talk.resent(own, PartitionResult(3, 0, 10))
     talk.accepted(own, 10)
     talk.snapshot(11, next_sequence=10)
     assert talk.admitted(conditional) == g.Fence(SHARED, 0, 10)
@@ -2335,183 +1885,136 @@ def test_lost_idempotent_append_is_resent_before_others() -> None:
 @pytest.mark.parametrize("fate", ["unknown", "an error on the resend", "an error"])
 def test_lost_idempotent_append_after_failure_is_not_resent(fate: str) -> None:
     """Kafka finds the gap only if it knows this producer; else it would take the second without the first."""
-    talk = confirmed(10, Check.ON)
-    talk.may_write = True
-    first, second = (talk.submit(batch(b"x", producer=(5, 0, each))) for each in range(2))
-    talk.admitted(first)
-    talk.admitted(second)
+    talk = confirmed(Check.ON, may_write=True)
+    first, second = (talk.sends(batch(b"x", producer=(5, 0, each))) for each in range(2))
     if fate == "an error":
         talk.kafka(first, TOO_LARGE)
-        assert talk.answered(first).error_code == TOO_LARGE
-        talk.call("lost", second)
-        assert talk.answered(second).error_code == TIMED_OUT
+        talk.fails(first, TOO_LARGE)
+        talk.lost(second)
+        talk.fails(second, TIMED_OUT)
         return
-    talk.call("lost", first)
-    talk.call("lost", second)
-    assert talk.next(g.Resend).pending is first
+    talk.lost(first, second)
     talk.now += LIMITS.resolve_seconds
-    talk.report(g.Resent(first, None if fate == "unknown" else PartitionResult(3, TOO_LARGE)))
+    talk.resent(first, None if fate == "unknown" else PartitionResult(3, TOO_LARGE))
     assert {talk.next(g.Answer).pending for _ in range(2)} == {first, second}
     talk.silent()
 
 
-@pytest.mark.parametrize("error", [19, 6, 3, 7])
-def test_retriable_resend_error_is_retried(error: int) -> None:
-    talk = confirmed(10, Check.ON)
-    talk.may_write = True
-    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    talk.admitted(own)
-    talk.call("lost", own)
-    talk.next(g.Resend)
-    talk.report(g.Resent(own, PartitionResult(3, error)))
-    talk.silent()  # the first send may still be in the log: Kafka answers 19 before it looks for duplicates
-    talk.now += 0.1
-    talk.report(g.Tick())
-    talk.next(g.Resend)
-
-
-@pytest.mark.parametrize("error", [TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
+@pytest.mark.parametrize("error", [19, 6, 3, 7, TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
 def test_resend_error_leaves_the_first_send_unknown(error: int) -> None:
-    talk = confirmed(10, Check.ON)
-    talk.may_write = True
-    own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    talk.admitted(own)
-    talk.call("lost", own)
-    talk.next(g.Resend)
-    talk.report(g.Resent(own, PartitionResult(3, error)))
-    assert talk.answered(own).error_code == TIMED_OUT
+    """It may still be in the log: Kafka answers 19 before it looks for duplicates."""
+    talk = confirmed(Check.ON, may_write=True)
+    own = talk.loses(batch(b"x", producer=(5, 0, 0)))
+    talk.resent(own, PartitionResult(3, error))
+    if error in (19, 6, 3, 7):
+        talk.silent()
+        talk.tick(0.1)
+        talk.next(g.Resend)
+    else:
+        talk.fails(own, TIMED_OUT)
 
 
 @pytest.mark.parametrize("conditional", [True, False])
 def test_retry_of_a_waiting_append_is_appended_once(conditional: bool) -> None:
-    talk = confirmed(10, Check.ON)
-    talk.append(10, b"x")
-    named = talk.submit(expecting(11, b"a", producer=(5, 0, 0)))
-    talk.admitted(named)
-    talk.kafka(named, base_offset=11)
-    talk.accepted(named, 11)
-    records = expecting(13, b"b", producer=(5, 0, 1)) if conditional else batch(b"b", producer=(5, 0, 1))
-    ahead = talk.submit(expecting(12, b"c"), connection=2)
-    talk.admitted(ahead)
+    talk = confirmed(Check.ON)
+    talk.append(10, b"a", producer=(5, 0, 0))
+    records = expecting(12, b"b", producer=(5, 0, 1)) if conditional else batch(b"b", producer=(5, 0, 1))
+    ahead = talk.sends(expecting(11, b"c"), connection=2)
     first = talk.submit(records)
     again = talk.submit(records, connection=3)
     talk.silent()  # both wait for the other connection's append
-    talk.kafka(ahead, base_offset=12)
-    talk.accepted(ahead, 12)
-    talk.admitted(first)
-    talk.kafka(first, base_offset=13)
-    talk.accepted(first, 13)
-    talk.accepted(again, 13)
+    talk.acknowledged(ahead, 11)
+    talk.acknowledged(first, 12)
+    talk.accepted(again, 12)
     talk.silent()
 
 
 def test_duplicate_waiter_replaces_a_canceled_first_try() -> None:
-    talk = confirmed(10)
-    records = expecting(10, b"a", producer=(5, 0, 0))
-    first = talk.submit(records)
-    talk.admitted(first)
-    talk.call("lost", first)
-    talk.next(g.ReadBatch)
-    again = talk.submit(records, connection=2)
+    talk = confirmed()
+    first = talk.loses(expecting(10, b"a", producer=(5, 0, 0)))
+    read = talk.next(g.ReadBatch)
+    again = talk.submit(first.records, connection=2)
     talk.silent()
     # Another process appended there, and its batch was truncated: the first attempt would be sent again.
-    talk.report(g.BatchRead(first, in_log(expecting(10, b"another's"), 10)))
+    talk.effects.append(read)
+    talk.read(first, ANOTHERS)
     talk.snapshot(10, next_sequence=10)
     assert talk.next(g.Admit).pending is first
     talk.call("cancel", first)
     assert talk.admitted(again) == g.Fence(SHARED, 0, 10)
-    talk.kafka(again, base_offset=10)
-    talk.accepted(again, 10)
+    talk.acknowledged(again, 10)
 
 
 def test_duplicate_waiter_of_a_resubmitted_append_is_cancelable() -> None:
     talk, first = in_doubt()
     retry = talk.submit(first.records, connection=2)
     theirs = in_log(expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, 8))
-    talk.report(g.BatchRead(first, theirs))
+    talk.read(first, theirs)
     talk.call("cancel", retry)
-    talk.snapshot(11, next_sequence=11)
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(first, theirs))
-    talk.mismatch(first, expected=10, actual=11)
+    talk.taken(first, theirs)
     talk.silent()
 
 
 def test_conditional_append_hides_predecessors_error_45() -> None:
-    talk = confirmed(10, Check.ON)
-    own = talk.submit(batch(b"x", producer=(5, 0, 7)))
-    talk.admitted(own)
+    talk = confirmed(Check.ON)
+    own = talk.sends(batch(b"x", producer=(5, 0, 7)))
     later = talk.submit(expecting(11, b"a", producer=(5, 0, 8)))
     talk.kafka(own, OUT_OF_ORDER)
-    assert talk.answered(own).error_code == OUT_OF_ORDER  # Kafka's own word, and its own business
-    result = talk.answered(later)
-    assert result.error_code == POLICY_VIOLATION
-    assert result.error_message == "PREDECESSOR_FAILED error 45"
+    talk.fails(own, OUT_OF_ORDER)  # Kafka's own word, and its own business
+    assert talk.fails(later, POLICY_VIOLATION) == "PREDECESSOR_FAILED error 45"
 
 
 def test_in_doubt_append_after_failed_batch_fails_too() -> None:
-    talk = confirmed(10, Check.ON)
-    first, second = talk.submit(batch(b"a")), talk.submit(expecting(11, b"b"))
-    talk.admitted(first)
-    talk.admitted(second)
-    talk.call("lost", second)
+    talk = confirmed(Check.ON)
+    first, second = talk.sends(batch(b"a")), talk.sends(expecting(11, b"b"))
+    talk.lost(second)
     talk.kafka(first, TOO_LARGE)
-    assert talk.answered(first).error_code == TOO_LARGE
-    assert talk.next(g.ReadBatch) == g.ReadBatch(second, 11)
-    talk.report(g.BatchRead(second, in_log(batch(b"theirs"), 11)))
-    assert talk.answered(second).error_code == TOO_LARGE
+    talk.fails(first, TOO_LARGE)
+    talk.read(second, in_log(batch(b"theirs"), 11), at=11)
+    talk.fails(second, TOO_LARGE)
 
 
 def test_an_unconditional_batch_does_not_fall_with_another() -> None:
     """Neither has a producer id: Kafka would answer each for itself."""
-    talk = confirmed(10, Check.ON)
-    first, second = talk.submit(batch(b"a")), talk.submit(batch(b"b"))
-    for pending in (first, second):
-        talk.admitted(pending)
+    talk = confirmed(Check.ON)
+    first, second = talk.sends(batch(b"a")), talk.sends(batch(b"b"))
     talk.kafka(first, TOO_LARGE)
-    assert talk.answered(first).error_code == TOO_LARGE
+    talk.fails(first, TOO_LARGE)
     talk.kafka(second, OUT_OF_ORDER)  # its fence was that of a successor
     talk.snapshot(10, next_sequence=10)
-    assert talk.admitted(second).base_sequence == 10
-    talk.kafka(second, base_offset=10)
-    talk.accepted(second, 10)
+    assert talk.admitted(second) == g.Fence(SHARED, 0, 10)
+    talk.acknowledged(second, 10)
 
 
 def test_admitted_append_fails_with_its_pipeline() -> None:
-    talk = confirmed(10)
-    first = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(first)
+    talk = confirmed()
+    first = talk.sends(expecting(10, b"a", producer=(5, 0, 0)))
     second = talk.submit(expecting(11, b"b", producer=(5, 0, 1)))
     assert talk.next(g.Admit).pending is second
     assert talk.sequencer.may_send(second, talk.now)
     talk.kafka(first, TOO_LARGE)
-    assert talk.answered(first).error_code == TOO_LARGE
+    talk.fails(first, TOO_LARGE)
     assert not talk.sequencer.may_send(second, talk.now)
     talk.call("cancel", second)
     talk.call("submit", second)
-    assert talk.answered(second).error_code == TOO_LARGE
+    talk.fails(second, TOO_LARGE)
 
 
 def test_append_after_a_canceled_resubmission_fails_too() -> None:
-    talk = confirmed(10, Check.ON)
-    first, second = talk.submit(batch(b"a")), talk.submit(expecting(11, b"b"))
-    for pending in (first, second):
-        talk.admitted(pending)
+    talk = confirmed(Check.ON)
+    first, second = talk.sends(batch(b"a")), talk.sends(expecting(11, b"b"))
     for pending in (first, second):
         talk.kafka(pending, OUT_OF_ORDER)
     talk.snapshot(10, next_sequence=10)
     assert talk.next(g.Admit).pending is first
     talk.call("cancel", first)  # the client's next request is half sent, say
-    assert talk.answered(second).error_code == NOT_LEADER
+    talk.fails(second, NOT_LEADER)
 
 
 def test_unused_fence_is_not_kept() -> None:
     """A canceled append is submitted again after its producer was forgotten: the old fence would not be compared."""
-    talk = confirmed(10, Check.ON)
-    fenced = talk.submit(expecting(10, b"a", producer=(5, 0, 0)))
-    talk.admitted(fenced)
-    talk.kafka(fenced, base_offset=10)
-    talk.accepted(fenced, 10)
+    talk = confirmed(Check.ON)
+    talk.append(10, b"a", producer=(5, 0, 0))
     unconditional = talk.submit(batch(b"b", producer=(5, 0, 1)))
     assert talk.next(g.Admit).pending is unconditional
     talk.report(g.Forget())
@@ -2523,7 +2026,6 @@ def test_unused_fence_is_not_kept() -> None:
 def test_forgetting_drops_log_end_and_pending_reads() -> None:
     talk = Talk()
     pending = talk.submit(expecting(10, b"a"))
-    assert isinstance(talk.effects[0], g.ReadLogEnd)
     talk.report(g.Forget())
     talk.snapshot(7)  # requested before the topic was created again
     talk.snapshot(0)
@@ -2532,7 +2034,7 @@ def test_forgetting_drops_log_end_and_pending_reads() -> None:
 
 @pytest.mark.parametrize("same_log", [True, False])
 def test_config_change_keeps_retry_detection(same_log: bool) -> None:
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     records = unresolved(talk)
     talk.report(g.Forget(same_log))
     retry = talk.submit(records, connection=2)
@@ -2542,40 +2044,30 @@ def test_config_change_keeps_retry_detection(same_log: bool) -> None:
         assert retry.kind is g.AppendMode.PASS_THROUGH  # of another topic nothing is known
 
 
-def test_append_has_defaults_without_a_sequencer() -> None:
-    """`Append` has sensible defaults: a policy can be tried in a line."""
-    assert Append("t", 0, 1, None).producer_id == -1
-
-
 # ------------------------------------------------------------------------------------ errors that Kafka gives each time
 
 SERVER_ERROR = -1
 
 
-def failed(talk: Talk) -> g.PendingAppend:
+def failed(check: Check = Check.REQUIRED, **attributes: Any) -> tuple[Talk, g.PendingAppend]:
     """Kafka has answered an append that expects 10 with -1, and nothing lies there."""
+    talk = confirmed(check, **attributes)
     pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
     talk.kafka(pending, SERVER_ERROR)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
-    return pending
+    talk.read(pending, g.NotYet(10), at=10)
+    return talk, pending
 
 
-def resent(talk: Talk, pending: g.PendingAppend, error: int = SERVER_ERROR) -> None:
+def fails_again(talk: Talk, pending: g.PendingAppend, error: int = SERVER_ERROR) -> None:
     talk.snapshot(10, next_sequence=10)
-    assert talk.next(g.Resend).pending is pending
-    talk.report(g.Resent(pending, PartitionResult(3, error)))
+    talk.resent(pending, PartitionResult(3, error))
 
 
 def test_repeated_error_is_final_if_log_is_unchanged() -> None:
-    talk = confirmed(10)
-    talk.may_write = True
-    pending = failed(talk)
+    talk, pending = failed(may_write=True)
     other = talk.submit(expecting(10, b"b"), connection=2)
-    resent(talk, pending)
-    assert talk.next(g.ReadBatch) == g.ReadBatch(pending, 10)  # after the second answer, at once
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
+    fails_again(talk, pending)
+    talk.read(pending, g.NotYet(10), at=10)  # after the second answer, at once
     talk.snapshot(10, next_sequence=10)
     assert talk.answered(pending) == PartitionResult(3, SERVER_ERROR)
     talk.snapshot(10, next_sequence=10)
@@ -2584,68 +2076,51 @@ def test_repeated_error_is_final_if_log_is_unchanged() -> None:
 
 @pytest.mark.parametrize("there", ["in the log", "not replicated yet", "by its sequence"])
 def test_repeated_error_is_not_final_if_append_exists(there: str) -> None:
-    talk = confirmed(10)
-    talk.may_write, talk.instance_id = True, 7
-    pending = failed(talk)
-    resent(talk, pending)
-    talk.next(g.ReadBatch)
+    talk, pending = failed(may_write=True, instance_id=7)
+    fails_again(talk, pending)
     if there == "in the log":
-        talk.report(g.BatchRead(pending, in_log(pending.records, 10, pending.fence)))
+        talk.read(pending, in_log(pending.records, 10, pending.fence))
         talk.accepted(pending, 10)
         return
-    talk.report(g.BatchRead(pending, g.NotYet(11 if there == "not replicated yet" else 10)))
+    talk.read(pending, g.NotYet(11 if there == "not replicated yet" else 10))
     if there == "by its sequence":
         talk.snapshot(10, next_sequence=11)
-        assert talk.answered(pending).error_code == TIMED_OUT
+        talk.fails(pending, TIMED_OUT)
     talk.silent()
 
 
 def test_different_second_error_is_not_final() -> None:
-    talk = confirmed(10)
-    talk.may_write = True
-    pending = failed(talk)
-    resent(talk, pending, error=56)
+    talk, pending = failed(may_write=True)
+    fails_again(talk, pending, error=56)
     talk.silent()
-    talk.now += 0.1
-    talk.report(g.Tick())
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
-    resent(talk, pending)
+    talk.tick(0.1)
+    talk.read(pending, g.NotYet(10))
+    fails_again(talk, pending)
     talk.silent()
 
 
 def test_repeated_error_after_lost_try_is_unknown() -> None:
-    talk = confirmed(10)
-    talk.may_write = True
-    pending = talk.submit(expecting(10, b"a"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
+    talk = confirmed(may_write=True)
+    pending = talk.loses(expecting(10, b"a"))
     for _ in range(2):
-        talk.next(g.ReadBatch)
-        talk.report(g.BatchRead(pending, g.NotYet(10)))
-        resent(talk, pending)
-        talk.now += 0.1
-        talk.report(g.Tick())
-    talk.next(g.ReadBatch)
-    talk.report(g.BatchRead(pending, g.NotYet(10)))
+        talk.read(pending, g.NotYet(10))
+        fails_again(talk, pending)
+        talk.tick(0.1)
+    talk.read(pending, g.NotYet(10))
     talk.snapshot(10, next_sequence=10)
-    assert talk.answered(pending).error_code == TIMED_OUT  # the first try may be queued, and appended later
+    talk.fails(pending, TIMED_OUT)  # the first try may be queued, and appended later
 
 
 def test_error_is_final_without_proven_write_permission() -> None:
-    talk = confirmed(10, Check.ON)
-    pending = failed(talk)
+    talk, pending = failed(Check.ON)
     talk.snapshot(10, next_sequence=10)
     assert talk.answered(pending) == PartitionResult(3, SERVER_ERROR)
-    talk.submit(batch(b"x", producer=(5, 0, 0)), connection=2)
-    talk.next(g.Admit)  # nothing is queued that it would have to wait for
+    talk.sends(batch(b"x", producer=(5, 0, 0)), connection=2)  # nothing is queued that it would have to wait for
 
 
 def test_unconditional_append_error_is_relayed() -> None:
-    talk = confirmed(10, Check.ON)
-    talk.may_write = True
+    talk = confirmed(Check.ON, may_write=True)
     own = talk.submit(batch(b"x", producer=(5, 0, 0)))
-    talk.admitted(own)
     talk.kafka(own, SERVER_ERROR)
     assert talk.answered(own) == PartitionResult(3, SERVER_ERROR)
     conditional = talk.submit(expecting(10, b"a"), connection=2)
@@ -2655,11 +2130,10 @@ def test_unconditional_append_error_is_relayed() -> None:
 
 def test_transactional_append_timed_out_by_kafka_is_final() -> None:
     """`timeout_ms` is the client's to choose: it could keep others from appending for as long as a queue may take."""
-    talk = confirmed(10, Check.ON)
+    talk = confirmed(Check.ON)
     transactional = talk.submit(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")
-    talk.admitted(transactional)
     talk.kafka(transactional, TIMED_OUT)
-    assert talk.answered(transactional).error_code == TIMED_OUT
+    talk.fails(transactional, TIMED_OUT)
     conditional = talk.submit(expecting(12, b"a"), connection=2)
     talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"t"}), transactions_as_of=talk.now)
     talk.admitted(conditional)
