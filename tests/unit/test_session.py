@@ -132,9 +132,9 @@ class Unchanged:
 class Talk:
     """One session; `commands` are those that no assertion has consumed yet."""
 
-    def __init__(self, **services: Any) -> None:
+    def __init__(self, rewriters: Any = None, **services: Any) -> None:
         self.services = ServicesStandIn(**services)
-        self.session = Session(1, "proxy.local", self.services, Unchanged(), 0.0)  # type: ignore[arg-type]
+        self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)
         self.commands: list[m.Command | Call] = []
         self.services.sequencers.record = self._record
         self.now = 100.0
@@ -184,13 +184,16 @@ class Talk:
         pending.fence = g.Fence(7000, 0, sequence)
         self.call(self.session.append_admitted, pending)
 
+    def admit_again(self, pending: g.PendingAppend) -> None:
+        """With the fence that it has, if any."""
+        self.call(self.session.append_admitted, pending)
+
+    def complete(self, pending: g.PendingAppend, result: PartitionResult, refusal: str | None = None) -> None:
+        """The sequencer's last word."""
+        self.call(self.session.append_completed, pending, result, refusal)
+
     def refuse(self, pending: g.PendingAppend) -> None:
-        self.call(
-            self.session.append_completed,
-            pending,
-            replace(MISMATCH, partition=pending.partition.partition),
-            "offset_mismatch",
-        )
+        self.complete(pending, replace(MISMATCH, partition=pending.partition.partition), "offset_mismatch")
 
     def sent(self, *pending_appends: g.PendingAppend) -> None:
         for pending in pending_appends:
@@ -198,7 +201,7 @@ class Talk:
 
     def submits(self, at: int = 5, **options: Any) -> g.PendingAppend:
         """The client sends a batch for `checked-a` 0 that expects to lie there."""
-        self.client(produce(("checked-a", 0, expecting(at, b"x")), **options))
+        self.produces(("checked-a", 0, expecting(at, b"x")), **options)
         return self.submitted()
 
     def sends(self, **options: Any) -> g.PendingAppend:
@@ -211,7 +214,7 @@ class Talk:
 
     def half_admitted(self) -> tuple[g.PendingAppend, g.PendingAppend]:
         """Of a request to `checked-a` 0 and `checked-b` 1: the first append is admitted, the second one waits."""
-        self.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
+        self.produces(A, B)
         first = self.submitted()
         self.admit(first)
         return first, self.submitted()
@@ -229,7 +232,7 @@ class Talk:
         if fenced:
             self.admit(pending)
         else:
-            self.call(self.session.append_admitted, pending)
+            self.admit_again(pending)
         self.sent(pending)
         return pending
 
@@ -243,8 +246,27 @@ class Talk:
     def completed(self, pending: g.PendingAppend, answer: bytes, result: PartitionResult) -> None:
         """Kafka answers, and `result` is the sequencer's last word."""
         self.kafka(answer)
-        self.next(Call)
-        self.call(self.session.append_completed, pending, result, None)
+        name, arguments = self.next(Call)
+        assert (name, arguments[0]) == ("answered", pending)
+        self.complete(pending, result)
+
+    def produces(self, *records: tuple[str, int, memoryview], **options: Any) -> None:
+        self.client(produce(*records, **options))
+
+    def says(self, *results: tuple[str, int, int, int], **options: Any) -> None:
+        """Kafka answers a Produce request."""
+        self.kafka(produced(*results, **options))
+
+    def outcomes(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """The answer to a Produce request: errors and base offsets."""
+        return {key: value[:2] for key, value in read(self.answer()).items()}
+
+    def fails(self, error: int, where: tuple[str, int] = ("checked-a", 0), *, version: int = 9) -> str:
+        """An append is answered with this error, and counted; returns the message."""
+        self.metric()
+        code, base_offset, message = read(self.answer(), version)[where]
+        assert (code, base_offset) == (error, -1)
+        return message or ""
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -354,10 +376,12 @@ def read(answer: bytes, version: int = 9) -> dict[tuple[str, int], tuple[int, in
     }
 
 
-def outcomes(answer: bytes) -> dict[tuple[str, int], tuple[int, int]]:
-    """Errors and base offsets."""
-    return {key: value[:2] for key, value in read(answer).items()}
-
+#: What most clients here send: batches that expect to lie at 5 of `checked-a` 0 (and then at 6), or at 9.
+A = ("checked-a", 0, expecting(5, b"x"))
+A_NEXT = ("checked-a", 0, expecting(6, b"y"))
+B = ("checked-b", 1, expecting(9, b"x"))
+UNCHECKED = ("unchecked", 0, batch(b"p"))
+A_AT_5, B_AT_9 = PartitionResult(0, 0, 5), PartitionResult(1, 0, 9)
 
 # ---------------------------------------------------------------------------------------------------------- cut through
 
@@ -420,13 +444,13 @@ def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, ver
 
 def test_collected_produce_with_shared_producer_id_is_refused() -> None:
     talk = Talk()
-    talk.client(produce(("unchecked", 0, batch(b"v")), ("other", 0, batch(b"v", producer=(7000, 32_767, 0)))))
+    talk.produces(UNCHECKED, ("other", 0, batch(b"v", producer=(7000, 32_767, 0))))
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
 def test_addresses_in_a_produce_answer_become_ours() -> None:
     talk = Talk()
-    talk.client(produce(("unchecked", 0, batch(b"v")), version=10))
+    talk.produces(UNCHECKED, version=10)
     talk.upstream()
     endpoint = ProduceResponse.NodeEndpoint(version=10, node_id=3, host="kafka-3.internal", port=9092, rack=None)
     talk.kafka(produced(("unchecked", 0, 6, -1), version=10, node_endpoints=[endpoint]))
@@ -438,11 +462,10 @@ def test_addresses_in_a_produce_answer_become_ours() -> None:
 
 def test_acks_0_has_no_answer_to_wait_for() -> None:
     talk = Talk()
-    talk.client(produce(("unchecked", 0, batch(b"v")), acks=0) + request(HEARTBEAT, 4, 2))
+    talk.client(produce(UNCHECKED, acks=0) + request(HEARTBEAT, 4, 2))
     talk.upstream()
-    reply = response(2)
-    talk.kafka(reply)
-    assert talk.answer() == reply
+    talk.kafka(response(2))
+    assert talk.answer() == response(2)
 
 
 # ------------------------------------------------------------------------------------------------------ checked Produce
@@ -450,7 +473,7 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
 
 def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.PendingAppend]:
     """A Produce to `checked-a` 0 (and more), every append of which is admitted; what was sent upstream is left."""
-    talk.client(produce(("checked-a", 0, expecting(5, b"x")), *more, **options))
+    talk.produces(A, *more, **options)
     pending_appends = []
     while talk.commands and isinstance(talk.commands[0], Call) and talk.commands[0].name == "submit":
         pending_appends.append(talk.submitted())
@@ -468,10 +491,10 @@ def test_checked_batch_is_fenced_and_sent_as_all() -> None:
     assert data.records is not None
     header = parse_batch_header(data.records)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
-    talk.kafka(produced(("checked-a", 0, 0, 5)))
+    talk.says(("checked-a", 0, 0, 5))
     assert talk.next(Call) == call("answered", pending, PartitionResult(0, 0, 5, -1, 0))
     talk.silent()  # the sequencer decides
-    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5, -1, 0), None)
+    talk.complete(pending, PartitionResult(0, 0, 5, -1, 0))
     assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     assert talk.services.free_bytes == 1 << 20
 
@@ -481,19 +504,19 @@ def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     (pending,) = append(talk)
     sent = talk.sent_up()
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
-    talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
+    talk.says(("", 0, 100, -1), version=13, by_id=True)
     assert talk.next(m.TopicStale).topic == "checked-a"
     name, (_, answered) = talk.next(Call)
     assert name == "answered"
     assert answered.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
-    talk.call(talk.session.append_completed, pending, answered, None)
+    talk.complete(pending, answered)
     # WRITE cannot be proved for an unknown topic, but Kafka itself has answered.
-    assert read(talk.answer())[("checked-a", 0)][0] == 3
+    assert talk.outcomes()["checked-a", 0] == (3, -1)
 
 
 def test_requests_after_a_waiting_append_are_not_read() -> None:
     talk = Talk()
-    talk.client(produce(("checked-a", 0, expecting(5, b"x"))) + request(HEARTBEAT, 4, 2))
+    talk.client(produce(A) + request(HEARTBEAT, 4, 2))
     pending = talk.submitted()
     assert not talk.next(m.ReadClient).on
     talk.silent()
@@ -523,34 +546,28 @@ def test_early_answer_stays_in_the_socket() -> None:
 def test_refused_fence_is_replaced_and_sent_again() -> None:
     talk = Talk()
     pending = talk.sends()
-    talk.kafka(produced(("checked-a", 0, 47, -1)))
+    talk.says(("checked-a", 0, 47, -1))
     talk.next(Call)
     talk.admit(pending, sequence=0)
-    assert talk.next(Call) == call("sent", pending)
+    talk.sent(pending)
     again = talk.sent_up()
     assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
-    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
-    assert read(talk.answer())[("checked-a", 0)][:2] == (0, 5)
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5)}
 
 
 def test_refused_and_accepted_partitions_share_one_response() -> None:
     talk = Talk()
-    talk.client(
-        produce(
-            ("checked-b", 1, expecting(9, b"x")), ("checked-a", 0, expecting(5, b"x")), ("unchecked", 2, batch(b"p"))
-        )
-    )
+    talk.produces(B, A, ("unchecked", 2, batch(b"p")))
     first = talk.submitted()
     assert first.partition == TopicPartition("checked-a", 0)  # in the order of partitions, not of the request
     talk.refused(first)
     second = talk.admitted()
-    sent = talk.sent_up()
-    assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("checked-b", 1), ("unchecked", 2)}
-    talk.completed(second, produced(("checked-b", 1, 0, 9), ("unchecked", 2, 0, 100)), PartitionResult(1, 0, 9))
-    probe = talk.sent_up()
-    assert [t.name for t in probe.topics] == ["checked-a"]  # WRITE for the second was proved by the append itself
-    talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1)))
-    assert outcomes(talk.answer()) == {("checked-a", 0): (44, 57), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 100)}
+    assert partitions_of(talk.upstream()) == {("checked-b", 1), ("unchecked", 2)}
+    talk.completed(second, produced(("checked-b", 1, 0, 9), ("unchecked", 2, 0, 100)), B_AT_9)
+    assert partitions_of(talk.upstream()) == {("checked-a", 0)}  # WRITE for `checked-b` was proved by the append
+    talk.says(("checked-a", 0, INVALID_RECORD, -1))
+    assert talk.outcomes() == {("checked-a", 0): (44, 57), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 100)}
 
 
 def test_one_mismatch_refuses_whole_request_when_configured() -> None:
@@ -560,10 +577,147 @@ def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     talk.canceled(first)
     probe = talk.sent_up()
     assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
-    talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1), ("checked-b", 1, INVALID_RECORD, -1)))
+    talk.says(("checked-a", 0, INVALID_RECORD, -1), ("checked-b", 1, INVALID_RECORD, -1))
     got = read(talk.answer())
     assert {key: value[0] for key, value in got.items()} == {("checked-a", 0): 44, ("checked-b", 1): 44}
     assert (got["checked-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
+
+
+def test_known_retry_does_not_refuse_the_whole_request() -> None:
+    talk = Talk(refuse_whole_requests=True).may_write("checked-a")
+    talk.produces(A, B)
+    talk.complete(talk.submitted(), A_AT_5)  # its first attempt was appended
+    second = talk.admitted()
+    talk.upstream()
+    talk.completed(second, produced(("checked-b", 1, 0, 9)), B_AT_9)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5), ("checked-b", 1): (0, 9)}
+
+
+# ---------------------------------------------------------------------------------------------- proof of the permission
+
+
+def test_write_is_proved_once_a_connection() -> None:
+    talk = Talk()
+    talk.refused(talk.submits())
+    talk.upstream()
+    talk.says(("checked-a", 0, INVALID_RECORD, -1))
+    assert talk.outcomes() == {("checked-a", 0): (44, 57)}
+    talk.refused(talk.submits(correlation=2))
+    assert talk.outcomes() == {("checked-a", 0): (44, 57)}
+
+
+def test_write_permission_expires_after_a_time() -> None:
+    """A client that is only ever refused here would otherwise keep reading the log end after its right is revoked."""
+    talk = Talk().may_write("checked-a")
+    talk.now += 29.0
+    talk.refused(talk.submits())
+    assert talk.outcomes() == {("checked-a", 0): (44, 57)}
+    talk.now += 2.0
+    talk.refused(talk.submits())
+    assert b"checked-a" in talk.upstream()
+    talk.silent()
+
+
+TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transaction is open")
+
+
+@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
+@pytest.mark.parametrize(
+    ("result", "refusal"),
+    [(MISMATCH, "offset_mismatch"), (TRY_AGAIN, "try_again"), (A_AT_5, None)],
+    ids=["mismatch", "try again", "retry of an appended batch"],
+)
+def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal: str | None, stated: int) -> None:
+    talk = Talk()
+    result = replace(result, partition=0)
+    talk.complete(talk.submits(), result, refusal)
+    if refusal:
+        talk.metric()
+    assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
+    talk.says(("checked-a", 0, stated, -1))
+    allowed = (result.error_code, result.base_offset, result.error_message)
+    assert read(talk.answer())["checked-a", 0] == (allowed if stated == INVALID_RECORD else (NOT_AUTHORIZED, -1, None))
+
+
+@pytest.mark.parametrize(
+    ("result", "silent_seconds"), [(MISMATCH, 2.2), (TRY_AGAIN, 0.3)], ids=["mismatch", "try again"]
+)
+def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
+    talk = Talk()
+    talk.complete(talk.submits(), replace(result, partition=0), "refused")
+    talk.metric()
+    talk.upstream()
+    talk.tick(silent_seconds)
+    talk.silent()
+    talk.tick(0.8)
+    message = talk.fails(NOT_LEADER)
+    assert message.startswith("TRY_AGAIN")
+    assert "transaction" not in message
+    talk.says(("checked-a", 0, INVALID_RECORD, -1))
+    talk.silent()
+
+
+@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
+def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
+    talk = Talk()
+    talk.produces(("__state", 0, batch(b"unguard everything")))
+    talk.metric()
+    query = talk.upstream()
+    assert b"__state" in query
+    assert b"unguard" not in query
+    talk.says(("__state", 0, stated, -1))
+    code, base_offset, message = read(talk.answer())[("__state", 0)]
+    assert (code, base_offset, message is None) == (NOT_AUTHORIZED, -1, stated == NOT_AUTHORIZED)
+    talk.silent()
+
+
+def test_unproved_success_is_unknown_and_not_retriable() -> None:
+    """Kafka answered -1 and appended; the sequencer found the batch; Kafka does not confirm WRITE."""
+    talk = Talk()
+    pending = talk.sends()
+    talk.completed(pending, produced(("checked-a", 0, -1, -1)), A_AT_5)
+    assert partitions_of(talk.upstream()) == {("checked-a", 0)}  # an empty append: whether it may
+    talk.tick(3.0)
+    talk.fails(TIMED_OUT)
+
+
+# ---------------------------------------------------------------------------------------------- the configs are unknown
+
+
+@pytest.mark.parametrize("clients_log_in", [False, True])
+def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None:
+    talk = Talk(is_fresh=False, clients_log_in=clients_log_in)
+    talk.produces(UNCHECKED, ("checked-a", 0, batch(b"x")))
+    talk.metric()
+    assert talk.outcomes() == {("unchecked", 0): (6, -1), ("checked-a", 0): (6, -1)}
+
+
+def test_acks_0_append_waits_for_the_configs() -> None:
+    """A refusal would lose it: the client gets no answer."""
+    talk = Talk(is_fresh=False)
+    query = produce(UNCHECKED, acks=0)
+    talk.client(query)
+    assert not talk.next(m.ReadClient).on
+    talk.tick(0)
+    assert {type(command) for command in talk.commands} == {m.ReadClient}
+    talk.commands.clear()
+    talk.services.is_fresh = True
+    talk.tick(0)
+    talk.next(m.ReadClient)
+    assert talk.upstream() == query
+
+
+def test_expired_admission_is_returned_and_requested_again() -> None:
+    talk = Talk()
+    talk.services.sequencers.admissions_hold = False
+    pending = talk.submits()
+    talk.admit(pending)
+    talk.canceled(pending)
+    assert talk.submitted() is pending
+    talk.silent()
+
+
+# ------------------------------------------------------------------------------ what was sent before a failure was read
 
 
 def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
@@ -579,118 +733,18 @@ def read_later(talk: Talk, second: bytes) -> tuple[int, str]:
 @pytest.mark.parametrize("why", ["the whole request", "its batch"])
 def test_append_after_an_unsent_batch_fails_too(why: str) -> None:
     talk = Talk(refuse_whole_requests=True).may_write("checked-a", "checked-b")
-    second = produce(("checked-a", 0, expecting(6, b"y")), correlation=2)
+    second = produce(A_NEXT, correlation=2)
     if why == "the whole request":
-        talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
-        talk.admit(talk.submitted())
+        _, refused = talk.half_admitted()
         talk.services.unread = len(second)
-        talk.refuse(talk.submitted())
+        talk.refuse(refused)
     else:
         damaged = bytearray(expecting(5, b"x"))
         damaged[-1] ^= 1
         talk.services.unread = len(second)
-        talk.client(produce(("checked-a", 0, memoryview(bytes(damaged)))))
+        talk.produces(("checked-a", 0, memoryview(bytes(damaged))))
     assert read_later(talk, second)[1] == "PREDECESSOR_FAILED"
-    talk.client(produce(("checked-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
-    talk.submitted()
-
-
-def test_known_retry_does_not_refuse_the_whole_request() -> None:
-    talk = Talk(refuse_whole_requests=True).may_write("checked-a")
-    talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x"))))
-    first = talk.submitted()
-    talk.call(talk.session.append_completed, first, PartitionResult(0, 0, 5), None)  # its first attempt was appended
-    second = talk.admitted()
-    talk.upstream()
-    talk.completed(second, produced(("checked-b", 1, 0, 9)), PartitionResult(1, 0, 9))
-    assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("checked-b", 1): (0, 9)}
-
-
-def test_write_is_proved_once_a_connection() -> None:
-    talk = Talk()
-    for correlation in (1, 2):
-        talk.refused(talk.submits(correlation=correlation))
-        if correlation == 1:
-            talk.upstream()
-            talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1)))
-        assert read(talk.answer())[("checked-a", 0)][:2] == (44, 57)
-
-
-TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transaction is open")
-
-
-@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
-@pytest.mark.parametrize(
-    ("result", "refusal"),
-    [(MISMATCH, "offset_mismatch"), (TRY_AGAIN, "try_again"), (PartitionResult(0, 0, 5), None)],
-    ids=["mismatch", "try again", "retry of an appended batch"],
-)
-def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal: str | None, stated: int) -> None:
-    talk = Talk()
-    talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
-    result = replace(result, partition=0)
-    talk.call(talk.session.append_completed, talk.submitted(), result, refusal)
-    if refusal:
-        talk.metric()
-    assert [(p.partition, bytes(p.records or b"")) for p in talk.sent_up().topics[0].partitions] == [(0, b"")]
-    talk.kafka(produced(("checked-a", 0, stated, -1)))
-    allowed = (result.error_code, result.base_offset, result.error_message)
-    assert read(talk.answer())["checked-a", 0] == (allowed if stated == INVALID_RECORD else (NOT_AUTHORIZED, -1, None))
-
-
-@pytest.mark.parametrize(
-    ("result", "silent_seconds"), [(MISMATCH, 2.2), (TRY_AGAIN, 0.3)], ids=["mismatch", "try again"]
-)
-def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
-    talk = Talk()
-    talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
-    talk.call(talk.session.append_completed, talk.submitted(), replace(result, partition=0), "refused")
-    talk.metric()
-    talk.upstream()
-    talk.tick(silent_seconds)
-    talk.silent()
-    talk.tick(0.8)
-    talk.metric()
-    code, base_offset, message = read(talk.answer())[("checked-a", 0)]
-    assert (code, base_offset) == (NOT_LEADER, -1)
-    assert (message or "").startswith("TRY_AGAIN")
-    assert "transaction" not in (message or "")
-    talk.kafka(produced(("checked-a", 0, INVALID_RECORD, -1)))
-    talk.silent()
-
-
-@pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
-def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
-    talk = Talk()
-    talk.client(produce(("__state", 0, batch(b"unguard everything"))))
-    talk.metric()
-    query = talk.upstream()
-    assert b"__state" in query
-    assert b"unguard" not in query
-    talk.kafka(produced(("__state", 0, stated, -1)))
-    code, base_offset, message = read(talk.answer())[("__state", 0)]
-    assert (code, base_offset, message is None) == (NOT_AUTHORIZED, -1, stated == NOT_AUTHORIZED)
-    talk.silent()
-
-
-def test_write_permission_expires_after_a_time() -> None:
-    """A client that is only ever refused here would otherwise keep reading the log end after its right is revoked."""
-    talk = Talk().may_write("checked-a")
-    for seconds, queried in ((29.0, False), (2.0, True)):
-        talk.now += seconds
-        talk.refused(talk.submits())
-        if not queried:
-            assert read(talk.answer())[("checked-a", 0)][:2] == (44, 57)
-    assert b"checked-a" in talk.upstream()
-    talk.silent()
-
-
-@pytest.mark.parametrize("clients_log_in", [False, True])
-def test_nothing_is_sent_while_configs_are_unknown(clients_log_in: bool) -> None:
-    talk = Talk(is_fresh=False, clients_log_in=clients_log_in)
-    talk.client(produce(("unchecked", 0, batch(b"p")), ("checked-a", 0, batch(b"x"))))
-    talk.metric()
-    assert outcomes(talk.answer()) == {("unchecked", 0): (6, -1), ("checked-a", 0): (6, -1)}
+    talk.submits(correlation=3)  # sent knowing it
 
 
 @pytest.mark.parametrize("topic", ["checked-a", "a topic whose check is known only then"])
@@ -700,50 +754,23 @@ def test_append_after_refusal_for_unknown_configs_fails_too(topic: str) -> None:
     talk = Talk(is_fresh=False)
     second = produce((topic, 0, expecting(6, b"y")), correlation=2)
     talk.services.unread = len(second)
-    talk.client(produce((topic, 0, expecting(5, b"x"))))
+    talk.produces((topic, 0, expecting(5, b"x")))
     talk.metric()
     assert read(talk.answer())[topic, 0][0] == 6
 
     talk.services.is_fresh = True
     talk.services.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
     assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
-    talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
+    talk.produces((topic, 0, expecting(6, b"y")), correlation=3)  # sent knowing it
     assert talk.submitted().append.expected_base_offset == 6
     assert not talk.session._core.pipelines.failed
-
-
-def test_acks_0_append_waits_for_the_configs() -> None:
-    """A refusal would lose it: the client gets no answer."""
-    talk = Talk(is_fresh=False)
-    query = produce(("unchecked", 0, batch(b"p")), acks=0)
-    talk.client(query)
-    assert not talk.next(m.ReadClient).on
-    talk.report(m.Tick())
-    assert {type(command) for command in talk.commands} == {m.ReadClient}
-    talk.commands.clear()
-    talk.services.is_fresh = True
-    talk.report(m.Tick())
-    talk.next(m.ReadClient)
-    assert talk.upstream() == query
-
-
-def test_expired_admission_is_returned_and_requested_again() -> None:
-    talk = Talk()
-    talk.services.sequencers.admissions_hold = False
-    pending = talk.submits()
-    talk.admit(pending)
-    talk.canceled(pending)
-    assert talk.submitted() is pending
-    talk.silent()
 
 
 @pytest.mark.parametrize("where", ["read together", "in the socket"])
 def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     """The second would fit after another writer's record, but its client expects the first there."""
-    talk = Talk()
-    first = produce(("checked-a", 0, expecting(5, b"x")), correlation=1)
-    second = produce(("checked-a", 0, expecting(6, b"y")), ("checked-a", 1, expecting(0, b"z")), correlation=2)
-    talk.session._core.proofs.may_write["checked-a"] = talk.now
+    talk = Talk().may_write("checked-a")
+    first, second = produce(A), produce(A_NEXT, ("checked-a", 1, expecting(0, b"z")), correlation=2)
     talk.client(first + second if where == "read together" else first)
     talk.services.unread = len(second) if where == "in the socket" else 0
     talk.refuse(talk.submitted())
@@ -757,26 +784,87 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     assert (code, base_offset) == (44, -1)
     assert (message or "").startswith("PREDECESSOR_FAILED OFFSET_MISMATCH")
     talk.commands.clear()
-    talk.client(produce(("checked-a", 0, expecting(6, b"y")), correlation=3))  # sent knowing it
-    assert talk.submitted().append.expected_base_offset == 6
+    assert talk.submits(6, correlation=3).append.expected_base_offset == 6  # sent knowing it
 
 
 def test_batch_sent_before_reading_a_failure_fails_too() -> None:
     talk = Talk()
     first, slow = append(talk, ("checked-b", 0, expecting(9, b"y")))
     talk.upstream()
-    talk.kafka(produced(("checked-a", 0, 45, -1), ("checked-b", 0, 45, -1)))
+    talk.says(("checked-a", 0, 45, -1), ("checked-b", 0, 45, -1))
     talk.commands.clear()
     talk.refused(first)  # the other partition is not decided, so the client has no answer yet
-    talk.client(produce(("checked-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
+    talk.produces(("checked-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2)
     talk.metric()
     talk.refused(slow)
     one, other = frames(talk.answer())
     assert read(one) == dict.fromkeys([("checked-a", 0), ("checked-b", 0)], (44, 57, MISMATCH.error_message))
     code, _, message = read(other)["checked-a", 0]
     assert (code, (message or "").split()[0]) == (44, "PREDECESSOR_FAILED")
-    talk.client(produce(("checked-a", 0, expecting(57, b"sent after it")), correlation=3))
-    talk.submitted()
+    talk.submits(57, correlation=3)  # sent after it
+
+
+def test_append_after_an_unknown_one_fails_too() -> None:
+    """It was not read earlier because another append waited. Another writer's record may be where the first was
+    expected."""
+    talk = Talk().may_write("checked-a", "checked-b")
+    first = talk.sends(timeout_ms=1000)
+    waits = produce(("checked-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
+    talk.client(waits + produce(A_NEXT, correlation=3))
+    waiting = talk.submitted()
+    assert not talk.next(m.ReadClient).on
+    talk.tick(0.95)
+    talk.lost(first)
+    talk.commands.clear()
+    talk.refuse(waiting)
+    assert not [c for c in talk.commands if isinstance(c, Call)]
+    code, _, message = read(to_client(talk)[1])["checked-a", 0]
+    assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
+
+
+def test_append_submitted_before_predecessors_end_fails_too() -> None:
+    """1. Each of two requests has two partitions.
+    2. The second is admitted at one of them and submitted at the other.
+    3. There the first fails, so the sequencer would admit the second."""
+    talk = Talk().may_write("checked-a", "checked-b")
+    _, first = append(talk, ("checked-b", 0, expecting(5, b"x")))
+    talk.upstream()
+    talk.produces(A_NEXT, ("checked-b", 0, expecting(6, b"y")), correlation=2)
+    talk.admit(talk.submitted())
+    crossing = talk.submitted()
+    talk.refused(first)
+    talk.admit(crossing)
+    talk.metric()
+    talk.canceled(crossing)
+    assert talk.next(Call).name == "sent"
+    assert partitions_of(talk.upstream()) == {("checked-a", 0)}
+    talk.silent()
+
+
+def test_pipelined_appends_fail_with_the_same_message() -> None:
+    talk = Talk().may_write("checked-a")
+    batches = [expecting(6 + i, b"x") for i in range(3)]  # after one that failed
+    talk.client(b"".join(produce(("checked-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
+    reported = "PREDECESSOR_FAILED TRY_AGAIN later"  # the sequencer's message
+    talk.complete(talk.submitted(), PartitionResult(0, NOT_LEADER, error_message=reported))
+    answers = b"".join(to_client(talk))
+    assert answers.count(reported.encode()) == 3
+    assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
+
+
+def test_append_waiting_at_another_sequencer_still_fails() -> None:
+    talk = Talk().may_write("checked-b")
+    talk.produces(("checked-b", 0, expecting(5, b"x")))
+    first = talk.admitted()
+    talk.upstream()
+    talk.produces(("checked-a", 0, expecting(1, b"y")), ("checked-b", 0, expecting(6, b"z")), correlation=2)
+    waiting = talk.submitted()  # at checked-a
+    talk.complete(first, PartitionResult(0, NOT_LEADER, -1))
+    assert talk.outcomes() == {("checked-b", 0): (NOT_LEADER, -1)}
+    talk.admit(waiting)
+    talk.metric()  # the other one is never submitted
+    talk.sent(waiting)
+    assert partitions_of(talk.upstream()) == {("checked-a", 0)}
 
 
 # --------------------------------------------------------------------------------------------------------------- acks=0
@@ -784,10 +872,10 @@ def test_batch_sent_before_reading_a_failure_fails_too() -> None:
 
 def test_checked_acks_0_append_is_acknowledged_internally() -> None:
     talk = Talk()
-    talk.client(produce(("checked-a", 0, batch(b"x")), acks=0))
+    talk.produces(("checked-a", 0, batch(b"x")), acks=0)
     pending = talk.admitted()
     assert talk.sent_up().acks == -1
-    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
     talk.silent()
     assert talk.session.drained
 
@@ -800,9 +888,7 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     pending = talk.sends()
     talk.report(m.ClientLost())
     talk.silent()
-    talk.kafka(produced(("checked-a", 0, 0, 5)))
-    assert talk.next(Call) == call("answered", pending, PartitionResult(0, 0, 5, -1, 0))
-    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5), None)
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
     talk.next(m.CloseUpstream)
     talk.silent()
     assert talk.services.free_bytes == 1 << 20
@@ -843,8 +929,7 @@ def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
 
 def test_unread_requests_of_lost_client_are_dropped() -> None:
     talk = Talk()
-    behind = produce(("checked-b", 0, expecting(5, b"x")), correlation=2)
-    talk.client(produce(("checked-a", 0, expecting(5, b"x"))) + behind[:-1])
+    talk.client(produce(A) + produce(B, correlation=2)[:-1])
     talk.submitted()
     talk.report(m.ClientLost())
     assert talk.session.finished
@@ -856,56 +941,17 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
     pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
     talk.lost(pending)  # others must not wait for a stalled broker
-    talk.metric()
-    assert read(talk.answer())[("checked-a", 0)][0] == TIMED_OUT
-    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.fails(TIMED_OUT)
+    talk.admit(pending)
+    talk.canceled(pending)
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
     talk.silent()
     assert talk.session.drained
 
 
-def test_append_after_an_unknown_one_fails_too() -> None:
-    """It was not read earlier because another append waited. Another writer's record may be where the first was
-    expected."""
-    talk = Talk().may_write("checked-a", "checked-b")
-    first = talk.sends(timeout_ms=1000)
-    talk.client(
-        produce(("checked-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
-        + produce(("checked-a", 0, expecting(6, b"z")), correlation=3)
-    )
-    waiting = talk.submitted()
-    assert not talk.next(m.ReadClient).on
-    talk.tick(0.95)
-    talk.lost(first)
-    talk.commands.clear()
-    talk.refuse(waiting)
-    assert not [c for c in talk.commands if isinstance(c, Call)]
-    code, _, message = read(to_client(talk)[1])["checked-a", 0]
-    assert (code, (message or "").split()[0]) == (TIMED_OUT, "PREDECESSOR_FAILED")
-
-
-def test_append_submitted_before_predecessors_end_fails_too() -> None:
-    """1. Each of two requests has two partitions.
-    2. The second is admitted at one of them and submitted at the other.
-    3. There the first fails, so the sequencer would admit the second."""
-    talk = Talk().may_write("checked-a", "checked-b")
-    _, first = append(talk, ("checked-b", 0, expecting(5, b"x")))
-    talk.upstream()
-    talk.client(produce(("checked-a", 0, expecting(6, b"y")), ("checked-b", 0, expecting(6, b"y")), correlation=2))
-    talk.admit(talk.submitted())
-    crossing = talk.submitted()
-    talk.refused(first)
-    talk.admit(crossing)
-    talk.metric()
-    talk.canceled(crossing)
-    assert talk.next(Call).name == "sent"
-    sent = talk.sent_up()
-    assert [topic.name for topic in sent.topics] == ["checked-a"]
-    talk.silent()
-
-
 def test_unawaited_append_also_times_out() -> None:
     talk = Talk()
-    talk.client(produce(("checked-a", 0, batch(b"x")), acks=0, timeout_ms=1000))
+    talk.produces(("checked-a", 0, batch(b"x")), acks=0, timeout_ms=1000)
     pending = talk.admitted()
     talk.upstream()
     talk.tick(0.95)
@@ -913,46 +959,32 @@ def test_unawaited_append_also_times_out() -> None:
     talk.silent()
 
 
-def test_admission_after_the_answer_is_canceled() -> None:
-    talk = Talk()
-    pending = talk.sends(timeout_ms=1000)
-    talk.tick(0.95)
-    talk.commands.clear()
-    talk.call(talk.session.append_admitted, pending)
-    talk.canceled(pending)
-    talk.silent()
-
-
 # ----------------------------------------------------------------------------------------- requests of the proxy itself
+
+LATER = request(HEARTBEAT, 4, 2, b"x" * 100)
 
 
 def half_a_later_frame(talk: Talk) -> bytes:
     """The client has begun its next request, which is streamed; returns the rest of it."""
-    query = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.client(query[:40])
-    assert talk.upstream() == query[:40]
-    return query[40:]
+    talk.client(LATER[:40])
+    assert talk.upstream() == LATER[:40]
+    return LATER[40:]
 
 
 def test_permission_probe_is_not_written_within_client_frame() -> None:
     talk = Talk()
-    pending = talk.submits()
-    rest = request(HEARTBEAT, 4, 2, b"x" * 100)
-    talk.refused(pending)  # this queries the permission
-    probe = talk.upstream()
-    talk.client(rest[:40])
-    assert talk.upstream() == rest[:40]
-    talk.client(rest[40:])
-    assert talk.upstream() == rest[40:]
-    assert probe
+    talk.refused(talk.submits())
+    assert talk.upstream()  # this queries the permission
+    rest = half_a_later_frame(talk)
+    talk.client(rest)
+    assert talk.upstream() == rest
 
 
 def test_permission_probe_waits_for_half_sent_frame() -> None:
     talk = Talk()
     pending = talk.sends()
     rest = half_a_later_frame(talk)
-    talk.call(talk.session.append_completed, pending, replace(MISMATCH, partition=0), "offset_mismatch")
-    talk.metric()
+    talk.refused(pending)
     talk.silent()
     talk.client(rest)
     sent = talk.upstream()
@@ -964,11 +996,11 @@ def test_append_is_not_resent_within_client_frame() -> None:
     talk = Talk().may_write("checked-a")
     pending = talk.sends()
     half_a_later_frame(talk)
-    talk.call(talk.session.append_admitted, pending)
+    talk.admit(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
     talk.metric()
     talk.canceled(pending)
-    assert read(talk.answer())[("checked-a", 0)][0] == NOT_LEADER
+    assert talk.outcomes() == {("checked-a", 0): (NOT_LEADER, -1)}
 
 
 # ------------------------------------------------------------------------------------------------------ transactions v1
@@ -990,14 +1022,13 @@ class Joining(Unchanged):
 
 
 WHERE = TopicPartition("checked-a", 0)
+JOIN_AND_MORE = request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
 
 
 def about_to_join(*, put_off: bytes = b"", may_use: str | None = None) -> Talk:
-    talk = Talk()
-    rewriters = Joining(put_off)
-    talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)  # type: ignore[arg-type]
+    talk = Talk(Joining(put_off))
     talk.session._core.proofs.may_use = may_use
-    talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2))
+    talk.client(JOIN_AND_MORE)
     return talk
 
 
@@ -1018,42 +1049,36 @@ def test_only_authorized_transactions_reach_the_sequencers(allowed: bool) -> Non
     talk.kafka(response(1, struct.pack(">ih", 0, 49 if allowed else 53)))
     if allowed:
         assert talk.next(Call) == call("join", WHERE, "app", 1)
-        talk.silent()
-        return
-    assert talk.next(m.ReadClient) == m.ReadClient(True)
-    assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
-    talk.kafka(response(1))
-    assert talk.answer() == response(1)
+    else:
+        assert talk.next(m.ReadClient) == m.ReadClient(True)
+        assert talk.upstream() == JOIN_AND_MORE
+        talk.kafka(response(1))
+        assert talk.answer() == response(1)
     talk.silent()
 
 
-@pytest.mark.parametrize("end", ["answered", "upstream lost", "client lost"])
-def test_sequencers_learn_of_transaction_begin_and_end(end: str) -> None:
+@pytest.mark.parametrize("end", [None, m.UpstreamLost("it broke"), m.ClientLost()])
+def test_sequencers_learn_of_transaction_begin_and_end(end: m.Event | None) -> None:
     talk = joining()
     talk.silent()
     assert talk.session.needs_ticks
     talk.call(talk.session.may_join, WHERE)
     assert talk.next(m.ReadClient) == m.ReadClient(True)
-    assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
-    if end == "answered":
-        talk.kafka(response(1))
-    else:
-        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
-    assert talk.next(Call) == call("joined", WHERE, "app", end == "answered")
-    if end == "answered":
+    assert talk.upstream() == JOIN_AND_MORE
+    talk.report(end or m.UpstreamBytes(memoryview(response(1))))
+    assert talk.next(Call) == call("joined", WHERE, "app", end is None)
+    if end is None:
         assert talk.answer() == response(1)
 
 
-@pytest.mark.parametrize("end", ["too long", "upstream lost", "client lost"])
-def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
+@pytest.mark.parametrize("end", [None, m.UpstreamLost("it broke"), m.ClientLost()])
+def test_join_is_not_sent_after_timeout_or_disconnect(end: m.Event | None) -> None:
     """The sequencers need not expect a marker: the coordinator got no request."""
     talk = joining(put_off=response(1))
-    if end == "too long":
-        talk.tick(talk.services.sequencer_wait_max_seconds + 0.1)
-    else:
-        talk.report(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
+    talk.now += talk.services.sequencer_wait_max_seconds + 0.1
+    talk.report(end or m.Tick())
     assert talk.next(Call) == call("joined", WHERE, "app", True)
-    if end == "too long":
+    if end is None:
         assert talk.next(m.ReadClient) == m.ReadClient(True)
         assert talk.upstream() == request(METADATA, 9, 2)
         assert talk.answer() == response(1)
@@ -1066,66 +1091,30 @@ def test_join_is_not_sent_after_timeout_or_disconnect(end: str) -> None:
 
 def test_unchecked_topic_without_id_is_sent_by_name() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"unchecked"}))
-    pending_appends = append(talk, ("unchecked", 0, batch(b"v")))
+    (pending,) = append(talk, UNCHECKED)
     first, second = (parse_produce_request(memoryview(each)[4:]) for each in frames(talk.upstream()))
     assert (first.api_version, first.topics[0].topic_id, first.acks) == (13, T_ID, -1)
     assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["unchecked"])
-    talk.kafka(produced(("checked-a", 0, 0, 5), version=13, by_id=True))
-    talk.kafka(produced(("unchecked", 0, 0, 70)))
+    talk.says(("checked-a", 0, 0, 5), version=13, by_id=True)
+    talk.says(("unchecked", 0, 0, 70))
     talk.next(Call)
-    talk.call(talk.session.append_completed, pending_appends[0], PartitionResult(0, 0, 5), None)
-    assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("unchecked", 0): (0, 70)}
+    talk.complete(pending, A_AT_5)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5), ("unchecked", 0): (0, 70)}
 
 
 def test_checked_topic_without_id_gets_retriable_error() -> None:
     talk = Talk(newest_produce=13, unknown_topics=frozenset({"checked-a"})).may_write("checked-a")
+    second = produce(A_NEXT, correlation=2)
     pending = talk.submits()
+    talk.services.unread = len(second)
     talk.admit(pending)
     assert talk.next(m.TopicStale) == m.TopicStale("checked-a")
     talk.metric()
     talk.canceled(pending)
-    assert read(talk.answer())[("checked-a", 0)][0] == NOT_LEADER
-
-
-def test_append_after_unknown_topic_id_fails_too() -> None:
-    talk = Talk(newest_produce=13, unknown_topics=frozenset({"checked-a"})).may_write("checked-a")
-    second = produce(("checked-a", 0, expecting(6, b"y")), correlation=2)
-    talk.client(produce(("checked-a", 0, expecting(5, b"x"))))
-    talk.services.unread = len(second)
-    talk.admit(talk.submitted())
+    assert talk.outcomes() == {("checked-a", 0): (NOT_LEADER, -1)}
+    # What was sent after it fails too.
     talk.services.unknown_topics = frozenset()
     assert read_later(talk, second) == (NOT_LEADER, "PREDECESSOR_FAILED")
-
-
-# ---------------------------------------------------------------------------------------------------- memory, pipelines
-
-
-def test_pipelined_appends_fail_with_the_same_message() -> None:
-    talk = Talk(newest_produce=12).may_write("checked-a")
-    batches = [expecting(6 + i, b"x") for i in range(3)]  # after one that failed
-    talk.client(b"".join(produce(("checked-a", 0, each), correlation=1 + i) for i, each in enumerate(batches)))
-    second = talk.submitted()
-    behind = "PREDECESSOR_FAILED TRY_AGAIN later"  # the sequencer's message
-    talk.call(talk.session.append_completed, second, PartitionResult(0, NOT_LEADER, error_message=behind), None)
-    answers = b"".join(to_client(talk))
-    assert answers.count(behind.encode()) == 3
-    assert b"PREDECESSOR_FAILED PREDECESSOR_FAILED" not in answers
-
-
-def test_append_waiting_at_another_sequencer_still_fails() -> None:
-    talk = Talk().may_write("checked-b")
-    talk.client(produce(("checked-b", 0, expecting(5, b"x"))))
-    first = talk.admitted()
-    talk.upstream()
-    talk.client(produce(("checked-a", 0, expecting(1, b"y")), ("checked-b", 0, expecting(6, b"z")), correlation=2))
-    waiting = talk.submitted()  # at checked-a
-    talk.call(talk.session.append_completed, first, PartitionResult(0, NOT_LEADER, -1), None)
-    assert read(talk.answer())[("checked-b", 0)][0] == NOT_LEADER
-    talk.admit(waiting)
-    talk.metric()  # the other one is never submitted
-    talk.sent(waiting)
-    sent = talk.upstream()
-    assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["checked-a"]
 
 
 # ------------------------------------------------------------------------------------------------------------ bad peers
@@ -1134,8 +1123,7 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
 def test_unexpected_answer_ends_the_connection() -> None:
     talk = Talk()
     talk.kafka(response(9))
-    closed = talk.next(m.CloseClient)
-    assert closed.fault is UpstreamProtocolError
+    assert talk.next(m.CloseClient).fault is UpstreamProtocolError
     talk.next(m.CloseUpstream)
 
 
@@ -1146,7 +1134,7 @@ def test_invalid_answer_during_close_fails_the_append() -> None:
     talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
     talk.client(struct.pack(">hhi", 32_000, 0, 9))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
-    talk.kafka(produced(("checked-a", 1, 0, 5)))
+    talk.says(("checked-a", 1, 0, 5))
     talk.lost(pending)
     talk.next(m.CloseUpstream)
 
@@ -1167,15 +1155,30 @@ def test_what_is_not_advertised_ends_the_connection(api_key: int, version: int) 
     talk.silent()
 
 
+def test_unusable_broker_id_closes_only_the_connection() -> None:
+    known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
+    talk = Talk(RequestRewriters(AddressBook(19092), lambda: known, frozenset[int], lambda nodes: None))
+    talk.client(encode_request_frame(METADATA, 9, 1, "test", Message(topics=[])))
+    talk.upstream()
+    broker = Message(node_id=60_000, host="kafka", port=9092)
+    talk.kafka(encode_response_frame(METADATA, 9, 1, Message(brokers=[broker], topics=[])))
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is UpstreamProtocolError
+    assert "60000" in closed.reason
+
+
+# ------------------------------------------------------------------------------------------------------ memory, quotas
+
+
 def test_memory_that_is_not_there_is_waited_for() -> None:
     talk = Talk(free_bytes=10)
     query = request(METADATA, 9, 1, b"z" * 20_000)
     talk.client(query)
     assert not talk.next(m.ReadClient).on
-    talk.report(m.Tick())
+    talk.tick(0)
     talk.commands.clear()
     talk.services.free_bytes = 30_000
-    talk.report(m.Tick())
+    talk.tick(0)
     talk.next(m.ReadClient)
     assert talk.upstream() == query
 
@@ -1183,128 +1186,13 @@ def test_memory_that_is_not_there_is_waited_for() -> None:
 def test_small_control_messages_pass_when_memory_is_full() -> None:
     talk = Talk(free_bytes=0)
     query = request(METADATA, 9, 1, b"z" * 1_000)
-    talk.client(query)
-    assert talk.upstream() == query
-    assert talk.services.free_bytes == 0
-
-
-def test_time_of_buffered_frame_is_reported() -> None:
-    talk = Talk()
-    query = request(METADATA, 9, 1, b"z" * 1_000)
     assert talk.session.state.collecting_since is None
     talk.client(query[:-1])
     assert talk.session.state.collecting_since == talk.now
     talk.client(query[-1:])
     assert talk.session.state.collecting_since is None
-
-
-class AnswersHere:
-    """Rewriters that answer without Kafka."""
-
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
-        return RequestRewriter(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
-
-
-def test_answers_made_here_stop_at_the_quota() -> None:
-    """256 KB of the smallest requests blocked all other connections until the config lease expired."""
-    talk = Talk()
-    talk.session = Session(1, "proxy.local", talk.services, AnswersHere(), 0.0)  # type: ignore[arg-type]
-    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
-    answers = []
-    while talk.commands:
-        answers.append(sum(len(each.chunks) for each in talk.commands if isinstance(each, m.ToClient)))
-        reading = [each.on for each in talk.commands if isinstance(each, m.ReadClient)]
-        assert reading[-1] is (sum(answers) == 50) is not talk.session.over_quota
-        talk.commands.clear()
-        talk.report(m.Tick())
-        talk.silent()
-        talk.report(m.QuotaRenewed())
-    assert answers == [16, 16, 16, 2]
-
-
-class ChangesAnswers:
-    """Rewriters that decode every answer of Kafka."""
-
-    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
-        forward = struct.pack(">i", len(frame)) + bytes(frame)
-        return RequestRewriter(forward, finish=lambda answer: Finished(struct.pack(">i", len(answer)) + bytes(answer)))
-
-
-def changing(queried: int = 10) -> Talk:
-    """Has sent that many requests whose answers are decoded, and has its whole quota."""
-    talk = Talk(in_flight_requests_max=100)
-    talk.session = Session(1, "proxy.local", talk.services, ChangesAnswers(), 0.0)  # type: ignore[arg-type]
-    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(queried)))
-    talk.upstream()
-    talk.report(m.QuotaRenewed())
-    talk.silent()
-    return talk
-
-
-def test_answers_that_are_decoded_stop_at_the_quota() -> None:
-    talk = changing()
-    answers = [response(correlation, bytes(4000)) for correlation in range(10)]
-    talk.kafka(b"".join(answers))
-    for number in range(0, 10, 2):
-        if number:
-            assert talk.session.over_quota
-            talk.report(m.Tick())
-            talk.silent()
-            talk.report(m.QuotaRenewed())
-        assert talk.next(m.ReadUpstream).on is (number == 8)
-        assert talk.answer() == b"".join(answers[number : number + 2])
-        talk.silent()
-    assert not talk.session.over_quota
-
-
-def test_quota_of_answers_counts_across_reads() -> None:
-    talk = changing()
-    for correlation in (0, 1):
-        talk.kafka(response(correlation, bytes(4000)))
-        assert talk.answer()
-    talk.kafka(response(2, bytes(4000)))
-    assert not talk.next(m.ReadUpstream).on
-    talk.silent()
-    assert talk.session.over_quota
-
-
-def test_relayed_answers_need_no_quota() -> None:
-    talk = changing(3)
-    talk.client(request(HEARTBEAT, 4, 3))
-    assert talk.upstream()
-    talk.kafka(b"".join(response(correlation, bytes(4000)) for correlation in range(2)))
-    assert talk.answer()
-    talk.kafka(response(2, bytes(4000)))
-    assert not talk.next(m.ReadUpstream).on
-    talk.report(m.QuotaRenewed())
-    assert talk.next(m.ReadUpstream).on
-    assert talk.answer()
-    talk.session._holds.quota = 0
-    talk.kafka(response(3))
-    assert talk.answer() == response(3)
-
-
-def test_one_session_at_a_time_gets_new_quota() -> None:
-    """With a hundred clients that query all metadata and never read, another client had 0 appends per second."""
-    services = ServicesStandIn(in_flight_requests_max=100)
-    dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
-    queried = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
-    answers = b"".join(response(correlation, bytes(4000)) for correlation in range(10))
-    served: list[int] = []
-    for connection in (1, 2, 3):
-        dispatcher.open(connection, "proxy.local", 100.0)
-        dispatcher.session_event(connection, m.ClientBytes(memoryview(queried)), 100.0)
-        dispatcher.session_event(connection, m.UpstreamBytes(memoryview(answers)), 100.0)
-    dispatcher.session_event(2, m.ClientLost(), 100.0)
-    while dispatcher.over_quota:
-        to_clients = [
-            action.connection
-            for action in dispatcher.renew_quota(100.0)
-            if isinstance(action, ForConnection) and isinstance(action.command, m.ToClient)
-        ]
-        assert len(to_clients) <= 1
-        served += to_clients
-    assert served == [1, 3] * 5
+    assert talk.upstream() == query
+    assert talk.services.free_bytes == 0
 
 
 def test_too_many_unanswered_requests_are_not_read() -> None:
@@ -1319,18 +1207,108 @@ def test_too_many_unanswered_requests_are_not_read() -> None:
     assert talk.upstream() == request(HEARTBEAT, 4, 3)
 
 
-def test_unusable_broker_id_closes_only_the_connection() -> None:
-    known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
-    talk = Talk()
-    rewriters = RequestRewriters(AddressBook(19092), lambda: known, frozenset[int], lambda nodes: None)
-    talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)
-    talk.client(encode_request_frame(METADATA, 9, 1, "test", Message(topics=[])))
+class AnswersHere:
+    """Rewriters that answer without Kafka."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        return RequestRewriter(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
+
+
+def test_answers_made_here_stop_at_the_quota() -> None:
+    """256 KB of the smallest requests blocked all other connections until the config lease expired."""
+    talk = Talk(AnswersHere())
+    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
+    answers = []
+    while talk.commands:
+        answers.append(sum(len(each.chunks) for each in talk.commands if isinstance(each, m.ToClient)))
+        reading = [each.on for each in talk.commands if isinstance(each, m.ReadClient)]
+        assert reading[-1] is (sum(answers) == 50) is not talk.session.over_quota
+        talk.commands.clear()
+        talk.tick(0)
+        talk.silent()
+        talk.report(m.QuotaRenewed())
+    assert answers == [16, 16, 16, 2]
+
+
+class ChangesAnswers:
+    """Rewriters that decode every answer of Kafka."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> RequestRewriter:
+        forward = struct.pack(">i", len(frame)) + bytes(frame)
+        return RequestRewriter(forward, finish=lambda answer: Finished(struct.pack(">i", len(answer)) + bytes(answer)))
+
+
+def queries(count: int) -> bytes:
+    return b"".join(request(METADATA, 9, correlation) for correlation in range(count))
+
+
+def replies(*correlations: int) -> bytes:
+    return b"".join(response(correlation, bytes(4000)) for correlation in correlations)
+
+
+def changing(queried: int = 10) -> Talk:
+    """Has sent that many requests whose answers are decoded, and has its whole quota."""
+    talk = Talk(ChangesAnswers(), in_flight_requests_max=100)
+    talk.client(queries(queried))
     talk.upstream()
-    broker = Message(node_id=60_000, host="kafka", port=9092)
-    talk.kafka(encode_response_frame(METADATA, 9, 1, Message(brokers=[broker], topics=[])))
-    closed = talk.next(m.CloseClient)
-    assert closed.fault is UpstreamProtocolError
-    assert "60000" in closed.reason
+    talk.report(m.QuotaRenewed())
+    talk.silent()
+    return talk
+
+
+def test_answers_that_are_decoded_stop_at_the_quota() -> None:
+    talk = changing()
+    talk.kafka(replies(*range(10)))
+    for number in range(0, 10, 2):
+        if number:
+            assert talk.session.over_quota
+            talk.tick(0)
+            talk.silent()
+            talk.report(m.QuotaRenewed())
+        assert talk.next(m.ReadUpstream).on is (number == 8)
+        assert talk.answer() == replies(number, number + 1)
+        talk.silent()
+    assert not talk.session.over_quota
+
+
+def test_relayed_answers_need_no_quota() -> None:
+    talk = changing(3)
+    talk.client(request(HEARTBEAT, 4, 3))
+    assert talk.upstream()
+    for correlation in (0, 1):
+        talk.kafka(replies(correlation))
+        assert talk.answer()
+    talk.kafka(replies(2))
+    assert not talk.next(m.ReadUpstream).on
+    talk.silent()
+    assert talk.session.over_quota
+    talk.report(m.QuotaRenewed())
+    assert talk.next(m.ReadUpstream).on
+    assert talk.answer()
+    talk.session._holds.quota = 0
+    talk.kafka(response(3))
+    assert talk.answer() == response(3)
+
+
+def test_one_session_at_a_time_gets_new_quota() -> None:
+    """With a hundred clients that query all metadata and never read, another client had 0 appends per second."""
+    services = ServicesStandIn(in_flight_requests_max=100)
+    dispatcher = Dispatcher(services, ChangesAnswers(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    for connection in (1, 2, 3):
+        dispatcher.open(connection, "proxy.local", 100.0)
+        dispatcher.session_event(connection, m.ClientBytes(memoryview(queries(10))), 100.0)
+        dispatcher.session_event(connection, m.UpstreamBytes(memoryview(replies(*range(10)))), 100.0)
+    dispatcher.session_event(2, m.ClientLost(), 100.0)
+    served: list[int] = []
+    while dispatcher.over_quota:
+        to_clients = [
+            action.connection
+            for action in dispatcher.renew_quota(100.0)
+            if isinstance(action, ForConnection) and isinstance(action.command, m.ToClient)
+        ]
+        assert len(to_clients) <= 1
+        served += to_clients
+    assert served == [1, 3] * 5
 
 
 # -------------------------------------------------------- partitions that are absent, or cannot be appended to for long
@@ -1339,26 +1317,32 @@ ABSENT = TopicPartition("checked-b", 7)
 UNKNOWN_PARTITION = 3
 
 
-def test_absent_partitions_are_answered_before_waiting() -> None:
+def lacking(*partitions: TopicPartition) -> Talk:
     talk = Talk()
-    talk.services.absent = {TopicPartition("checked-b", each) for each in range(2000)}
-    absent = [("checked-b", each, batch(b"x")) for each in range(2000)]
+    talk.services.absent = set(partitions)
+    return talk
+
+
+def metadata_is_read(talk: Talk) -> None:
+    talk.services.confirmed_at["checked-b"] = talk.now
+    talk.report(m.TopicNews())
+
+
+def test_absent_partitions_are_answered_before_waiting() -> None:
+    talk = lacking(*(TopicPartition("checked-b", each) for each in range(2000)))
     talk.services.frame_bytes_max = talk.services.free_bytes = 1 << 24
-    talk.client(produce(("checked-a", 0, expecting(5, b"x")), *absent))
+    talk.produces(A, *(("checked-b", each, batch(b"x")) for each in range(2000)))
     talk.read_elsewhere()
     assert talk.next(m.TopicStale).topic == "checked-b"  # once, and nothing is submitted meanwhile
     talk.silent()
     assert talk.session.needs_ticks
-    talk.services.confirmed_at["checked-b"] = talk.now
-    talk.report(m.TopicNews())
-    for _ in absent:
+    metadata_is_read(talk)
+    for _ in range(2000):
         talk.metric()
-    pending = talk.submitted()
+    pending = talk.admitted()
     assert pending.partition == TopicPartition("checked-a", 0)
-    talk.admit(pending)
-    talk.sent(pending)
     talk.upstream()
-    talk.completed(pending, produced(("checked-a", 0, 0, 5)), PartitionResult(0, 0, 5))
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
     got = read(talk.answer())
     assert got.pop(("checked-a", 0)) == (0, 5, None)
     assert set(got.values()) == {(UNKNOWN_PARTITION, -1, None)}
@@ -1366,71 +1350,42 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
 
 
 def test_new_partition_is_appended_once_metadata_shows_it() -> None:
-    talk = Talk()
-    talk.services.absent = {ABSENT}
-    talk.client(produce((*ABSENT, expecting(0, b"x"))))
+    talk = lacking(ABSENT)
+    talk.services.confirmed_at["checked-b"] = talk.now - 0.1  # older than the request, this proves no absence
+    talk.produces((*ABSENT, expecting(0, b"x")))
     talk.next(m.TopicStale)
+    talk.silent()
     talk.services.absent = set()
-    talk.services.confirmed_at["checked-b"] = talk.now
-    talk.report(m.TopicNews())
+    metadata_is_read(talk)
     assert talk.submitted().partition == ABSENT
 
 
-def test_metadata_older_than_request_does_not_prove_absence() -> None:
-    talk = Talk()
-    talk.services.absent = {ABSENT}
-    talk.services.confirmed_at["checked-b"] = talk.now - 0.1
-    talk.client(produce((*ABSENT, expecting(0, b"x"))))
-    talk.next(m.TopicStale)
-    talk.silent()
-
-
 def test_absent_partition_is_retriable_without_timely_metadata() -> None:
-    talk = Talk()
-    talk.services.absent = {ABSENT}
-    talk.client(produce((*ABSENT, expecting(0, b"x")), timeout_ms=3000))
-    talk.now += 1.1
+    talk = lacking(ABSENT)
+    talk.produces((*ABSENT, expecting(0, b"x")), timeout_ms=3000)
     talk.commands.clear()
-    talk.report(m.Tick())
-    talk.metric()
-    assert read(talk.answer())[ABSENT][:2] == (NOT_LEADER, -1)
+    talk.tick(1.1)
+    talk.fails(NOT_LEADER, ABSENT)
 
 
 def test_append_after_one_to_absent_partition_fails_too() -> None:
-    talk = Talk()
-    talk.services.absent = {ABSENT}
-    idempotent = {"producer": (1000, 0, 0)}
-    second = produce((*ABSENT, batch(b"y", producer=(1000, 0, 1))), correlation=2)
-    talk.client(produce((*ABSENT, batch(b"x", **idempotent))))
-    talk.services.confirmed_at["checked-b"] = talk.now
+    talk = lacking(ABSENT)
+    first, second = (
+        produce((*ABSENT, batch(b"x", producer=(1000, 0, each))), correlation=1 + each) for each in range(2)
+    )
+    talk.client(first)
     talk.services.unread = len(second)
     talk.commands.clear()
-    talk.report(m.TopicNews())
-    talk.metric()
-    assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
+    metadata_is_read(talk)
+    talk.fails(UNKNOWN_PARTITION, ABSENT)
     talk.services.absent = set()
     assert read_later(talk, second)[0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
-
-
-def test_unproved_success_is_unknown_and_not_retriable() -> None:
-    """Kafka answered -1 and appended; the sequencer found the batch; Kafka does not confirm WRITE."""
-    talk = Talk()
-    pending = talk.sends()
-    talk.completed(pending, produced(("checked-a", 0, -1, -1)), PartitionResult(0, 0, 5))
-    assert partitions_of(talk.upstream()) == {("checked-a", 0)}  # an empty append: whether it may
-    talk.tick(3.0)
-    talk.metric()
-    assert read(talk.answer())["checked-a", 0][0] == TIMED_OUT
 
 
 def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
     """An append to checked-a was sent before the one to checked-b, which waits."""
     talk = Talk().may_write("checked-a", "checked-b")
-    talk.client(
-        produce(
-            ("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x")), ("unchecked", 2, batch(b"p"))
-        )
-    )
+    talk.produces(A, B, ("unchecked", 2, batch(b"p")))
     first = talk.submitted()
     talk.admit(first)
     second = talk.submitted()
@@ -1439,7 +1394,12 @@ def in_part() -> tuple[Talk, g.PendingAppend, g.PendingAppend]:
     talk.silent()
     talk.tick(0.02)
     talk.sent(first)
+    assert partitions_of(talk.upstream()) == {("checked-a", 0), ("unchecked", 2)}
     return talk, first, second
+
+
+def first_is_answered(talk: Talk, first: g.PendingAppend) -> None:
+    talk.completed(first, produced(("checked-a", 0, 0, 5), ("unchecked", 2, 0, 70)), A_AT_5)
 
 
 def partitions_of(frame: bytes) -> set[tuple[str, int]]:
@@ -1449,22 +1409,18 @@ def partitions_of(frame: bytes) -> set[tuple[str, int]]:
 
 def test_admitted_append_is_sent_before_slow_one() -> None:
     talk, first, second = in_part()
-    assert partitions_of(talk.upstream()) == {("checked-a", 0), ("unchecked", 2)}
-    talk.kafka(produced(("checked-a", 0, 0, 5), ("unchecked", 2, 0, 70)))
-    assert talk.next(Call) == call("answered", first, PartitionResult(0, 0, 5, -1, 0))
-    talk.call(talk.session.append_completed, first, PartitionResult(0, 0, 5), None)
+    first_is_answered(talk, first)
     talk.silent()
     talk.admit(second)
     talk.sent(second)
     assert partitions_of(talk.upstream()) == {("checked-b", 1)}
-    talk.completed(second, produced(("checked-b", 1, 0, 9)), PartitionResult(1, 0, 9))
-    assert outcomes(talk.answer()) == {("checked-a", 0): (0, 5), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 70)}
+    talk.completed(second, produced(("checked-b", 1, 0, 9)), B_AT_9)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 70)}
     assert talk.services.free_bytes == 1 << 20
 
 
 def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
     talk, first, second = in_part()
-    talk.upstream()
     talk.report(m.Drain(talk.now + 0.05))
     talk.canceled(second)
     talk.lost(first)  # its outcome is read from the log
@@ -1476,29 +1432,23 @@ def test_drain_reports_sent_appends_unknown_and_unsent_retriable() -> None:
 
 def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk, first, second = in_part()
-    talk.upstream()
     talk.report(m.UpstreamLost("lost"))
     talk.canceled(second)
     talk.lost(first)
-    assert isinstance(talk.next(m.CloseClient), m.CloseClient)
+    talk.next(m.CloseClient)
     talk.silent()
 
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_lost_client_cancels_only_unsent_appends(answered: bool) -> None:
     talk, first, second = in_part()
-    talk.upstream()
-
-    def answer() -> None:
-        talk.completed(first, produced(("checked-a", 0, 0, 5), ("unchecked", 2, 0, 70)), PartitionResult(0, 0, 5))
-
     if answered:
-        answer()
+        first_is_answered(talk, first)
     talk.report(m.ClientLost())
     talk.canceled(second)
     if not answered:
         talk.silent()  # Kafka's answer to the first is still read
-        answer()
+        first_is_answered(talk, first)
     talk.next(m.CloseUpstream)
     assert talk.services.free_bytes == 1 << 20
 
@@ -1521,10 +1471,10 @@ def test_whole_request_blocks_no_partition_while_waiting() -> None:
 
 def test_partitions_after_a_slow_one_get_retriable_error() -> None:
     talk = Talk().may_write("checked-a", "checked-b")
-    talk.client(produce(("checked-a", 0, expecting(5, b"x")), ("checked-b", 1, expecting(9, b"x")), timeout_ms=3000))
+    talk.produces(A, B, timeout_ms=3000)
     first = talk.submitted()
     talk.now += 2.8
-    talk.call(talk.session.append_completed, first, PartitionResult(0, NOT_LEADER), "try_again")
+    talk.complete(first, PartitionResult(0, NOT_LEADER), "try_again")
     talk.metric()
     talk.metric()
-    assert {value[0] for value in read(talk.answer()).values()} == {NOT_LEADER}
+    assert talk.outcomes() == dict.fromkeys([("checked-a", 0), ("checked-b", 1)], (NOT_LEADER, -1))
