@@ -43,7 +43,7 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.sequencer_calls import Call
-from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, produced, read, response
+from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, frames, produced, read, response
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
@@ -81,6 +81,14 @@ class Levels(Talk):
         self.services.sequencers.record = self._record
         if may_write:
             self.session._core.proofs.may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
+
+    def produces(self, *records: tuple[str, int, Any], **options: Any) -> None:
+        self.client(query(*records, **options))
+
+    def forwards(self, *records: tuple[str, int, Any], **options: Any) -> ProduceRequest:
+        """The client's request goes to Kafka."""
+        self.produces(*records, **options)
+        return self.up()
 
     def ups(self) -> Iterator[ProduceRequest]:
         """The requests of one write to Kafka."""
@@ -153,28 +161,26 @@ def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
 def test_idempotent_and_transactional_batches_pass() -> None:
     talk = Levels()
     for correlation, records in enumerate([idempotent(), idempotent(sequence=1, transactional=True)]):
-        talk.client(query(("required", 0, records), correlation=correlation))
-        assert producer(talk.up())[0] == 9
-        talk.kafka(produced(("required", 0, 0, correlation), correlation=correlation))
+        assert producer(talk.forwards(("required", 0, records), correlation=correlation))[0] == 9
+        talk.says(("required", 0, 0, correlation), correlation=correlation)
         assert talk.reported() == {("required", 0): (0, correlation, None)}
 
 
 def test_malformed_records_are_refused() -> None:
     talk = Levels()
     two = bytes(idempotent()) + bytes(batch(b"v"))
-    talk.client(query(("required", 0, two)))
-    talk.metric()
-    assert talk.reported()["required", 0][0] == INVALID_RECORD
+    talk.produces(("required", 0, two))
+    talk.fails(INVALID_RECORD, ("required", 0))
 
 
 def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
     talk = Levels(may_write=False)
     for correlation in (1, 2):  # a second request gets the same answer
-        talk.client(query(("required", 0, batch(b"v")), correlation=correlation))
+        talk.produces(("required", 0, batch(b"v")), correlation=correlation)
         talk.metric()
         assert talk.up().topics[0].partitions[0].records == b""
         talk.silent()
-        talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1), correlation=correlation))
+        talk.says(("required", 0, NOT_AUTHORIZED, -1), correlation=correlation)
         assert talk.reported() == {("required", 0): (NOT_AUTHORIZED, -1, None)}
 
 
@@ -184,7 +190,7 @@ def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
 def test_level_field_is_removed_and_others_are_forwarded(level: bytes) -> None:
     talk = Levels()
-    talk.client(query(("unchecked", 0, idempotent()), level=level))
+    talk.produces(("unchecked", 0, idempotent()), level=level)
     request = talk.up()
     assert request.header_tags == join_tags([(7, b"theirs"), (300, b"later")])
     assert producer(request)[0] == 9
@@ -213,7 +219,7 @@ def test_level_field_affects_only_its_own_request() -> None:
         talk.client(frame)
         if level is None:
             assert talk.upstream() == frame
-            talk.kafka(produced(("unchecked", 0, 0, 1), correlation=correlation))
+            talk.says(("unchecked", 0, 0, 1), correlation=correlation)
             talk.answer()
         else:
             talk.commands.clear()
@@ -227,16 +233,15 @@ def test_level_field_affects_only_its_own_request() -> None:
 def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
     talk = Levels()
     sent = idempotent(b"value", 7)
-    talk.client(query(("safe", 0, sent)))
-    assert producer(talk.up()) == (9, 0, 7)
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
+    assert producer(talk.forwards(("safe", 0, sent))) == (9, 0, 7)
+    talk.says(("safe", 0, OLD_FORMAT, -1))
     talk.downgraded("safe")
     again = talk.up()
     assert (producer(again), again.acks, again.timeout_ms) == (NO_PRODUCER, -1, 3000)
     (data,) = again.topics[0].partitions
     assert data.records is not None
     assert data.records[61:] == sent[61:]
-    talk.kafka(produced(("safe", 0, 0, 33)))
+    talk.says(("safe", 0, 0, 33))
     assert talk.reported() == {("safe", 0): (0, 33, None)}
     assert talk.session.drained
 
@@ -244,23 +249,21 @@ def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
 def test_later_batches_omit_the_id_until_expiry() -> None:
     talk = Levels()
     talk.services.idempotence.refused("safe", talk.now)
-    talk.client(query(("safe", 1, idempotent(sequence=1)), correlation=1))
+    talk.produces(("safe", 1, idempotent(sequence=1)), correlation=1)
     talk.downgraded("safe")
     assert producer(talk.up()) == NO_PRODUCER
-    talk.kafka(produced(("safe", 1, 0, 1), correlation=1))
+    talk.says(("safe", 1, 0, 1), correlation=1)
     talk.answer()
     talk.now += 301
-    talk.client(query(("safe", 1, idempotent(sequence=2)), correlation=2))
-    assert producer(talk.up())[0] == 9
+    assert producer(talk.forwards(("safe", 1, idempotent(sequence=2)), correlation=2))[0] == 9
     talk.silent()
 
 
 def test_other_errors_do_not_cause_a_resend() -> None:
     talk = Levels()
     for correlation, code in enumerate([TIMED_OUT, NOT_LEADER, OUT_OF_ORDER, POLICY_VIOLATION, INVALID_RECORD]):
-        talk.client(query(("safe", 0, idempotent(sequence=correlation)), correlation=correlation))
-        talk.upstream()
-        talk.kafka(produced(("safe", 0, code, -1), correlation=correlation))
+        talk.forwards(("safe", 0, idempotent(sequence=correlation)), correlation=correlation)
+        talk.says(("safe", 0, code, -1), correlation=correlation)
         talk.commands = [each for each in talk.commands if not isinstance(each, m.TopicStale)]
         assert talk.reported()["safe", 0][0] == code
         talk.silent()
@@ -268,9 +271,8 @@ def test_other_errors_do_not_cause_a_resend() -> None:
 
 def test_a_transaction_is_never_sent_without_its_producer() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent(transactional=True))))
-    talk.upstream()
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
+    talk.forwards(("safe", 0, idempotent(transactional=True)))
+    talk.says(("safe", 0, OLD_FORMAT, -1))
     assert talk.reported()["safe", 0][0] == OLD_FORMAT
     talk.silent()
 
@@ -280,7 +282,7 @@ def test_damaged_batch_keeps_its_wrong_crc() -> None:
     damaged[-1] ^= 1
     talk = Levels()
     talk.services.idempotence.refused("safe", talk.now)
-    talk.client(query(("safe", 0, bytes(damaged))))
+    talk.produces(("safe", 0, bytes(damaged)))
     (data,) = talk.up().topics[0].partitions
     assert data.records == bytes(damaged)
 
@@ -293,7 +295,7 @@ def test_requests_in_progress_keep_their_order() -> None:
             query(("safe", 0, idempotent((b"first", b"second")[correlation - 1], correlation)), correlation=correlation)
         )
         assert producer(talk.up())[0] == 9
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
+    talk.says(("safe", 0, OLD_FORMAT, -1), correlation=1)
     talk.downgraded("safe")
     assert producer(talk.up()) == NO_PRODUCER
     talk.client(
@@ -303,13 +305,13 @@ def test_requests_in_progress_keep_their_order() -> None:
     talk.silent()
     assert talk.session.needs_ticks
 
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=2))
+    talk.says(("safe", 0, OLD_FORMAT, -1), correlation=2)
     sent = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToUpstream))
     assert sent.index(b"second") < sent.index(b"last")
     talk.commands.clear()
     # And the answers keep the order of the requests.
     for correlation, base in ((1, 0), (2, 1), (3, 2)):
-        talk.kafka(produced(("safe", 0, 0, base), correlation=correlation))
+        talk.says(("safe", 0, 0, base), correlation=correlation)
     answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
     lengths = len(answers) // 3
     reported = [read(answers[at : at + lengths])["safe", 0][:2] for at in range(0, len(answers), lengths)]
@@ -318,17 +320,15 @@ def test_requests_in_progress_keep_their_order() -> None:
 
 def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), correlation=1))
-    talk.upstream()
+    talk.forwards(("safe", 0, idempotent()), correlation=1)
     talk.services.idempotence.refused("safe", talk.now)
-    talk.client(query(("safe", 0, idempotent(sequence=1)), correlation=2))
+    talk.produces(("safe", 0, idempotent(sequence=1)), correlation=2)
     talk.silent()
-    talk.now += 1.1  # a third of the request's timeout
-    talk.report(m.Tick())
+    talk.tick(1.1)  # a third of the request's timeout
     talk.metric()
     talk.silent()
-    talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
-    first, second = _split(talk.answer())
+    talk.says(("safe", 0, 0, 0), correlation=1)
+    first, second = frames(talk.answer())
     assert read(first)["safe", 0][0] == 0
     assert read(second)["safe", 0][0] == NOT_LEADER
     assert not talk.session._core.pipelines.failed  # all that was sent before is read
@@ -347,8 +347,7 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     )
     talk.services.is_fresh, talk.services.unread = False, len(second)
     talk.client(first)
-    talk.metric()
-    assert talk.reported()["safe", 0][0] == NOT_LEADER
+    talk.fails(NOT_LEADER, ("safe", 0))
 
     talk.services.is_fresh, talk.services.unread = True, 0
     talk.client(second)
@@ -364,33 +363,22 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     assert not talk.session._core.pipelines.failed
 
 
-def _split(answers: bytes) -> list[bytes]:
-    found = []
-    while answers:
-        end = 4 + int.from_bytes(answers[:4], "big")
-        found.append(answers[:end])
-        answers = answers[end:]
-    return found
-
-
 def test_another_partition_need_not_wait() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), correlation=1))
-    talk.upstream()
+    talk.forwards(("safe", 0, idempotent()), correlation=1)
     talk.services.idempotence.refused("safe", talk.now)
-    talk.client(query(("safe", 1, idempotent()), correlation=2))
+    talk.produces(("safe", 1, idempotent()), correlation=2)
     talk.downgraded("safe")
     assert producer(talk.up()) == NO_PRODUCER
 
 
 def test_resend_waits_for_a_streamed_frames_end() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), correlation=1))
-    talk.upstream()
+    talk.forwards(("safe", 0, idempotent()), correlation=1)
     streamed = query(("unchecked", 0, batch(b"v" * 500)), correlation=2)
     talk.client(streamed[:200])
     assert talk.upstream() == streamed[:200]
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), correlation=1))
+    talk.says(("safe", 0, OLD_FORMAT, -1), correlation=1)
     talk.downgraded("safe")
     talk.silent()
     talk.client(streamed[200:])
@@ -401,45 +389,40 @@ def test_resend_waits_for_a_streamed_frames_end() -> None:
 
 def test_batches_after_a_timed_out_one_are_refused() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), correlation=1))
-    talk.upstream()
+    talk.forwards(("safe", 0, idempotent()), correlation=1)
     talk.services.idempotence.refused("safe", talk.now)
     second, third = (query(("safe", 0, idempotent(sequence=n)), correlation=n + 1) for n in (1, 2))
     talk.client(second)
     talk.silent()
-    talk.now += 1.1
-    talk.report(m.Tick())
+    talk.tick(1.1)
     talk.metric()
     # When the first is answered, the next one is in the socket.
     talk.client(third)
     talk.metric()
-    talk.kafka(produced(("safe", 0, 0, 0), correlation=1))
-    codes = [read(each)["safe", 0][0] for each in _split(talk.answer())]
+    talk.says(("safe", 0, 0, 0), correlation=1)
+    codes = [read(each)["safe", 0][0] for each in frames(talk.answer())]
     assert codes == [0, NOT_LEADER, NOT_LEADER]
 
 
 def test_batch_reported_unknown_is_not_resent() -> None:
     """Its client may have done so itself."""
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent())))
-    talk.upstream()
-    talk.now += 3
-    talk.report(m.Tick())
-    talk.metric()
-    assert talk.reported()["safe", 0][0] == TIMED_OUT
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
+    talk.forwards(("safe", 0, idempotent()))
+    talk.tick(3)
+    talk.fails(TIMED_OUT, ("safe", 0))
+    talk.says(("safe", 0, OLD_FORMAT, -1))
     talk.silent()
 
 
 def test_only_safe_topics_partitions_are_resent() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), ("required", 0, idempotent()), ("unchecked", 0, batch(b"v"))))
+    talk.produces(("safe", 0, idempotent()), ("required", 0, idempotent()), ("unchecked", 0, batch(b"v")))
     assert len(talk.up().topics) == 3
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("unchecked", 0, 0, 4)))
+    talk.says(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("unchecked", 0, 0, 4))
     talk.downgraded("safe")
     again = talk.up()
     assert [topic.name for topic in again.topics] == ["safe"]
-    talk.kafka(produced(("safe", 0, 0, 8)))
+    talk.says(("safe", 0, 0, 8))
     reported = talk.reported()
     assert {key: each[:2] for key, each in reported.items()} == {
         ("safe", 0): (0, 8),
@@ -450,27 +433,25 @@ def test_only_safe_topics_partitions_are_resent() -> None:
 
 def test_barrier_is_left_after_the_resend_is_answered() -> None:
     talk = Levels()
-    talk.client(query(("count-checked-safe", 0, idempotent())))
-    talk.upstream()
+    talk.forwards(("count-checked-safe", 0, idempotent()))
     barrier = talk.services.barrier("count-checked-safe")
-    talk.kafka(produced(("count-checked-safe", 0, OLD_FORMAT, -1)))
+    talk.says(("count-checked-safe", 0, OLD_FORMAT, -1))
     talk.downgraded("count-checked-safe")
     talk.upstream()
     assert not barrier.empty(talk.now)
-    talk.kafka(produced(("count-checked-safe", 0, 0, 2)))
+    talk.says(("count-checked-safe", 0, 0, 2))
     assert talk.reported()["count-checked-safe", 0][0] == 0
     assert barrier.empty(talk.now)
 
 
 def test_acks_0_is_sent_again_too() -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent()), acks=0))
-    talk.upstream()
-    talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
+    talk.forwards(("safe", 0, idempotent()), acks=0)
+    talk.says(("safe", 0, OLD_FORMAT, -1))
     talk.downgraded("safe")
     again = talk.up()
     assert (producer(again), again.acks) == (NO_PRODUCER, -1)
-    talk.kafka(produced(("safe", 0, 0, 2)))
+    talk.says(("safe", 0, 0, 2))
     talk.silent()
     assert talk.session.drained
 
@@ -478,14 +459,13 @@ def test_acks_0_is_sent_again_too() -> None:
 @pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")])
 def test_connection_loss_before_resend_frees_all_memory(lost: m.Event) -> None:
     talk = Levels()
-    talk.client(query(("safe", 0, idempotent())))
-    talk.upstream()
+    talk.forwards(("safe", 0, idempotent()))
     if isinstance(lost, m.ClientLost):
         talk.report(lost)
-        talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
+        talk.says(("safe", 0, OLD_FORMAT, -1))
         assert isinstance(talk.commands.pop(), m.CloseUpstream)
     else:
-        talk.kafka(produced(("safe", 0, OLD_FORMAT, -1)))
+        talk.says(("safe", 0, OLD_FORMAT, -1))
         talk.commands.clear()
         talk.report(lost)
         talk.next(m.CloseClient)
@@ -502,16 +482,14 @@ def test_made_up_ids_are_unique_and_not_kafkas() -> None:
     assert all(MADE_UP_IDS_FROM <= each < 1 << 63 for each in ids)
 
 
-def test_safe_count_checked_topic_removes_made_up_id() -> None:
+def test_made_up_id_is_removed() -> None:
     talk = Levels()
-    talk.client(query(("count-checked-safe", 0, idempotent(producer_id=MADE_UP))))
+    talk.produces(("count-checked-safe", 0, idempotent(producer_id=MADE_UP)))
     talk.downgraded("count-checked-safe", "not_permitted")
     assert producer(talk.up()) == NO_PRODUCER
-
-
-def test_sequencer_never_receives_a_made_up_id() -> None:
+    # Nor does a sequencer ever get it.
     talk = Levels()
-    talk.client(query(("checked-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0)))))
+    talk.produces(("checked-safe", 0, expecting(4, b"v", producer=(MADE_UP, 0, 0))))
     talk.downgraded("checked-safe", "not_permitted")
     pending = talk.submitted()
     assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
@@ -519,10 +497,9 @@ def test_sequencer_never_receives_a_made_up_id() -> None:
 
 def test_checked_topic_may_also_require_idempotence() -> None:
     talk = Levels()
-    talk.client(query(("checked-required", 0, expecting(4, b"v")), correlation=1))
-    talk.metric()
-    assert talk.reported()["checked-required", 0][0] == POLICY_VIOLATION
-    talk.client(query(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2))
+    talk.produces(("checked-required", 0, expecting(4, b"v")), correlation=1)
+    talk.fails(POLICY_VIOLATION, ("checked-required", 0))
+    talk.produces(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2)
     assert talk.submitted().append.producer_id == 9
 
 
@@ -571,8 +548,7 @@ def test_transactional_ids_and_other_errors_are_relayed() -> None:
 
 def answered(talk: Levels, code: int, base: int, *, correlation: int, topic: str = "required", start: int) -> int:
     """One append of the same producer and Kafka's answer; returns the code that the client gets."""
-    talk.client(query((topic, 0, idempotent(sequence=correlation)), correlation=correlation))
-    talk.upstream()
+    talk.forwards((topic, 0, idempotent(sequence=correlation)), correlation=correlation)
     talk.kafka(_with_start(produced((topic, 0, code, base), correlation=correlation), start))
     return talk.reported()[topic, 0][0]
 
@@ -583,11 +559,18 @@ def _with_start(answer: bytes, start: int) -> bytes:
     return bytes(message.encode(header=True, framed=True))
 
 
-@pytest.mark.parametrize("topic", ["required", "safe", "count-checked"])
-def test_producer_with_all_records_deleted_may_continue(topic: str) -> None:
+@pytest.mark.parametrize(
+    ("topic", "start", "code"),
+    [
+        *((topic, 11, UNKNOWN_PRODUCER_ID) for topic in ("required", "safe", "count-checked")),
+        ("required", 0, OUT_OF_ORDER),  # records remain
+        ("required", 10, OUT_OF_ORDER),
+    ],
+)
+def test_producer_with_all_records_deleted_may_continue(topic: str, start: int, code: int) -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, topic=topic, start=0) == 0
-    assert answered(talk, OUT_OF_ORDER, -1, correlation=2, topic=topic, start=11) == UNKNOWN_PRODUCER_ID
+    assert answered(talk, OUT_OF_ORDER, -1, correlation=2, topic=topic, start=start) == code
 
 
 def test_unknown_producer_id_is_reported_once_per_batch() -> None:
@@ -599,13 +582,6 @@ def test_unknown_producer_id_is_reported_once_per_batch() -> None:
     assert answered(talk, OUT_OF_ORDER, -1, correlation=3, start=11) == UNKNOWN_PRODUCER_ID
 
 
-@pytest.mark.parametrize("start", [0, 10])
-def test_out_of_order_stays_while_records_remain(start: int) -> None:
-    talk = Levels()
-    assert answered(talk, 0, 10, correlation=1, start=0) == 0
-    assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=start) == OUT_OF_ORDER
-
-
 def test_last_known_log_start_replaces_a_missing_one() -> None:
     talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
@@ -614,8 +590,7 @@ def test_last_known_log_start_replaces_a_missing_one() -> None:
 
 
 def test_unknown_producers_error_is_relayed() -> None:
-    talk = Levels()
-    assert answered(talk, OUT_OF_ORDER, -1, correlation=1, start=11) == OUT_OF_ORDER
+    assert answered(Levels(), OUT_OF_ORDER, -1, correlation=1, start=11) == OUT_OF_ORDER
 
 
 def test_checked_topic_tracks_its_producers_too() -> None:
@@ -623,15 +598,13 @@ def test_checked_topic_tracks_its_producers_too() -> None:
     for correlation, (code, base, start, reported) in enumerate(
         [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
     ):
-        talk.client(query(("checked", 0, idempotent(sequence=correlation)), correlation=correlation))
-        pending = talk.submitted()
-        talk.call(talk.session.append_admitted, pending)
-        talk.sent(pending)
+        talk.produces(("checked", 0, idempotent(sequence=correlation)), correlation=correlation)
+        pending = talk.admitted(fenced=False)
         talk.upstream()
         talk.kafka(_with_start(produced(("checked", 0, code, base), correlation=correlation), start))
         _, (_, result) = talk.next(Call)
         assert result.error_code == reported
-        talk.call(talk.session.append_completed, pending, result, None)
+        talk.complete(pending, result)
         talk.answer()
 
 
@@ -686,14 +659,18 @@ def forgetful(*, may_write: bool = True) -> Levels:
     return talk
 
 
-def test_refusal_includes_log_start_queried_once() -> None:
-    talk = forgetful()
-    talk.client(query(("required", 3, batch(b"v"))))
+def refusing(*, may_write: bool = True, partition: int = 0) -> tuple[Levels, bytes]:
+    """It refuses a batch without producer id; and what goes to Kafka before the answer."""
+    talk = forgetful(may_write=may_write)
+    talk.produces(("required", partition, batch(b"v")))
     talk.metric()
-    up = talk.upstream()
+    return talk, talk.upstream()
+
+
+def test_refusal_includes_log_start_queried_once() -> None:
+    talk, up = refusing(partition=3)
     assert queries(up) == [(LIST_OFFSETS, 1)]
-    header = parse_request_header(up[4:])
-    (topic,) = decode_request(LIST_OFFSETS, 1, up[4 + header.body_offset :]).topics
+    (topic,) = decode_request(LIST_OFFSETS, 1, up[4 + parse_request_header(up[4:]).body_offset :]).topics
     assert (topic.name, [(each.partition_index, each.timestamp) for each in topic.partitions]) == (
         "required",
         [(3, -2)],
@@ -702,56 +679,39 @@ def test_refusal_includes_log_start_queried_once() -> None:
     answer = talk.answer()
     assert starts(answer) == {("required", 3): 17}
     assert read(answer)["required", 3][0] == POLICY_VIOLATION
-    talk.client(query(("required", 3, batch(b"v")), correlation=2))
+    talk.produces(("required", 3, batch(b"v")), correlation=2)
     talk.metric()
     assert starts(talk.answer()) == {("required", 3): 17}
 
 
-def test_log_start_is_queried_alongside_authorization() -> None:
-    talk = forgetful(may_write=False)
-    talk.client(query(("required", 0, batch(b"v"))))
-    talk.metric()
-    assert queries(talk.upstream()) == [(0, 1), (LIST_OFFSETS, 1)]
-    talk.kafka(produced(("required", 0, INVALID_RECORD, -1)))
+@pytest.mark.parametrize(("stated", "start"), [(INVALID_RECORD, 17), (NOT_AUTHORIZED, -1)])
+def test_log_start_is_queried_alongside_authorization(stated: int, start: int) -> None:
+    """It is hidden from unauthorized clients."""
+    talk, up = refusing(may_write=False)
+    assert queries(up) == [(0, 1), (LIST_OFFSETS, 1)]
+    talk.says(("required", 0, stated, -1))
     talk.silent()
     talk.kafka(log_starts("required", 0, 17))
-    assert starts(talk.answer()) == {("required", 0): 17}
-
-
-def test_log_start_is_hidden_from_unauthorized_clients() -> None:
-    talk = forgetful(may_write=False)
-    talk.client(query(("required", 0, batch(b"v"))))
-    talk.metric()
-    talk.upstream()
-    talk.kafka(produced(("required", 0, NOT_AUTHORIZED, -1)) + log_starts("required", 0, 17))
-    assert starts(talk.answer()) == {("required", 0): -1}
+    assert starts(talk.answer()) == {("required", 0): start}
 
 
 def test_failed_log_start_query_leaves_it_unset() -> None:
-    talk = forgetful()
-    talk.client(query(("required", 0, batch(b"v"))))
-    talk.metric()
-    talk.upstream()
+    talk, _ = refusing()
     talk.kafka(log_starts("required", 0, -1, code=NOT_LEADER))
     assert starts(talk.answer()) == {("required", 0): -1}
 
 
 def test_old_version_refusal_skips_the_log_start() -> None:
     talk = forgetful()
-    talk.client(query(("required", 0, batch(b"v")), version=4))
+    talk.produces(("required", 0, batch(b"v")), version=4)
     talk.metric()
     assert talk.answer()
 
 
 def test_silent_broker_delays_a_refusal_only_briefly() -> None:
-    talk = forgetful()
-    talk.client(query(("required", 0, batch(b"v"))))
-    talk.metric()
-    talk.upstream()
-    talk.now += 3
-    talk.report(m.Tick())
-    talk.metric()
-    assert read(talk.answer())["required", 0][0] == POLICY_VIOLATION
+    talk, _ = refusing()
+    talk.tick(3)
+    talk.fails(POLICY_VIOLATION, ("required", 0))
     talk.kafka(log_starts("required", 0, 17))
     talk.silent()
     assert talk.session.drained
@@ -761,18 +721,14 @@ def test_retriable_refusal_uses_only_known_log_start() -> None:
     talk = forgetful()
     talk.services.is_fresh = False
     talk.services.idempotence.record_log_start(TopicPartition("required", 0), 17, 0.0)
-    talk.client(query(("required", 0, idempotent()), ("required", 1, idempotent())))
+    talk.produces(("required", 0, idempotent()), ("required", 1, idempotent()))
     talk.metric()
     assert starts(talk.answer()) == {("required", 0): 17, ("required", 1): -1}
 
 
 def test_interleaved_response_reaches_its_own_request() -> None:
-    talk = forgetful()
-    talk.client(query(("required", 0, batch(b"v")), correlation=1))
-    talk.metric()
-    talk.upstream()
-    talk.client(query(("unchecked", 0, batch(b"v")), correlation=2))
-    talk.upstream()
+    talk, _ = refusing()
+    talk.forwards(("unchecked", 0, batch(b"v")), correlation=2)
     talk.kafka(log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): 17}
     reply = response(2)
@@ -784,9 +740,9 @@ def test_earlier_denial_does_not_count_as_authorization() -> None:
     """The proxy requests authorization for each attempt. The second answer has no log end offset either."""
     talk = Levels(may_write=False)
     for correlation in (1, 2):
-        talk.client(query(("checked", 0, expecting(9, b"x")), correlation=correlation))
+        talk.produces(("checked", 0, expecting(9, b"x")), correlation=correlation)
         talk.refuse(talk.submitted())
         talk.metric()
         assert talk.up().topics[0].partitions[0].records == b""
-        talk.kafka(produced(("checked", 0, NOT_AUTHORIZED, -1), correlation=correlation))
+        talk.says(("checked", 0, NOT_AUTHORIZED, -1), correlation=correlation)
         assert talk.reported() == {("checked", 0): (NOT_AUTHORIZED, -1, None)}

@@ -102,7 +102,7 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
     assert parse_produce_request(memoryview(sent)[4 : -len(request(HEARTBEAT, 4, 2))]).acks == -1
     talk.says((TOPIC, 0))
     assert talk.next(Call).name == "answered"
-    talk.call(talk.session.append_completed, pending, AT_5, None)
+    talk.complete(pending, AT_5)
     assert talk.reported() == {(TOPIC, 0): (0, 5, None)}
     talk.kafka(response(2))
     assert talk.answer() == response(2)
@@ -114,7 +114,7 @@ def test_kafka_authorizes_once_per_connection_and_topic() -> None:
     talk = Proving()
     talk.queries_first()
     talk.says((TOPIC, MAY))
-    talk.call(talk.session.append_completed, talk.submitted(), AT_5, None)
+    talk.complete(talk.submitted(), AT_5)
     talk.answer()
 
     talk.now += 3600.0
@@ -242,7 +242,7 @@ def test_a_refusal_takes_the_right_away() -> None:
     talk.upstream()
     talk.says((TOPIC, MAY_NOT))
     talk.next(Call)
-    talk.call(talk.session.append_completed, pending, PartitionResult(0, MAY_NOT), None)
+    talk.complete(pending, PartitionResult(0, MAY_NOT))
     talk.reported()
 
     talk.queries_first(correlation=2)
@@ -367,7 +367,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
     assert talk.session.state.known.is_checked is False
     talk.says((TOPIC, MAY))
     talk.commands.clear()
-    talk.call(talk.session.append_completed, talk.session._holds.waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
+    talk.complete(talk.session._holds.waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)

@@ -65,8 +65,7 @@ def test_process_that_drains_waits_for_what_is_read(talk: Talk) -> None:
     talk.client(produce(("checked", 0, LARGE)))
     requested = talk.next(m.ReadBatches)
     talk.report(m.Drain(talk.now + 10))
-    talk.now += 1
-    talk.report(m.Tick())
+    talk.tick(1)
     assert not any(isinstance(each, m.CloseClient) for each in talk.commands)
     talk.commands.clear()
     requested.read()

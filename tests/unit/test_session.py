@@ -309,13 +309,18 @@ def response(correlation: int, body: bytes = b"") -> bytes:
 
 
 def produce(
-    *records: tuple[str, int, memoryview], correlation: int = 1, version: int = 9, acks: int = 1, timeout_ms: int = 3000
+    *records: tuple[str, int, memoryview],
+    correlation: int = 1,
+    version: int = 9,
+    acks: int = 1,
+    timeout_ms: int = 3000,
+    transactional_id: str | None = None,
 ) -> bytes:
     topics: dict[str, list[Any]] = {}
     for topic, partition, data in records:
         topics.setdefault(topic, []).append((partition, bytes(data)))
     message = ProduceRequest[version](
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=acks,
         timeout_ms=timeout_ms,
         topic_data=[

@@ -16,14 +16,16 @@ from fencepost_proxy.transactions.commit_validator import Decision, Outcome
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.wire.apis import END_TXN
 from fencepost_proxy.wire.produce import PartitionResult
-from tests.support.raw import Producer, batch, produce_request
-from tests.support.sequencer_calls import Call, call
-from tests.unit.test_session import HEARTBEAT, Talk, produced, read, request, response
+from tests.support.raw import Producer, batch
+from tests.support.sequencer_calls import Call
+from tests.unit.test_session import HEARTBEAT, Talk, produce, produced, read, request, response
 
 TXN, ID, EPOCH = "transfer", 77, 3
 OK, NOT_LEADER, REQUEST_TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 CONCURRENT, UNKNOWN_PRODUCER_ID, ABORTABLE = 51, 59, 120
 LOADING, WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, DENIED = 14, 16, 49, 53
+#: Of Produce requests.
+TRANSACTIONAL: Any = {"version": 11, "acks": -1, "transactional_id": TXN}
 APPEND = Append("checked-a", 0, 1, expected_base_offset=5, producer_id=ID, producer_epoch=EPOCH, base_sequence=0)
 PASS = Decision(Outcome.PASS, "passed")
 REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
@@ -57,21 +59,14 @@ def code(answer: bytes, version: int = 3) -> int:
     return int(EndTxnResponse.decode(answer, version=version, header=True, framed=True).error_code)
 
 
-def produce(
-    batches: dict[str, dict[int, bytes]], *, acks: int = -1, transactional_id: str | None = TXN, correlation: int = 1
-) -> bytes:
-    message = produce_request(batches, acks, 3000, transactional_id)
-    message.with_header(correlation_id=correlation, client_id="test")
-    return bytes(message.encode(version=11, header=True, framed=True))
-
-
 def append(
     *partitions: int, expected: int | None = 5, correlation: int = 1, sequence: int = 0, corrupt: bool = False
 ) -> bytes:
     records = bytearray(batch(b"x", expected=expected, producer=Producer(ID, EPOCH, sequence), transactional=True))
     if corrupt:
         records[-1] ^= 1
-    return produce({"checked-a": dict.fromkeys(partitions or (0,), bytes(records))}, correlation=correlation)
+    batches = [("checked-a", partition, memoryview(bytes(records))) for partition in partitions or (0,)]
+    return produce(*batches, **TRANSACTIONAL, correlation=correlation)
 
 
 def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateCommit:
@@ -215,23 +210,17 @@ def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -
     assert later.next(m.RecordAbortOnly).abort_only.pending is not None
 
 
-def test_refused_foreign_commit_leaves_no_state() -> None:
+@pytest.mark.parametrize(("appended", "error"), [(False, CONCURRENT), (True, OK)])
+def test_answered_commit_leaves_no_state(appended: bool, error: int) -> None:
+    """If it was refused, state of what this process has appended stays: `test_end_refused_by_kafka_changes_nothing`."""
     talk = proved_talk()
-    commits(talk)
-    talk.upstream()
-    talk.kafka(ended(CONCURRENT))
-    talk.answer()
-    assert not len(talk.services.transactions)
-
-
-def test_successful_end_forgets_the_transaction() -> None:
-    talk = proved_talk()
-    land(talk)
+    if appended:
+        land(talk)
     commits(talk, correlation=2)
     talk.upstream()
-    talk.kafka(ended(OK, correlation=2))
+    talk.kafka(ended(error, correlation=2))
     talk.answer()
-    assert talk.services.transactions.of(TXN, ID, EPOCH) is None
+    assert not len(talk.services.transactions)
 
 
 @pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
@@ -251,7 +240,7 @@ def test_a_client_that_left_commits_nothing_more() -> None:
     talk.client(append() + end_txn(correlation=2))
     pending = talk.submitted()
     talk.commands.clear()
-    talk.call(talk.session.append_admitted, pending)
+    talk.admit_again(pending)
     talk.sent(pending)
     token = next(command.token for command in talk.commands if isinstance(command, m.ValidateCommit))
     talk.report(m.ClientLost())
@@ -284,10 +273,8 @@ def may_be_committed(talk: Talk) -> bool:
 def land(talk: Talk, sequence: int = 0) -> None:
     """An append at 5."""
     talk.client(append(sequence=sequence))
-    pending = talk.submitted()
     assert transaction(talk).under_way
-    talk.call(talk.session.append_admitted, pending)
-    talk.sent(pending)
+    pending = talk.admitted(fenced=False)
     talk.upstream()
     assert transaction(talk).has_partitions
     talk.completed(pending, produced(("checked-a", 0, OK, 5), version=11), PartitionResult(0, OK, 5))
@@ -298,8 +285,7 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
     """The sequencer refuses an append; returns the record to store. Nothing is answered yet."""
     talk.client(append(**settings))
     pending = talk.submitted()
-    talk.call(
-        talk.session.append_completed,
+    talk.complete(
         pending,
         PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"),
         "offset_mismatch",
@@ -307,6 +293,12 @@ def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortO
     talk.metric()
     prove(talk)
     return talk.next(m.RecordAbortOnly).abort_only
+
+
+def recorded(talk: Talk, token: int = 1, *, stored: bool = True) -> tuple[int, int, str | None]:
+    """The record is stored, or could not be; returns the answer of partition 0: error, base offset, message."""
+    talk.report(m.AbortOnlyRecorded(token, stored))
+    return read(talk.answer(), 11)["checked-a", 0]
 
 
 def prove(talk: Talk) -> None:
@@ -329,21 +321,18 @@ def test_refusal_is_recorded_before_it_is_answered() -> None:
     assert (abort_only.transactional_id, abort_only.producer_id, abort_only.producer_epoch) == (TXN, ID, EPOCH)
     assert abort_only.pending is None
     talk.silent()
-    talk.report(m.AbortOnlyRecorded(1, True))
-    assert read(talk.answer(), 11)["checked-a", 0] == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
+    assert recorded(talk) == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
 
 
 def test_unstorable_refusal_becomes_a_retriable_error() -> None:
     talk = proved_talk()
     refuse(talk)
-    talk.report(m.AbortOnlyRecorded(1, False))
-    error, base_offset, message = read(talk.answer(), 11)["checked-a", 0]
+    error, base_offset, message = recorded(talk, stored=False)
     assert (error, base_offset) == (NOT_LEADER, -1)
     assert (message or "").startswith("TRY_AGAIN")
     # The next refusal is recorded under another name.
     refuse(talk)
-    talk.report(m.AbortOnlyRecorded(2, True))
-    assert read(talk.answer(), 11)["checked-a", 0][0] == POLICY_VIOLATION
+    assert recorded(talk, 2)[0] == POLICY_VIOLATION
 
 
 def test_repeated_refusal_is_recorded_once() -> None:
@@ -352,7 +341,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
     for number in range(1, 50):
         talk.client(append())
         result = PartitionResult(0, POLICY_VIOLATION, 57, error_message="…")
-        talk.call(talk.session.append_completed, talk.submitted(), result, "mismatch")
+        talk.complete(talk.submitted(), result, "mismatch")
         talk.metric()
         prove(talk)
         recording = talk.next(m.RecordAbortOnly)
@@ -360,8 +349,7 @@ def test_repeated_refusal_is_recorded_once() -> None:
             view.apply(record.key.decode(), record.value)
             if (name := cleared(record)) is not None:
                 talk.services.transactions.cleared(name)
-        talk.report(m.AbortOnlyRecorded(recording.token, True))
-        assert read(talk.answer(), 11)["checked-a", 0][0] == POLICY_VIOLATION
+        assert recorded(talk, recording.token)[0] == POLICY_VIOLATION
         assert [each.name for each in view.of(ID, EPOCH)] == [recording.abort_only.name], f"refused {number} times"
         assert transaction(talk).refused
         assert len(transaction(talk).names) == 1
@@ -374,7 +362,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.answer()
     talk.client(append(1))
-    talk.call(talk.session.append_completed, talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again")
+    talk.complete(talk.submitted(), PartitionResult(1, NOT_LEADER), "try_again")
     talk.metric()
     assert not talk.next(m.RecordAbortOnly).instead_of
 
@@ -383,8 +371,7 @@ def test_late_abort_only_record_gives_retriable_error() -> None:
     talk = proved_talk()
     refuse(talk)
     talk.tick(3)
-    talk.metric()
-    assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
+    talk.fails(NOT_LEADER, version=11)
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.silent()
     assert talk.session.drained
@@ -394,8 +381,7 @@ def test_retriable_error_is_answered_even_if_unrecorded() -> None:
     talk = proved_talk()
     abort_only = refuse(talk, NOT_LEADER)
     assert abort_only.pending is not None
-    talk.report(m.AbortOnlyRecorded(1, False))
-    assert read(talk.answer(), 11)["checked-a", 0] == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
+    assert recorded(talk, stored=False) == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
 
 
 def test_failed_unconditional_append_is_not_a_refusal() -> None:
@@ -414,21 +400,20 @@ def test_unreadable_batch_is_handled_as_conditional() -> None:
     talk.metric()
     abort_only = talk.next(m.RecordAbortOnly).abort_only
     assert abort_only.pending is not None  # CORRUPT_MESSAGE: clients send it again
-    talk.report(m.AbortOnlyRecorded(1, True))
-    assert read(talk.answer(), 11)["checked-a", 0][0] == 2
+    assert recorded(talk)[0] == 2
 
 
 def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     talk = proved_talk()
     pending = send(talk)
     talk.tick(3)
-    assert talk.next(Call) == call("lost", pending)
+    talk.lost(pending)
     talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
     assert read(talk.answer(), 11)["checked-a", 0][0] == 7
     assert transaction(talk).pending
-    talk.call(talk.session.append_completed, pending, PartitionResult(0, OK, 5), None)
+    talk.complete(pending, PartitionResult(0, OK, 5))
     assert not transaction(talk).pending
     talk.report(m.AbortOnlyRecorded(recording.token, True))
     talk.silent()
@@ -451,7 +436,7 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
     talk = proved_talk()
     talk.client(append())
     pending = talk.submitted()
-    talk.call(talk.session.append_admitted, pending)
+    talk.admit_again(pending)
     talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert transaction(talk).pending
@@ -483,7 +468,7 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     talk = proved_talk()
     pending = send_beside_a_refusal(talk)
     talk.tick(3)
-    assert talk.next(Call) == call("lost", pending)
+    talk.lost(pending)
     talk.metric()
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
@@ -492,7 +477,7 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     assert [reported["checked-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
     # The sequencer resolves the second.
-    talk.call(talk.session.append_completed, pending, PartitionResult(1, OK, 5), None)
+    talk.complete(pending, PartitionResult(1, OK, 5))
     assert {partition.partition for partition, _ in transaction(talk).pending} == {0}
 
 
@@ -515,8 +500,7 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
     talk.client(append(sequence=1, correlation=1))
     talk.metric()
     talk.next(m.RecordAbortOnly)
-    talk.report(m.AbortOnlyRecorded(1, True))
-    error, _, message = read(talk.answer(), 11)["checked-a", 0]
+    error, _, message = recorded(talk)
     assert error == NOT_LEADER
     assert "a commit of its transaction is being sent" in (message or "")
 
@@ -525,8 +509,7 @@ def test_several_partitions_are_answered_together() -> None:
     talk = proved_talk()
     talk.client(append(0, 1))
     first = talk.submitted()
-    talk.call(
-        talk.session.append_completed,
+    talk.complete(
         first,
         PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"),
         "x",
@@ -630,17 +613,17 @@ def test_authorized_append_reaches_the_sequencer_after_proof() -> None:
 
 def test_unchecked_transactions_need_no_permission_query() -> None:
     talk = unproved_talk()
-    transactional = produce({"unchecked": {0: _transactional()}})
+    transactional = produce(("unchecked", 0, _transactional()), **TRANSACTIONAL)
     talk.client(transactional)
     assert talk.upstream() == transactional
-    talk.client(produce({"checked-a": {0: bytes(batch(b"x", expected=5))}}))
+    talk.produces(("checked-a", 0, memoryview(batch(b"x", expected=5))), **TRANSACTIONAL)
     talk.submitted()
 
 
 def test_unauthorized_acks_0_append_closes_the_connection() -> None:
     """As Kafka does."""
     talk = unproved_talk()
-    talk.client(produce({"checked-a": {0: _transactional()}}, acks=0))
+    talk.produces(("checked-a", 0, _transactional()), **TRANSACTIONAL | {"acks": 0})
     stated(talk, DENIED)
     assert "acks=0" in talk.next(m.CloseClient).reason
 
@@ -681,25 +664,20 @@ def test_lost_connection_ends_the_permission_query(what: bytes, end: m.Event) ->
 def test_append_waiting_for_permission_fails_with_its_predecessor() -> None:
     """B was sent before A's failure was read; A fails while B waits for the permission."""
     talk = unproved_talk()
-    first = bytes(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
-    talk.client(produce({"checked-a": {0: first}}, transactional_id=None))
-    pending = talk.submitted()
-    talk.admit(pending)
-    talk.sent(pending)
+    first = memoryview(batch(b"x", expected=5, producer=Producer(ID, EPOCH, 0)))
+    talk.produces(("checked-a", 0, first), version=11)
+    pending = talk.admitted()
     talk.upstream()
     talk.client(append(expected=6, correlation=2))
     proof(talk)
     talk.kafka(produced(("checked-a", 0, NOT_LEADER, -1), version=11))
     talk.next(m.TopicStale)
     assert talk.next(Call).name == "answered"
-    talk.call(
-        talk.session.append_completed, pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again"
-    )
-    talk.metric()
-    assert read(talk.answer(), 11)["checked-a", 0][0] == NOT_LEADER
+    talk.complete(pending, PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN …"), "try_again")
+    talk.fails(NOT_LEADER, version=11)
     talk.kafka(ended(INVALID_PRODUCER_ID_MAPPING, version=1, correlation=2))
     assert not any(isinstance(each, Call) for each in talk.commands), "it would be appended without its predecessor"
 
 
-def _transactional() -> bytes:
-    return bytes(batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True))
+def _transactional() -> memoryview:
+    return memoryview(batch(b"x", producer=Producer(ID, EPOCH, 0), transactional=True))

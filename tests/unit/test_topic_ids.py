@@ -167,7 +167,7 @@ def test_unknown_topic_id_of_kafka_is_reported_as_it_is() -> None:
     assert session.next(m.TopicStale).topic == "checked-a"
     name, (_, answered) = session.next(Call)
     assert (name, answered.error_code) == ("answered", UNKNOWN_TOPIC_ID)
-    session.call(session.session.append_completed, pending, answered, None)
+    session.complete(pending, answered)
     assert read(session.answer())[T_ID, 0][0] == UNKNOWN_TOPIC_ID
 
 
