@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import cramjam
 import crc32c
@@ -78,3 +78,11 @@ def batch(
     ) + compress(b"".join(records))
     head = struct.pack(">qiibI", base_offset, len(covered) + 9, -1, magic, crc32c.crc32c(covered))
     return memoryview(head + covered)
+
+
+def altered(data: memoryview) -> Iterator[memoryview]:
+    """With one byte replaced: each, by several others."""
+    for at in range(len(data)):
+        for value in (0, 1, 0x7F, 0x80, 0xFE, 0xFF, data[at] ^ 0x01, data[at] ^ 0x10, (data[at] + 1) & 0xFF):
+            if value != data[at]:
+                yield memoryview(b"".join((data[:at], bytes([value]), data[at + 1 :])))

@@ -6,10 +6,9 @@ batch has to be odd or broken, it is put together here byte by byte.
 
 from __future__ import annotations
 
-import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiokafka.record.default_records
@@ -18,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.consumer import FetchRequest
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.wire import batch_scan as product
@@ -35,9 +34,10 @@ from fencepost_proxy.wire.batch_digest import digest_batch
 from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
 from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.records import RECORDS_MAX, Effort
+from tests.support import raw
 from tests.support.batches import built_by
+from tests.support.bytewise import altered, record, sized, varint
 from tests.support.bytewise import batch as _batch
-from tests.support.bytewise import record, sized, varint
 
 NOW_MS = 1_700_000_000_000
 LIMIT = 16 << 20
@@ -84,27 +84,18 @@ def _by_librdkafka(codec: str, records: Built) -> memoryview:
     for timestamp, key, value, headers in records:
         producer.produce("t", value, key, partition=0, timestamp=timestamp, headers=list(headers))
     assert producer.flush(60) == 0  # which sends at once, and all in one batch
-    topic_class = FetchRequest.FetchTopic
+    fetched = FetchRequest.FetchTopic
+    partition = fetched.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LIMIT)
     request = FetchRequest(
-        version=4,
         replica_id=-1,
         max_wait_ms=0,
         min_bytes=1,
         max_bytes=LIMIT,
         isolation_level=0,
-        topics=[
-            topic_class(
-                topic="t",
-                partitions=[topic_class.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LIMIT)],
-            )
-        ],
+        topics=[fetched(topic="t", partitions=[partition])],
     )
-    request.with_header(correlation_id=1, client_id="test")
-    with socket.create_connection((broker.host, broker.port), timeout=60) as connection:
-        connection.sendall(request.encode(version=4, header=True, framed=True))
-        stream = connection.makefile("rb")
-        size = stream.read(4)
-        answer = FetchResponse.decode(size + stream.read(int.from_bytes(size)), version=4, header=True, framed=True)
+    with raw.Connection(f"{broker.host}:{broker.port}") as connection:
+        answer = connection.query(request, 4)
     return memoryview(bytes(answer.responses[0].partitions[0].records))
 
 
@@ -311,13 +302,6 @@ def test_parsed_record_must_be_well_formed(batch: memoryview, reason: str) -> No
         _scan(batch)
 
 
-def _mutations(data: memoryview) -> Iterator[memoryview]:
-    for at in range(len(data)):
-        for value in (0, 1, 0x7F, 0x80, 0xFF, data[at] ^ 0x02, (data[at] + 1) & 0xFF):
-            if value != data[at]:
-                yield memoryview(b"".join((data[:at], bytes([value]), data[at + 1 :])))
-
-
 @each_codec
 def test_mutated_batch_parses_or_is_clients_fault(codec: str) -> None:
     batch = _by_aiokafka(
@@ -334,7 +318,7 @@ def test_mutated_batch_parses_or_is_clients_fault(codec: str) -> None:
     )
     assert _scan(batch).header.compression == CODECS[codec]
     refused = 0
-    for changed in _mutations(batch):
+    for changed in altered(batch):
         try:
             _scan(changed, source_is_base=True)
             digest_batch(changed, decompressed_bytes_max=LIMIT)

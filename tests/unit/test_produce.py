@@ -1,23 +1,20 @@
-"""Produce requests and responses: against kafka-python's and kio's codecs, for all versions, and against bad input."""
+"""Produce requests and responses: against kafka-python's codec, for all versions, and against bad input."""
 
 from __future__ import annotations
 
-import io
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from importlib import import_module
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceRequest as KafkaPythonRequest
 from kafka.protocol.producer import ProduceResponse as KafkaPythonResponse
-from kio.serial import entity_reader
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.wire import produce as product
 from fencepost_proxy.wire.produce import (
     NodeEndpoint,
     PartitionData,
@@ -34,6 +31,8 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
     peek_produce,
 )
+from tests.support.bytewise import altered
+from tests.support.properties import some
 
 VERSIONS = range(3, 14)
 TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
@@ -268,69 +267,6 @@ def test_kafka_python_reads_our_response(version: int) -> None:
         ]
 
 
-@each_version
-def test_kafka_python_writes_the_same_response(version: int) -> None:
-    """Without unknown tagged fields, which it would not write."""
-    result = KafkaPythonResponse.TopicProduceResponse.PartitionProduceResponse
-    theirs = KafkaPythonResponse(
-        version=version,
-        responses=[
-            KafkaPythonResponse.TopicProduceResponse(
-                **({"topic_id": TOPIC_ID} if version >= 13 else {"name": "flights"}),
-                partition_responses=[
-                    result(
-                        index=3,
-                        error_code=44,
-                        base_offset=57,
-                        log_append_time_ms=5,
-                        log_start_offset=2,
-                        record_errors=[result.BatchIndexAndErrorMessage(batch_index=1, batch_index_error_message="x")],
-                        error_message="m",
-                    )
-                ],
-            )
-        ],
-        throttle_time_ms=9,
-    )
-    frame = b"\0\0\0\4" + (b"\0" if version >= 9 else b"") + bytes(theirs.encode(version=version))
-    expected = PartitionResult(3, 44, 57, 5, 2, (RecordError(1, "x"),), "m")
-    if version < 8:
-        expected = replace(expected, record_errors=(), error_message=None)
-    if version < 5:
-        expected = replace(expected, log_start_offset=-1)
-    name, topic_id = ("", TOPIC_ID) if version >= 13 else ("flights", None)
-    response = parse_produce_response(memoryview(frame), version)
-    assert response == ProduceResponse(4, (TopicResult(name, topic_id, (expected,)),), 9)
-    assert encode_produce_response(response, version)[4:] == frame
-
-
-@each_version
-def test_kio_reads_our_request_and_our_response(version: int) -> None:
-    """kio raises on unknown tagged fields, so there are none here."""
-    request = _without_tags(_request(version))
-    kio_request = import_module(f"kio.schema.produce.v{version}.request").ProduceRequest
-    body = io.BytesIO(_frame(request)).getvalue()
-    header, at = entity_reader(kio_request.__header_schema__)(body, 0)
-    assert (header.request_api_version, header.correlation_id, header.client_id) == (version, 77, "a-client")
-    read, size = entity_reader(kio_request)(body, at)
-    assert at + size == len(body)
-    assert (read.transactional_id, read.acks) == ("a-transaction", -1)
-    assert [
-        [(data.index, None if data.records is None else bytes(data.records)) for data in topic.partition_data]
-        for topic in read.topic_data
-    ] == [[(3, b"r" * 150), (0, b"")], [(2_000_000_000, None)]]
-
-    name, topic_id = ("", TOPIC_ID) if version >= 13 else ("flights", None)
-    refused = PartitionResult(3, 44, 57, -1, 12, (), "OFFSET_MISMATCH")
-    written = encode_produce_response(ProduceResponse(77, (TopicResult(name, topic_id, (refused,)),), 0), version)[4:]
-    kio_response = import_module(f"kio.schema.produce.v{version}.response").ProduceResponse
-    _, at = entity_reader(kio_response.__header_schema__)(written, 0)
-    answer, size = entity_reader(kio_response)(written, at)
-    assert at + size == len(written)
-    (partition,) = answer.responses[0].partition_responses
-    assert (partition.index, partition.error_code, partition.base_offset) == (3, 44, 57)
-
-
 # --- records are not copied -------------------------------------------------------------------------------------------
 
 
@@ -346,13 +282,17 @@ def test_records_pass_through_as_views_of_the_frame() -> None:
 # --- a request or a response in another version -----------------------------------------------------------------------
 
 
-def test_request_converted_from_v7_names_topics_by_id() -> None:
-    old = parse_produce_request(_frame(_request(7)))
-    topics = tuple(replace(topic, topic_id=TOPIC_ID) for topic in old.topics)
-    new = parse_produce_request(_frame(replace(old, api_version=13, acks=1, topics=topics)))
-    assert new.acks == 1
-    assert [(topic.name, topic.topic_id) for topic in new.topics] == [("", TOPIC_ID)] * 2
-    assert [topic.partitions for topic in new.topics] == [topic.partitions for topic in old.topics]
+@some
+@given(requests(), st.sampled_from(VERSIONS))
+def test_request_in_another_version_loses_only_tagged_fields(request: ProduceRequest, version: int) -> None:
+    """Topics have their ids instead of their names from v13 on."""
+    assume(request.api_version < 13)
+    named = tuple(replace(topic, topic_id=TOPIC_ID) for topic in request.topics)
+    again = parse_produce_request(_frame(replace(request, api_version=version, topics=named)))
+    kept = request if version >= 9 else _without_tags(request)
+    if version >= 13:
+        kept = replace(kept, topics=tuple(replace(topic, name="", topic_id=TOPIC_ID) for topic in kept.topics))
+    assert again == replace(kept, api_version=version)
 
 
 def test_v13_without_a_topic_id_is_internal_error() -> None:
@@ -360,11 +300,6 @@ def test_v13_without_a_topic_id_is_internal_error() -> None:
         encode_produce_request(replace(_request(9), api_version=13))
     with pytest.raises(ValueError, match="'flights' has no id"):
         encode_produce_response(_response(9), 13)
-
-
-def test_request_lowered_to_v8_loses_only_tagged_fields() -> None:
-    lowered = replace(_request(9), api_version=8)
-    assert parse_produce_request(_frame(lowered)) == replace(_without_tags(_request(9)), api_version=8)
 
 
 @each_version
@@ -392,17 +327,10 @@ def test_a_byte_too_much_is_the_clients_fault(version: int) -> None:
         parse_produce_request(memoryview(bytes(_frame(_request(version))) + b"\0"))
 
 
-def _mutations(data: memoryview) -> Iterator[memoryview]:
-    for at in range(len(data)):
-        for value in (0, 1, 0x7F, 0x80, 0xFE, 0xFF, data[at] ^ 0x01, data[at] ^ 0x10, (data[at] + 1) & 0xFF):
-            if value != data[at]:
-                yield memoryview(b"".join((data[:at], bytes([value]), data[at + 1 :])))
-
-
 @each_version
 def test_altered_request_parses_or_is_a_client_error(version: int) -> None:
     refused = 0
-    for frame in _mutations(_frame(_request(version))):
+    for frame in altered(_frame(_request(version))):
         try:
             parse_produce_request(frame)
             peek_produce(frame, len(frame))
@@ -418,7 +346,7 @@ def test_altered_or_truncated_response_is_a_broker_error(version: int) -> None:
         with pytest.raises(UpstreamProtocolError, match=f"malformed Produce v{version} response"):
             parse_produce_response(frame[:length], version)
     refused = 0
-    for changed in _mutations(frame):
+    for changed in altered(frame):
         try:
             parse_produce_response(changed, version)
         except UpstreamProtocolError:
@@ -476,20 +404,15 @@ def test_absurd_counts_are_refused_before_anything_is_allocated(start: bytes, co
 
 def test_more_partitions_than_the_limit_are_refused() -> None:
     empty = PartitionData(0, None)
-    request = replace(
-        _without_tags(_request(9)), topics=(TopicData("a", None, (empty,) * 2), TopicData("b", None, (empty,)))
-    )
+    topics = (TopicData("a", None, (empty,) * 2), TopicData("b", None, (empty,)))
+    request = replace(_without_tags(_request(9)), topics=topics)
     frame = _frame(request)
     assert parse_produce_request(frame, partitions_max=3) == request
     with pytest.raises(LimitError, match="3 topics or partitions, above the limit of 2"):
         parse_produce_request(frame, partitions_max=2)
-
-
-def test_topics_without_partitions_count_against_the_limit() -> None:
-    """Each takes three bytes of a frame and a hundred of memory."""
-    request = replace(_without_tags(_request(9)), topics=(TopicData("a", None, ()),) * 3)
+    # Topics without partitions count: each takes three bytes of a frame and a hundred of memory.
     with pytest.raises(LimitError):
-        parse_produce_request(_frame(request), partitions_max=2)
+        parse_produce_request(_frame(replace(request, topics=(TopicData("a", None, ()),) * 3)), partitions_max=2)
 
 
 @pytest.mark.parametrize(
@@ -529,6 +452,26 @@ def test_peek_ignores_bytes_of_the_next_frame() -> None:
     with pytest.raises(ClientProtocolError, match="of 29 bytes"):
         peek_produce(stream, 29)
     assert peek_produce(stream, 100) == ProducePeek(-1, None, 1, "flights")
+
+
+@some
+@given(requests(), st.integers(0, 10))
+def test_fast_peek_equals_peek_field_by_field(request: ProduceRequest, more: int) -> None:
+    frame = _frame(request)
+
+    def peeked(length: int, frame_bytes: int) -> object:
+        try:
+            peek = peek_produce(frame[:length], frame_bytes)
+            return peek and (peek, peek.end)
+        except ClientProtocolError as error:
+            return str(error)
+
+    # The frame may say that it is shorter than what came, or longer.
+    sizes = [(length, size) for length in range(len(frame) + 1) for size in {length, len(frame), len(frame) + more}]
+    with pytest.MonkeyPatch.context() as patch:
+        in_one_step = [peeked(*each) for each in sizes]
+        patch.setattr(product, "_peek_usual", lambda *_, **__: None)
+        assert [peeked(*each) for each in sizes] == in_one_step
 
 
 @pytest.mark.parametrize(
