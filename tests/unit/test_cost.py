@@ -56,6 +56,7 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult, ProduceResponse, TopicResult, encode_produce_response
 from tests.support.batches import batch, expecting
+from tests.support.sequencer_view import log_end_read
 from tests.unit.test_session import T_ID, ServicesStandIn, Unchanged, produce, produced, request, response
 
 #: More than this above its budget fails. Opcodes do not vary at all; small changes need not touch the table.
@@ -142,20 +143,8 @@ Dialogue = Callable[[int], Sequence[Piece]]
 
 
 class _Process(ServicesStandIn):
-    """The dispatcher's sequencers confirm what was admitted."""
-
-    dispatcher: Dispatcher
-
     def policy(self, topic: str) -> TopicPolicy | None:
         return _POLICIES.get(topic)
-
-    @property
-    def sequencers(self) -> Dispatcher:  # type: ignore[override]
-        return self.dispatcher
-
-    @sequencers.setter
-    def sequencers(self, recorder: object) -> None:
-        """Not used."""
 
 
 class Wire(NamedTuple):
@@ -200,7 +189,7 @@ class Stage:
         services = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
         # A permit ends when the sequencer's memory would be full.
         limits = g.SequencerLimits(remembered_batches_max=8 if MODULE is None else 10_000)
-        self.dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), limits, HeaderNames())  # type: ignore[arg-type]
+        self.dispatcher = services.sequencers = Dispatcher(services, Unchanged(), limits, HeaderNames())  # type: ignore[arg-type]
         self.traffic = Traffic()
         self._loop = _Loop()
         self._buffers = Buffers()
@@ -277,27 +266,12 @@ class Stage:
             for action in actions:
                 if isinstance(action, ForControl):
                     assert isinstance(action.effect, g.ReadLogEnd), "only the first append has to look at the log"
-                    more += self.dispatcher.sequencer_event(action.partition, g.LogEndRead(self._empty_log()), self.now)
+                    more += self.dispatcher.sequencer_event(action.partition, log_end_read(0, self.now), self.now)
                 else:
                     assert isinstance(action, ForConnection), action
                     assert not isinstance(action.command, m.CloseClient), action.command.reason
                     self._proxied_connections[action.connection].perform(action.command)
             actions = more
-
-    def _empty_log(self) -> g.LogEndSnapshot:
-        return g.LogEndSnapshot(
-            requested_at=self.now,
-            log_end_offset=0,
-            log_start_offset=0,
-            producer_id=7000,
-            producer_state=None,
-            fence_base=(0, 0),
-            open_transactions=frozenset(),
-            log_append_time=False,
-            expiration_seconds=86_400.0,
-            clock_offset_seconds=time.time() - self.now,
-            transactions_as_of=self.now,
-        )
 
 
 def _arrived(near: socket.socket, count: int) -> None:

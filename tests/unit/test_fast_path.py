@@ -8,7 +8,6 @@ answers rightly, wrongly, late or never, connections that break, time that passe
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter, deque
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -47,6 +46,7 @@ from tests.support import native_counts
 from tests.support.batches import batch, expecting
 from tests.support.executors import NATIVE, PYTHON, each_executor, executing
 from tests.support.mutants import Change, Mutant, edit
+from tests.support.sequencer_view import log_end_read
 from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
 
 _PROGRAMS = 40
@@ -92,6 +92,11 @@ class _GeneralRemembers(_GeneralRun, _Remembers):
     pass
 
 
+def _produce_frame(version: int, acks: int, parts: list[Any]) -> dict[str, Any]:
+    settings = {"version": version, "acks": acks, "timeout": 30_000, "transaction": False}
+    return {"kind": "produce", **settings, "parts": parts, "changes": []}
+
+
 class _Programs(Dialogue):
     """More fast-path appends than the fuzzer makes, and nothing malformed, which the fuzzer covers."""
 
@@ -120,17 +125,8 @@ class _Programs(Dialogue):
         for _ in range(rng.choice((1, 1, 2, 3))):
             count = rng.choice((1, 1, 2))
             how = "end" if topic == 1 or rng.random() < 0.7 else "none"
-            frames.append(
-                {
-                    "kind": "produce",
-                    "version": version,
-                    "acks": rng.choice((-1, -1, -1, 1)),
-                    "timeout": 30_000,
-                    "transaction": False,
-                    "parts": [[topic, 0, [how, ahead, count, producer, sequence, 0, 0]]],
-                    "changes": [],
-                }
-            )
+            part = [topic, 0, [how, ahead, count, producer, sequence, 0, 0]]
+            frames.append(_produce_frame(version, rng.choice((-1, -1, -1, 1)), [part]))
             ahead += count
             sequence += count
         cuts = rng.choice(([], [], [], [1], [37], [rng.randint(1, 400)]))
@@ -353,17 +349,7 @@ class _Steady(_Programs):
                 parts.append([topic, partition, [how, max(0, number), count, producer, sequence, flags, habit["age"]]])
                 ahead[where] += count
                 sequences[producer, *where] += count
-            frames.append(
-                {
-                    "kind": "produce",
-                    "version": habit["version"],
-                    "acks": habit["acks"],
-                    "timeout": 30_000,
-                    "transaction": False,
-                    "parts": parts,
-                    "changes": [],
-                }
-            )
+            frames.append(_produce_frame(habit["version"], habit["acks"], parts))
         cuts = rng.choice(([], [], [], [], [37], [rng.randint(1, 400)]))
         ops: list[Op] = [["send", connection, frames, cuts]]
         if rng.random() < 0.3:
@@ -698,41 +684,9 @@ def test_unknown_outcome_is_reported_in_time() -> None:
     assert [each.error_code for each in response.topics[0].partitions] == [7]
 
 
-class _Switched(ServicesStandIn):
-    """Its sequencers are the dispatcher's."""
-
-    dispatcher: Dispatcher
-
-    @property
-    def sequencers(self) -> Dispatcher:  # type: ignore[override]
-        return self.dispatcher
-
-    @sequencers.setter
-    def sequencers(self, recorder: object) -> None:
-        """Not used."""
-
-
-def _ends_at(log_end: int, now: float) -> g.LogEndRead:
-    return g.LogEndRead(
-        g.LogEndSnapshot(
-            requested_at=now,
-            log_end_offset=log_end,
-            log_start_offset=0,
-            producer_id=7000,
-            producer_state=None,
-            fence_base=(0, 0),
-            open_transactions=frozenset(),
-            log_append_time=False,
-            expiration_seconds=86_400.0,
-            clock_offset_seconds=time.time() - now,
-            transactions_as_of=now,
-        )
-    )
-
-
 def test_unreported_sequencer_decision_is_not_overtaken() -> None:
-    services = _Switched(newest_produce=13)
-    dispatcher = services.dispatcher = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
+    services = ServicesStandIn(newest_produce=13)
+    dispatcher = services.sequencers = Dispatcher(services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     for connection in (1, 2):
         dispatcher.open(connection, "proxy.local", 0.0)._core.proofs.may_write = {"checked": float("inf")}
 
@@ -748,10 +702,10 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
     client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
     # And A at another one, whose fence Kafka refused: the sequencer reads whether A was appended already
     client(1, 99.5, query(1, 1, expecting(5, b"a")))
-    dispatcher.sequencer_event(other, _ends_at(5, 99.5), 99.5)
+    dispatcher.sequencer_event(other, log_end_read(5, 99.5), 99.5)
     refused = produced(("", 1, 45, -1), version=13, by_id=True)
     dispatcher.session_event(1, m.UpstreamBytes(memoryview(refused)), 104.4)
-    dispatcher.sequencer_event(other, _ends_at(6, 104.4), 104.4)
+    dispatcher.sequencer_event(other, log_end_read(6, 104.4), 104.4)
     # And after it one that waits at the first partition, and B, which follows A
     client(1, 104.4, query(2, 0, batch(b"y", producer=(8, 0, 0))), query(3, 1, expecting(6, b"b")))
     # When at the same moment the first is admitted and A times out

@@ -261,9 +261,7 @@ _READ: Counter[bool] = Counter()
 def test_any_batch_is_read_as_python_reads_it(made: bytes, topic: str, cuts: list[int]) -> None:
     assume(made)
     both = _Both(topic)
-    for offset in (1, 2):  # by Python, by native code
-        both.append({0: expecting(offset, b"first", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at((1, 2))  # by Python, by native code
     assert both.counts["native: appended"] == 1
     both.append({0: made}, cuts, 2)
     _READ[both.counts["native: appended"] == 2] += 1
@@ -356,9 +354,7 @@ def _means_the_same(made: bytearray, appended: bool, *, crc_fits: bool = True) -
     if crc_fits:
         struct.pack_into(">I", made, 17, crc32c(bytes(made[21:])))
     both = _Both()
-    for offset in (1, 2):
-        both.append({0: expecting(offset, b"first", timestamp_ms=NOW_MS)})
-        both.answer()
+    both.append_at((1, 2))
     both.append({0: made}, [], 2)
     assert (both.counts["native: appended"] == 2) is appended
     both.answer()
@@ -386,8 +382,7 @@ def test_usual_batches_are_for_native_code(version: int) -> None:
 )
 def test_requests_and_answers_are_encoded_equally(requests: list[tuple[tuple[int, ...], int]], cut: int) -> None:
     both, ends = _Both(partitions=(0, 1)), [1, 1]
-    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
-    both.answer()
+    both.append_at((1,))
     ends[0] += 1
     for number, (partitions, count) in enumerate(requests):
         made = {}
@@ -406,8 +401,7 @@ def test_requests_and_answers_are_encoded_equally(requests: list[tuple[tuple[int
 @given(st.lists(st.tuples(st.integers(0, 70), st.integers(0, 255)), max_size=2), st.integers(0, 3), st.integers(0, 40))
 def test_any_answer_means_the_same(changes: list[tuple[int, int]], extra: int, cut: int) -> None:
     both = _Both()
-    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
-    both.answer()
+    both.append_at((1,))
     both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
     _answer_with(both, changes, extra, cut)
     both.answer()
@@ -437,8 +431,7 @@ def test_each_field_of_an_answer_counts() -> None:
         completed = 0
         for value in (1, 255):
             both = _Both()
-            both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
-            both.answer()
+            both.append_at((1,))
             both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
             _answer_with(both, [(at, value)])
             completed += both.counts["native: completed"]
@@ -462,7 +455,7 @@ def test_relayed_streams_are_cut_in_the_same_way(seed: int, cuts: list[int], cut
         else:
             body = struct.pack(">hhih", rng.choice((1, 11, 12, 14)), rng.choice((3, 4, 13)), number, 1) + b"c"
             body += rng.randbytes(rng.randrange(80)) + (b"__state" if rng.random() < 0.1 else b"")
-            stream += struct.pack(">i", len(body)) + body
+            stream += _framed(body)
     both.send(bytes(stream), cuts)
     both.answer(cut, 10)
     both.end()
@@ -480,16 +473,10 @@ def test_addresses_after_records_are_rewritten_in_the_same_way(
 ) -> None:
     rng, both = random.Random(seed), _Both("relay")
     requests = [struct.pack(">hhih", FETCH, version, number, -1) + b"\0..." for number in range(len(kinds))]
-    both.send(b"".join(struct.pack(">i", len(each)) + each for each in requests))
+    both.send(b"".join(map(_framed, requests)))
     answers = [_fetched(kind, number, version, rng) for number, kind in enumerate(kinds)]
 
-    def answer(proxy: _Proxy) -> None:
-        proxy.client.queried.clear()
-        proxy.client.lied = True
-        proxy.client.upstream_wrote += b"".join(struct.pack(">i", len(each)) + each for each in answers)
-        proxy._deliver_upstream(proxy.client, cut)
-
-    both.each(answer)
+    _answer_raw(both, answers, cut)
     if version > 15:
         assert b"broker.internal" not in both.native.client.client_got
     both.end()
@@ -500,22 +487,30 @@ def test_addresses_after_records_are_rewritten_in_the_same_way(
 def test_malformed_response_that_arrives_in_pieces_closes_the_connection(cut: int, topics: bytes) -> None:
     both = _Both("relay")
     request = struct.pack(">hhih", FETCH, 17, 0, -1) + b"\0..."
-    both.send(struct.pack(">i", len(request)) + request)
+    both.send(_framed(request))
     partition = Message(partition_index=0, records=bytes(100))
     made = Message(responses=[Message(topic_id=UUID(int=5), partitions=[partition])])
     data = bytearray(struct.pack(">i", 0) + b"\0" + encode_response(FETCH, 17, made))
     data[15 : 15 + len(topics)] = topics  # their number
 
-    def answer(proxy: _Proxy) -> None:
-        proxy.client.queried.clear()
-        proxy.client.lied = True
-        proxy.client.upstream_wrote += struct.pack(">i", len(data)) + data
-        proxy._deliver_upstream(proxy.client, cut)
-
-    both.each(answer)
+    _answer_raw(both, [bytes(data)], cut)
     assert both.native.client.proxy_closed_client
     for proxy in both.proxies:
         assert "malformed Fetch v17 response" in proxy.closed_because
+
+
+def _answer_raw(both: _Both, answers: Sequence[bytes], cut: int) -> None:
+    def answer(proxy: _Proxy) -> None:
+        proxy.client.queried.clear()
+        proxy.client.lied = True
+        proxy.client.upstream_wrote += b"".join(map(_framed, answers))
+        proxy._deliver_upstream(proxy.client, cut)
+
+    both.each(answer)
+
+
+def _framed(body: bytes | bytearray) -> bytes:
+    return struct.pack(">i", len(body)) + body
 
 
 def _fetched(kind: str, correlation_id: int, version: int, rng: random.Random) -> bytes:
@@ -550,8 +545,7 @@ def test_hostile_requests_do_the_same(
     changes: list[tuple[int, int]], length: int | None, cut_off: int, cuts: list[int]
 ) -> None:
     both = _Both(partitions=(0, 1))
-    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
-    both.answer()
+    both.append_at((1,))
     usual = both.request({0: expecting(2, b"a", timestamp_ms=NOW_MS), 1: expecting(1, b"a", timestamp_ms=NOW_MS)})
     data = bytearray(usual)
     for at, value in changes:
@@ -635,22 +629,21 @@ def test_varints_of_ten_bytes_and_many_partitions_do_the_same() -> None:
         other = _Both()
         other.append({0: one})
         other.answer()
-        other.send(struct.pack(">i", len(frame)) + frame)
+        other.send(_framed(frame))
         other.answer()
         other.end()
     data = usual[at + 1 : -2]
     frame = usual[4:at] + b"\x03" + data + data + b"\0\0"
     both.send(usual)
     both.answer()
-    both.send(struct.pack(">i", len(frame)) + frame)
+    both.send(_framed(frame))
     both.answer()
     both.end()
 
 
 def test_topic_ids_of_answers_are_compared() -> None:
     both = _Both()
-    both.append({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
-    both.answer()
+    both.append_at((1,))
     both.append({0: expecting(2, b"a", timestamp_ms=NOW_MS)}, [], 7)
     _answer_with(both, list(enumerate(TOPIC_IDS["checked"].bytes, _TOPIC_ID_AT)))
     assert both.native.client.proxy_closed_client
@@ -785,8 +778,7 @@ def test_verification_finds_a_change_that_was_not_reported(circumstance: str) ->
 def test_what_time_ends_is_not_reported() -> None:
     both = _Both("checked", make=_RememberingProxy)
     for offset in range(1, 4):
-        both.append({0: expecting(offset, b"x", timestamp_ms=NOW_MS)})
-        both.answer()
+        both.append_at((offset,))
         both.native.services.fresh_until = both.native.now + 5
         changed()
     both.each(_passes(5))

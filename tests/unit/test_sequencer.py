@@ -19,6 +19,7 @@ from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.support import bytewise
 from tests.support.batches import batch, expecting, now_ms
+from tests.support.sequencer_view import log_end_read
 
 TP = TopicPartition("orders", 3)
 SHARED = 7000
@@ -114,20 +115,7 @@ class Talk:
         self.next(g.ReadLogEnd)
         epoch = more.pop("epoch", 0)
         state = None if next_sequence is None else g.ProducerState(epoch, next_sequence)
-        facts: dict[str, Any] = {
-            "requested_at": self.now,
-            "log_end_offset": end,
-            "log_start_offset": 0,
-            "producer_id": SHARED,
-            "producer_state": state,
-            "fence_base": (0, 0),
-            "open_transactions": frozenset(),
-            "log_append_time": False,
-            "expiration_seconds": 86_400.0,
-            "clock_offset_seconds": time.time() - self.now,
-            "transactions_as_of": self.now,
-        }
-        self.report(g.LogEndRead(g.LogEndSnapshot(**(facts | more))))
+        self.report(log_end_read(end, self.now, producer_state=state, **more))
 
     def admitted(self, pending: g.PendingAppend) -> g.Fence | None:
         assert self.next(g.Admit).pending is pending
