@@ -18,7 +18,6 @@ from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.control import HERE_BYTES_MAX
 from fencepost_proxy.session.response_reader import PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView
@@ -42,7 +41,7 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch
-from tests.unit.test_session import HEARTBEAT, Talk, produce, request, response
+from tests.unit.test_session import HEARTBEAT, Talk, produce, request, response, to_client
 
 MANY = 400
 
@@ -52,7 +51,6 @@ def _known(**configs: str) -> Known:
 
 
 def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> Talk:
-    talk = Talk()
     book = AddressBook(19092)
 
     def open_listeners(node_ids: Any) -> None:
@@ -60,7 +58,7 @@ def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> 
             book.listens_on(NodeId(node_id), book.listener_port(node_id))
 
     rewriters = RequestRewriters(book, _known, frozenset[int], open_listeners, in_loop=in_loop)
-    talk.session = Session(1, "proxy.local", talk.services, rewriters, 0.0)
+    talk = Talk(rewriters)
     talk.session._holds.quota = 1 << 40  # tests/unit/test_session.py has the quota's tests
     return talk
 
@@ -161,56 +159,40 @@ def test_responses_keep_their_order_around_threaded_one() -> None:
     _finish(talk, requested)
     assert m.ReadUpstream(True) in talk.commands
     second = next(each for each in talk.commands if isinstance(each, m.ReadBatches))
-    answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
+    answers = to_client(talk)
     talk.commands.clear()
-    second.read()
-    talk.report(m.BatchesRead(second.token))
-    answers += b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
-    found = []
-    while answers:
-        size = 4 + int.from_bytes(answers[:4], "big")
-        found.append(int.from_bytes(answers[4:8], "big"))
-        answers = answers[size:]
-    assert found == [1, 2, 3]
+    _finish(talk, second)
+    answers += to_client(talk)
+    assert [int.from_bytes(answer[4:8], "big") for answer in answers] == [1, 2, 3]
 
 
 def test_listeners_for_large_metadata_open_in_event_loop() -> None:
-    called: list[int] = []
-
-    def in_loop(call: Callable[[], Any]) -> Any:
-        called.append(1)
-        return call()
-
-    talk = _talk(in_loop)
+    called: list[Any] = []
+    talk = _talk(lambda call: called.append(call()))
     _queried_metadata(talk)
     assert not called
     talk.read_elsewhere()
-    assert called == [1]
+    assert len(called) == 1
     answer = decode_response(METADATA, 12, talk.answer()[4 + 5 :])
     assert (answer.brokers[0].host, answer.brokers[0].port) == ("proxy.local", 19094)
     assert len(answer.topics) == MANY
 
 
-def test_configs_are_stored_though_client_left_meanwhile() -> None:
+@pytest.mark.parametrize("both_sides", [False, True])
+def test_configs_are_stored_though_client_left_meanwhile(both_sides: bool) -> None:
     talk = _talk()
     requested = _creating(talk)
-    talk.report(m.ClientLost())
-    talk.silent()
-    _finish(talk, requested)
-    assert len(talk.next(m.Store).changes) == MANY
-    talk.next(m.CloseUpstream)
-
-
-def test_configs_are_stored_though_both_sides_closed_meanwhile() -> None:
-    talk = _talk()
-    requested = _creating(talk)
-    talk.report(m.UpstreamLost("closed"))
-    talk.next(m.CloseClient)
+    if both_sides:
+        talk.report(m.UpstreamLost("closed"))
+        talk.next(m.CloseClient)
     talk.report(m.ClientLost())
     assert not talk.session.finished
     _finish(talk, requested)
     assert len(talk.next(m.Store).changes) == MANY
-    assert talk.session.finished
+    if both_sides:
+        assert talk.session.finished
+    else:
+        talk.next(m.CloseUpstream)
 
 
 def test_request_of_departed_client_is_not_sent() -> None:
@@ -240,25 +222,22 @@ def test_session_does_not_drain_before_answer_is_made() -> None:
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_unreadable_large_message_closes_its_connection(*, crashes: bool) -> None:
+@pytest.mark.parametrize("from_client", [False, True])
+def test_unreadable_large_message_closes_its_connection(*, from_client: bool, crashes: bool) -> None:
     """`crashes` – the thread has raised what is no protocol error: there is no result."""
     talk = _talk()
-    talk.client(_create_topics(MANY)[:-1] + b"\7")
+    if from_client:
+        talk.client(_create_topics(MANY)[:-1] + b"\7")
+    else:
+        talk.client(_metadata_request())
+        talk.upstream()
+        talk.kafka(_metadata(MANY)[:-1] + b"\7")
     requested = talk.next(m.ReadBatches)
     if not crashes:
         requested.read()
     talk.report(m.BatchesRead(requested.token))
-    assert talk.next(m.CloseClient).fault is ClientProtocolError
-
-    talk = _talk()
-    talk.client(_metadata_request())
-    talk.upstream()
-    talk.kafka(_metadata(MANY)[:-1] + b"\7")
-    requested = talk.next(m.ReadBatches)
-    if not crashes:
-        requested.read()
-    talk.report(m.BatchesRead(requested.token))
-    assert talk.next(m.CloseClient).fault is (ClientProtocolError if crashes else UpstreamProtocolError)
+    fault = ClientProtocolError if crashes or from_client else UpstreamProtocolError
+    assert talk.next(m.CloseClient).fault is fault
 
 
 def test_large_searched_only_request_needs_no_thread() -> None:
@@ -351,11 +330,8 @@ def test_what_thread_changes_is_changed_in_event_loop() -> None:
 def test_lost_client_reserves_no_memory_during_work() -> None:
     talk = _talk().may_write("checked")
     free = talk.services.free_bytes
-    talk.client(
-        _metadata_request(1)
-        + request(HEARTBEAT, 4, 2)
-        + produce(("checked", 0, batch(b"x", base_offset=5)), correlation=3)
-    )
+    query = produce(("checked", 0, batch(b"x", base_offset=5)), correlation=3)
+    talk.client(_metadata_request(1) + request(HEARTBEAT, 4, 2) + query)
     pending = talk.submitted()
     talk.admit(pending)
     talk.commands.clear()

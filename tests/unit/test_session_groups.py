@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 from uuid import UUID
 
 import pytest
@@ -15,7 +14,6 @@ from fencepost_proxy.expansion.watch import Watch
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import RELAYED_VERSIONS, relayed_versions_without
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
@@ -28,7 +26,6 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.unit.test_assignment_filter import Expanded
-from tests.unit.test_session import ServicesStandIn
 from tests.unit.test_session import Talk as SessionTalk
 
 P2 = TopicPartition("orders", 2)
@@ -38,22 +35,18 @@ _TASKS = _ASSIGNED[:-4] + struct.pack(">i", 5) + b"tasks"
 _SYNC = Message(group_id="g", generation_id=3, member_id="m", protocol_type="consumer", assignments=[])
 
 
-@dataclass
+def _rewriters(assignment_filter: AssignmentFilter | None, state_topic_id: UUID | None = None) -> RequestRewriters:
+    known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state_topic_id)
+    return RequestRewriters(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter)
+
+
 class Talk(SessionTalk):
     """With the assignment filter of a process in which `orders` is expanded."""
 
-    watch: Watch = field(default_factory=Watch)
-
-    def __post_init__(self) -> None:
-        known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
+    def __init__(self) -> None:
+        self.watch = Watch()
         assignment_filter = AssignmentFilter(self.watch, Expanded(), lambda: self.now)
-        rewriters = RequestRewriters(
-            AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter
-        )
-        self.services = ServicesStandIn(relayed_versions=relayed_versions_without(FOLLOWING))
-        self.session = Session(1, "proxy.local", self.services, rewriters, 0.0)
-        self.commands = []
-        self.now = 100.0
+        super().__init__(_rewriters(assignment_filter), relayed_versions=relayed_versions_without(FOLLOWING))
 
     def query(self, api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
         """It is forwarded unchanged; returns its bytes."""
@@ -64,10 +57,6 @@ class Talk(SessionTalk):
 
     def reported(self, api_key: int, version: int, correlation_id: int, message: Message) -> None:
         self.kafka(encode_response_frame(api_key, version, correlation_id, message))
-
-
-def _frame(api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
-    return encode_response_frame(api_key, version, correlation_id, message)
 
 
 def test_assignment_waits_for_gating_and_keeps_response_order() -> None:
@@ -81,7 +70,10 @@ def test_assignment_waits_for_gating_and_keeps_response_order() -> None:
     talk.silent()
 
     talk.report(m.Replied(query.token, GatedPartitions(frozenset({P2}))))
-    first, second = _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_CUT)), _frame(apis.HEARTBEAT, 3, 2, Message())
+    first, second = (
+        encode_response_frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_CUT)),
+        encode_response_frame(apis.HEARTBEAT, 3, 2, Message()),
+    )
     assert talk.answer() == first + second
     talk.silent()
 
@@ -103,7 +95,7 @@ def test_notice_does_not_delay_the_response() -> None:
     talk.query(apis.SYNC_GROUP, 3, 1, _SYNC)
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
     assert talk.next(m.Noticed).notice == HasTasks("g")
-    assert talk.answer() == _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
+    assert talk.answer() == encode_response_frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
 
 
 def test_heartbeat_is_answered_at_once() -> None:
@@ -113,7 +105,7 @@ def test_heartbeat_is_answered_at_once() -> None:
     talk.watch.update("g", frozenset())
     talk.query(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))
     talk.reported(apis.HEARTBEAT, 4, 1, Message())
-    assert talk.answer() == _frame(apis.HEARTBEAT, 4, 1, Message(error_code=27))
+    assert talk.answer() == encode_response_frame(apis.HEARTBEAT, 4, 1, Message(error_code=27))
 
 
 def test_offsets_wait_for_where_a_new_partition_begins() -> None:
@@ -125,7 +117,7 @@ def test_offsets_wait_for_where_a_new_partition_begins() -> None:
     query = talk.next(m.GroupQuery)
     talk.report(m.Replied(query.token, Beginnings({P2: 4})))
     entries[0].committed_offset = 4
-    assert talk.answer() == _frame(
+    assert talk.answer() == encode_response_frame(
         apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)])
     )
 
@@ -162,9 +154,7 @@ def test_group_requests_are_relayed_without_expansions() -> None:
 def test_the_state_topic_is_not_assigned(expanded: bool) -> None:
     """It is removed from subscriptions, owned partitions and assignments, with and without expansions."""
     state, other = UUID(int=9), UUID(int=8)
-    known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
-    assignment_filter = AssignmentFilter(Watch(), Expanded(), lambda: 100.0) if expanded else None
-    rewriters = RequestRewriters(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, assignment_filter)
+    rewriters = _rewriters(AssignmentFilter(Watch(), Expanded(), lambda: 100.0) if expanded else None, state)
     key = apis.CONSUMER_GROUP_HEARTBEAT
     both = [Message(topic_id=state, partitions=[0]), Message(topic_id=other, partitions=[0])]
     queried = Message(

@@ -30,8 +30,18 @@ OTHER = UUID(int=78)
 UNKNOWN_TOPIC_ID, DENIED, NOT_LEADER = 100, 29, 6
 
 
-def talk(**services: Any) -> Talk:
-    return Talk(newest_produce=13, **services)
+class Ids(Talk):
+    """Requests and responses name topics by their ids."""
+
+    def __init__(self, **services: Any) -> None:
+        super().__init__(newest_produce=13, **services)
+
+    def reported(self) -> dict[tuple[UUID | None, int], tuple[int, int]]:
+        return {
+            (topic.topic_id, each.partition): (each.error_code, each.base_offset)
+            for topic in parse_produce_response(memoryview(self.answer())[4:], 13).topics
+            for each in topic.partitions
+        }
 
 
 def produce(*parts: tuple[UUID, int, memoryview], correlation: int = 1, acks: int = -1) -> bytes:
@@ -48,15 +58,7 @@ def produced(*parts: tuple[UUID, int, int, int], correlation: int = 1) -> bytes:
     return encode_produce_response(ProduceResponse(correlation, topics, 0), 13)
 
 
-def read(answer: bytes) -> dict[tuple[UUID | None, int], tuple[int, int]]:
-    return {
-        (topic.topic_id, each.partition): (each.error_code, each.base_offset)
-        for topic in parse_produce_response(memoryview(answer)[4:], 13).topics
-        for each in topic.partitions
-    }
-
-
-def is_looked_up(session: Talk, names: Mapping[UUID, str | int], correlation: int = 1) -> None:
+def is_looked_up(session: Ids, names: Mapping[UUID, str | int], correlation: int = 1) -> None:
     """The session queries Metadata for these ids, and gets their names, or Kafka's errors."""
     frame = memoryview(session.upstream())[4:]
     header = parse_request_header(frame)
@@ -75,7 +77,7 @@ def is_looked_up(session: Talk, names: Mapping[UUID, str | int], correlation: in
 
 
 def test_unchecked_topic_is_looked_up_once_and_relayed_unchanged() -> None:
-    session = talk()
+    session = Ids()
     sent = produce((OTHER, 0, batch(b"x")))
     session.client(sent)
     is_looked_up(session, {OTHER: "plain"})
@@ -92,7 +94,7 @@ def test_unchecked_topic_is_looked_up_once_and_relayed_unchanged() -> None:
 
 
 def test_checked_append_keeps_the_clients_topic_id() -> None:
-    session = talk()
+    session = Ids()
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     is_looked_up(session, {T_ID: "checked-a"})
     pending = session.admitted()
@@ -100,17 +102,17 @@ def test_checked_append_keeps_the_clients_topic_id() -> None:
     sent = session.sent_up()
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     session.completed(pending, produced((T_ID, 0, 0, 5)), PartitionResult(0, 0, 5, -1, 0))
-    assert read(session.answer()) == {(T_ID, 0): (0, 5)}
+    assert session.reported() == {(T_ID, 0): (0, 5)}
     assert session.services.free_bytes == 1 << 20
 
 
 @pytest.mark.parametrize(("error", "reported"), [(100, UNKNOWN_TOPIC_ID), (3, UNKNOWN_TOPIC_ID), (29, DENIED)])
 def test_topic_without_a_name_is_refused_as_kafka_does(error: int, reported: int) -> None:
-    session = talk()
+    session = Ids()
     session.client(produce((OTHER, 0, batch(b"x")), (OTHER, 1, batch(b"x"))))
     is_looked_up(session, {OTHER: error})
     session.metric()
-    assert read(session.answer()) == {(OTHER, 0): (reported, -1), (OTHER, 1): (reported, -1)}
+    assert session.reported() == {(OTHER, 0): (reported, -1), (OTHER, 1): (reported, -1)}
     session.silent()  # nothing is sent: the id may be that of a checked topic, which is being created
     assert session.services.free_bytes == 1 << 20
     assert session.services.topic_names == {}
@@ -118,36 +120,33 @@ def test_topic_without_a_name_is_refused_as_kafka_does(error: int, reported: int
 
 def test_other_topics_of_the_request_are_sent() -> None:
     plain = UUID(int=79)  # not the id known here: of a topic that is not checked, Kafka decides
-    session = talk(topic_names={T_ID: "checked-a", plain: "plain"})
+    session = Ids(topic_names={T_ID: "checked-a", plain: "plain"})
     session.client(produce((OTHER, 0, batch(b"x")), (plain, 0, batch(b"x")), (T_ID, 0, expecting(5, b"x"))))
     is_looked_up(session, {OTHER: 100})
     session.metric()
     pending = session.admitted()
     assert [topic.topic_id for topic in session.sent_up().topics] == [plain, T_ID]
     session.completed(pending, produced((plain, 0, 0, 9), (T_ID, 0, 0, 5)), PartitionResult(0, 0, 5, -1, 0))
-    assert read(session.answer()) == {(plain, 0): (0, 9), (T_ID, 0): (0, 5), (OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
+    assert session.reported() == {(plain, 0): (0, 9), (T_ID, 0): (0, 5), (OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
 
-
-def test_unchecked_topics_are_sent_without_an_unknown_one() -> None:
-    session = talk(topic_names={T_ID: "plain"})
-    session.client(produce((OTHER, 0, batch(b"x")), (T_ID, 0, batch(b"x"))))
-    is_looked_up(session, {OTHER: 100})
+    session.client(produce((OTHER, 0, batch(b"x")), (plain, 0, batch(b"x")), correlation=2))  # without a checked one
+    is_looked_up(session, {OTHER: 100}, 2)
     session.metric()
-    assert [topic.topic_id for topic in session.sent_up().topics] == [T_ID]
-    session.kafka(produced((T_ID, 0, 0, 5)))
-    assert read(session.answer()) == {(T_ID, 0): (0, 5), (OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
+    assert [topic.topic_id for topic in session.sent_up().topics] == [plain]
+    session.kafka(produced((plain, 0, 0, 10), correlation=2))
+    assert session.reported() == {(plain, 0): (0, 10), (OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
 
 
 def test_append_to_a_replaced_checked_topic_is_refused() -> None:
-    session = talk(topic_names={OTHER: "checked-a"})
+    session = Ids(topic_names={OTHER: "checked-a"})
     session.client(produce((OTHER, 0, expecting(5, b"x"))))
     assert session.next(m.TopicStale).topic == "checked-a"  # perhaps metadata here is older
     session.metric()
-    assert read(session.answer()) == {(OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
+    assert session.reported() == {(OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
 
 
 def test_topic_replaced_before_sending_gets_no_append() -> None:
-    session = talk(topic_names={T_ID: "checked-a"}).may_write("checked-a")
+    session = Ids(topic_names={T_ID: "checked-a"}).may_write("checked-a")
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     pending = session.submitted()
     session.services.topic_id = lambda topic: OTHER
@@ -155,11 +154,11 @@ def test_topic_replaced_before_sending_gets_no_append() -> None:
     assert session.next(m.TopicStale).topic == "checked-a"
     session.metric()
     session.canceled(pending)
-    assert read(session.answer())[T_ID, 0][0] == NOT_LEADER
+    assert session.reported()[T_ID, 0][0] == NOT_LEADER
 
 
 def test_unknown_topic_id_of_kafka_is_reported_as_it_is() -> None:
-    session = talk(topic_names={T_ID: "checked-a"})
+    session = Ids(topic_names={T_ID: "checked-a"})
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     pending = session.admitted()
     session.upstream()
@@ -168,11 +167,11 @@ def test_unknown_topic_id_of_kafka_is_reported_as_it_is() -> None:
     name, (_, answered) = session.next(Call)
     assert (name, answered.error_code) == ("answered", UNKNOWN_TOPIC_ID)
     session.complete(pending, answered)
-    assert read(session.answer())[T_ID, 0][0] == UNKNOWN_TOPIC_ID
+    assert session.reported()[T_ID, 0][0] == UNKNOWN_TOPIC_ID
 
 
 def test_append_sent_after_an_unknown_topic_id_fails_too() -> None:
-    session = talk()
+    session = Ids()
     second = produce((T_ID, 0, expecting(6, b"y")), correlation=2)
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     session.services.unread = len(second)
@@ -183,13 +182,13 @@ def test_append_sent_after_an_unknown_topic_id_fails_too() -> None:
     session.services.unread = 0
     session.client(second)
     session.metric()
-    assert read(session.answer()) == {(T_ID, 0): (UNKNOWN_TOPIC_ID, -1)}
+    assert session.reported() == {(T_ID, 0): (UNKNOWN_TOPIC_ID, -1)}
     session.client(produce((T_ID, 0, expecting(6, b"z")), correlation=3))  # with knowledge of the failure
     session.submitted()
 
 
 def test_next_request_waits_for_the_lookup() -> None:
-    session = talk()
+    session = Ids()
     sent = produce((OTHER, 0, batch(b"x")))
     session.client(sent + request(HEARTBEAT, 4, 2))
     assert not session.next(m.ReadClient).on
@@ -199,25 +198,25 @@ def test_next_request_waits_for_the_lookup() -> None:
 
 
 def test_state_topic_is_closed_by_its_id() -> None:
-    session = talk(topic_names={OTHER: "__state"}).may_write("__state")
+    session = Ids(topic_names={OTHER: "__state"}).may_write("__state")
     session.client(produce((OTHER, 0, batch(b"x"))))
     session.metric()
-    assert read(session.answer())[OTHER, 0][0] == DENIED
+    assert session.reported()[OTHER, 0][0] == DENIED
 
 
 def test_unknown_topic_id_without_acks_closes_the_connection() -> None:
-    session = talk()
+    session = Ids()
     session.client(produce((OTHER, 0, batch(b"x")), acks=0))
     is_looked_up(session, {OTHER: 100})
     assert "acks=0" in session.next(m.CloseClient).reason
 
 
-def huge(monkeypatch: pytest.MonkeyPatch) -> tuple[Talk, list[UUID], bytes]:
+def huge(monkeypatch: pytest.MonkeyPatch) -> tuple[Ids, list[UUID], bytes]:
     """More partitions than a request may have that the proxy reads."""
     for module in ("arrival", "reading"):
         monkeypatch.setattr(f"fencepost_proxy.session.{module}.PARTITIONS_MAX", 2)
     monkeypatch.setattr("fencepost_proxy.session.arrival.TOPICS_AT_ONCE", 2)
-    session, ids = talk(), [UUID(int=each) for each in range(1, 4)]
+    session, ids = Ids(), [UUID(int=each) for each in range(1, 4)]
     sent = produce(*((each, 0, batch(b"x")) for each in ids))
     session.client(sent)
     session.read_elsewhere()
