@@ -133,6 +133,11 @@ class Talk:
         self._sent(pending)
         self.call("answered", pending, PartitionResult(TP.partition, error, base_offset, log_append_time_ms))
 
+    def relayed(self, pending: g.PendingAppend, error: int) -> None:
+        """Kafka's error is the answer."""
+        self.kafka(pending, error)
+        self.fails(pending, error)
+
     def lost(self, *pending_appends: g.PendingAppend) -> None:
         """The connection of appends breaks after they were sent, now or before."""
         for pending in pending_appends:
@@ -265,13 +270,6 @@ def test_unconfirmed_sequencer_reads_log_end_and_fences(end: int, facts: dict[st
     assert talk.sequencer.log_end_offset == end + 2
 
 
-def test_confirmed_sequencer_appends_without_reading() -> None:
-    talk = confirmed()
-    talk.append(10, b"a", b"b")
-    talk.append(12, b"c", connection=2)
-    talk.silent()
-
-
 def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
     talk = confirmed(Check.ON)
     own = talk.sends(batch(b"x", b"y", producer=(5, 0, 0)))
@@ -347,8 +345,7 @@ def test_errors_after_possible_append_leave_it_in_doubt(error: int, base_offset:
 def test_not_leader_before_any_append_is_relayed() -> None:
     talk = confirmed()
     pending = talk.submit(expecting(10, b"a"))
-    talk.kafka(pending, NOT_LEADER)
-    talk.fails(pending, NOT_LEADER)
+    talk.relayed(pending, NOT_LEADER)
     talk.silent()
     talk.is_unconfirmed(10)  # the new leader may not know the fence
 
@@ -386,9 +383,7 @@ def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
 
 
 def test_one_of_two_equal_batches_succeeds() -> None:
-    talk, first = in_doubt()
-    talk.read(first, g.NotYet(10))
-    talk.snapshot(10, next_sequence=9)  # not the sequence of its fence: the outcome stays unknown
+    talk, first = absent(next_sequence=9)  # not the sequence of its fence: the outcome stays unknown
     talk.fails(first, TIMED_OUT)
     there = in_log(first.records, 10, first.fence)
     second = talk.submit(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
@@ -401,10 +396,16 @@ def test_one_of_two_equal_batches_succeeds() -> None:
     assert "POSSIBLY_YOURS" in talk.taken(retry, there)
 
 
-def test_in_doubt_batch_is_resent_at_unchanged_end() -> None:
+def absent(end: int = 10, **facts: Any) -> tuple[Talk, g.PendingAppend]:
+    """It is not where it should be, and then the log end is read."""
     talk, pending = in_doubt()
-    talk.read(pending, g.NotYet(10))
-    talk.snapshot(10, next_sequence=10)
+    talk.read(pending, g.NotYet(10), at=10)
+    talk.snapshot(end, **{"next_sequence": end} | facts)
+    return talk, pending
+
+
+def test_in_doubt_batch_is_resent_at_unchanged_end() -> None:
+    talk, pending = absent()
     talk.resent(pending, PartitionResult(3, 0, 10))
     talk.accepted(pending, 10)
 
@@ -413,9 +414,7 @@ def test_in_doubt_batch_is_resent_at_unchanged_end() -> None:
     "resent", [None, PartitionResult(3, 0, 10, now_ms()), PartitionResult(3, 45), PartitionResult(3, 19)]
 )
 def test_outcome_after_resend_is_read_from_the_log(resent: PartitionResult | None) -> None:
-    talk, pending = in_doubt()
-    talk.read(pending, g.NotYet(10))
-    talk.snapshot(10, next_sequence=10)
+    talk, pending = absent()
     talk.resent(pending, resent)
     talk.silent()
     talk.tick(0.1)
@@ -427,25 +426,22 @@ def test_outcome_after_resend_is_read_from_the_log(resent: PartitionResult | Non
     "facts",
     [
         {"next_sequence": 11},
-        {"next_sequence": 10, "epoch": 1},
-        {"next_sequence": 10, "fence_base": (1, 10)},
-        {"next_sequence": 10, "open_transactions": frozenset({4})},
-        {"next_sequence": 10, "requested_at": 990.0},
-        {"next_sequence": 10, "expiration_seconds": -1000.0},
-        {"next_sequence": 10, "producer_id": SHARED + 1},
+        {"epoch": 1},
+        {"fence_base": (1, 10)},
+        {"open_transactions": frozenset({4})},
+        {"requested_at": 990.0},
+        {"expiration_seconds": -1000.0},
+        {"producer_id": SHARED + 1},
     ],
+    ids=str,
 )
 def test_changed_sequence_prevents_the_resend(facts: dict[str, Any]) -> None:
-    talk, pending = in_doubt()
-    talk.read(pending, g.NotYet(10))
-    talk.snapshot(10, **facts)
+    talk, pending = absent(**facts)
     talk.fails(pending, TIMED_OUT)
 
 
 def test_log_that_moved_before_resend_is_read_again() -> None:
-    talk, pending = in_doubt()
-    talk.read(pending, g.NotYet(10))
-    talk.snapshot(11, next_sequence=11)
+    talk, _ = absent(11)
     talk.tick(0.1)
     talk.next(g.ReadBatch)
 
@@ -724,14 +720,16 @@ def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
     talk.fails(retry, TIMED_OUT)
 
 
-def test_log_append_time_topic_confirms_every_success() -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["known", "noticed from the response"])
+def test_log_append_time_topic_confirms_every_success(known: bool) -> None:
     talk = Talk()
-    pending = talk.submit(expecting(10, b"a", timestamp_ms=0))
-    talk.snapshot(10, log_append_time=True)
-    talk.kafka(pending, base_offset=10, log_append_time_ms=5)
+    pending = talk.submit(expecting(10, b"a", timestamp_ms=0 if known else None))
+    talk.snapshot(10, log_append_time=known)
+    talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
     talk.read(pending, in_log(pending.records, 10, log_append_time=True), at=10)
     talk.accepted(pending, 10)
-    talk.sends(expecting(11, b"b"))  # the fence stays confirmed: the read was only a check
+    if known:
+        talk.sends(expecting(11, b"b"))  # the fence stays confirmed: the read was only a check
 
 
 def test_append_found_in_log_leaves_log_end_unknown() -> None:
@@ -766,14 +764,6 @@ def test_duplicate_answer_to_first_send_is_anothers_batch(equal: bool, instance_
     theirs = in_log(pending.records if equal else expecting(10, b"theirs"), 10, g.Fence(SHARED, 0, 10, instance_id))
     talk.read(pending, theirs, at=10)
     assert ("POSSIBLY_YOURS" in talk.taken(pending, theirs)) is equal
-
-
-def test_new_log_append_time_is_noticed_from_response() -> None:
-    talk = confirmed()
-    pending = talk.submit(expecting(10, b"a"))
-    talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
-    talk.read(pending, in_log(pending.records, 10, log_append_time=True))
-    talk.accepted(pending, 10)
 
 
 # ------------------------------------------------------------------------------------------ rule 6: offsets and bases
@@ -1185,8 +1175,7 @@ def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
 def test_failed_retry_does_not_exclude_the_first_try(error: int) -> None:
     """If the sequencer forgot the first attempt, the next retry could append the batch a second time."""
     talk, retry = retry_of_absent_batch(11)
-    talk.kafka(retry, error)
-    talk.fails(retry, error)
+    talk.relayed(retry, error)
     again = talk.submit(retry.records, connection=2)
     talk.read(again, in_log(retry.records, 11), at=11)
     talk.accepted(again, 11)
@@ -1473,8 +1462,7 @@ def test_transaction_alongside_another_one(
         talk.call("joined", "other", True)
     elif other == "was refused":
         refused = talk.submit(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
-        talk.kafka(refused, 45)
-        talk.fails(refused, 45)
+        talk.relayed(refused, 45)
     for _ in range(2 if error == NOT_LEADER else 1):  # the log end is read again for each
         pending = talk.submit(within(expected, b"t"), within="app", owns=owns)
         talk.snapshot(end, next_sequence=10, **facts)
@@ -1876,8 +1864,7 @@ def test_lost_idempotent_append_after_failure_is_not_resent(fate: str) -> None:
     talk = confirmed(Check.ON, may_write=True)
     first, second = (talk.sends(batch(b"x", producer=(5, 0, each))) for each in range(2))
     if fate == "an error":
-        talk.kafka(first, TOO_LARGE)
-        talk.fails(first, TOO_LARGE)
+        talk.relayed(first, TOO_LARGE)
         talk.lost(second)
         talk.fails(second, TIMED_OUT)
         return
@@ -1947,8 +1934,7 @@ def test_conditional_append_hides_predecessors_error_45() -> None:
     talk = confirmed(Check.ON)
     own = talk.sends(batch(b"x", producer=(5, 0, 7)))
     later = talk.submit(expecting(11, b"a", producer=(5, 0, 8)))
-    talk.kafka(own, OUT_OF_ORDER)
-    talk.fails(own, OUT_OF_ORDER)  # Kafka's own word, and its own business
+    talk.relayed(own, OUT_OF_ORDER)  # Kafka's own word, and its own business
     assert talk.fails(later, POLICY_VIOLATION) == "PREDECESSOR_FAILED error 45"
 
 
@@ -1956,8 +1942,7 @@ def test_in_doubt_append_after_failed_batch_fails_too() -> None:
     talk = confirmed(Check.ON)
     first, second = talk.sends(batch(b"a")), talk.sends(expecting(11, b"b"))
     talk.lost(second)
-    talk.kafka(first, TOO_LARGE)
-    talk.fails(first, TOO_LARGE)
+    talk.relayed(first, TOO_LARGE)
     talk.read(second, in_log(batch(b"theirs"), 11), at=11)
     talk.fails(second, TOO_LARGE)
 
@@ -1966,8 +1951,7 @@ def test_an_unconditional_batch_does_not_fall_with_another() -> None:
     """Neither has a producer id: Kafka would answer each for itself."""
     talk = confirmed(Check.ON)
     first, second = talk.sends(batch(b"a")), talk.sends(batch(b"b"))
-    talk.kafka(first, TOO_LARGE)
-    talk.fails(first, TOO_LARGE)
+    talk.relayed(first, TOO_LARGE)
     talk.kafka(second, OUT_OF_ORDER)  # its fence was that of a successor
     talk.snapshot(10, next_sequence=10)
     assert talk.admitted(second) == g.Fence(SHARED, 0, 10)
@@ -1980,8 +1964,7 @@ def test_admitted_append_fails_with_its_pipeline() -> None:
     second = talk.submit(expecting(11, b"b", producer=(5, 0, 1)))
     assert talk.next(g.Admit).pending is second
     assert talk.sequencer.may_send(second, talk.now)
-    talk.kafka(first, TOO_LARGE)
-    talk.fails(first, TOO_LARGE)
+    talk.relayed(first, TOO_LARGE)
     assert not talk.sequencer.may_send(second, talk.now)
     talk.call("cancel", second)
     talk.call("submit", second)
@@ -2120,8 +2103,7 @@ def test_transactional_append_timed_out_by_kafka_is_final() -> None:
     """`timeout_ms` is the client's to choose: it could keep others from appending for as long as a queue may take."""
     talk = confirmed(Check.ON)
     transactional = talk.submit(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")
-    talk.kafka(transactional, TIMED_OUT)
-    talk.fails(transactional, TIMED_OUT)
+    talk.relayed(transactional, TIMED_OUT)
     conditional = talk.submit(expecting(12, b"a"), connection=2)
     talk.snapshot(12, next_sequence=10, ended_transactions=frozenset({"t"}), transactions_as_of=talk.now)
     talk.admitted(conditional)
