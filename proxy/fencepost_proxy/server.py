@@ -174,6 +174,7 @@ class Proxy:
             book=self._book,
             listeners=self._listeners,
             upstreams=self._upstreams,
+            certificates=self._certificates,
             metrics=self._metrics,
             spawn=self._tasks.spawn,
         )
@@ -286,6 +287,7 @@ class Proxy:
                 self._certificates.change(config.listen_tls, config.upstream_tls)
             except ConfigError as error:
                 _log.error("certificates could not be reloaded: the old ones stay in use", reason=error)
+        self._cluster.kafka.access.sasl = config.control_sasl
         self._certificates.probe(at_once=True)
 
 

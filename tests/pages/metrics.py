@@ -31,6 +31,9 @@ scrape_configs:
 `deploy/grafana/fencepost.json` is a dashboard, and `deploy/prometheus/alerts.rules.yml` has the alerts. Both expect the
 job name `fencepost`.
 
+With `status_read_token_file`, add `authorization: {credentials_file: FILE}`, and with `status_tls` also `scheme: https`
+([status page](status.md#access)). OpenTelemetry: the collector's `prometheus` receiver reads the same.
+
 **Number of series.** Label values are Kafka's APIs and versions, fixed words of the proxy (at most 64 of each kind, the
 rest are `other`), and broker errors. Partitions are labels too: at most
 `limits.metric_partitions_shown_max` (500) per process, and three times `limits.watched_shown_max` (20). A metric counts

@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import re
+import ssl
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -18,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fencepost_proxy import logs
+from fencepost_proxy.config import ListenTls
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability import http
@@ -31,9 +34,11 @@ from fencepost_proxy.observability.status import (
     StatusSnapshot,
 )
 from fencepost_proxy.observability.status_server import StatusServer
+from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
 from tests.kit.event_loop import in_event_loop
+from tests.support.certificates import Authority
 from tests.support.status import lists as canned
 
 READY = StatusSnapshot(
@@ -467,6 +472,7 @@ async def _post(
 
 
 TOKEN = "Authorization: Bearer s3cret\r\n"
+BASIC = f"Authorization: Basic {b64encode(b'x:s3cret').decode()}\r\n"
 
 
 @pytest.fixture
@@ -540,3 +546,90 @@ async def test_action_needs_the_configured_token(
     assert bool(released) is (status == 200)
     refused = [each for each in caplog.records if each.getMessage() == "action refused"]
     assert {each.name for each in refused} == ({"fencepost.audit"} if status != 200 else set())
+
+
+# --- a login for readers, and TLS -------------------------------------------------------------------------------------
+
+EVERYTHING = ("/", "/page.js", "/topics", "/status.json", "/topics.json", "/metrics", "/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("authorization", "allowed"),
+    [
+        (None, False),
+        ("Bearer r3ad", True),
+        ("bearer  r3ad", True),
+        ("Bearer r3a", False),
+        ("Basic " + b64encode(b"prometheus:r3ad").decode(), True),
+        ("Basic " + b64encode(b":r3ad").decode(), True),
+        ("Basic " + b64encode(b"r3ad:").decode(), False),
+        ("Basic r3ad!", False),
+        ("Digest r3ad", False),
+        ("Bearer s3cret", True),  # an operator may read too
+        ("Basic " + b64encode(b"x:s3cret").decode(), True),
+    ],
+)
+@in_event_loop
+async def test_reading_needs_the_configured_token(authorization: str | None, allowed: bool, token_file: Path) -> None:
+    (reads := token_file.parent / "reads").write_text("r3ad\n")
+    head = "" if authorization is None else f"Authorization: {authorization}\r\n"
+    async with status_server(read_token_file=reads, token_file=token_file) as address:
+        for path in EVERYTHING:
+            status, headers, _ = await send(address, f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+            assert status == ((404 if path == "/nowhere" else 200) if allowed else 401), path
+            if not allowed:
+                assert headers["www-authenticate"] == 'basic realm="fencepost"', "a browser prompts for it"
+        for path in ("/livez", "/readyz"):
+            assert (await send(address, f"GET {path} HTTP/1.1\r\n{head}\r\n".encode()))[0] == 200, path
+
+
+@in_event_loop
+async def test_token_for_reading_allows_no_action(token_file: Path) -> None:
+    (reads := token_file.parent / "reads").write_text("r3ad\n")
+    async with status_server(read_token_file=reads, token_file=token_file) as address:
+        post = b"POST /groups/g/release?topic=t HTTP/1.1\r\nAuthorization: Bearer %s\r\n\r\n"
+        assert (await send(address, post % b"r3ad"))[0] in (401, 404)
+
+
+@in_event_loop
+async def test_unusable_token_file_shows_nothing(tmp_path: Path) -> None:
+    async with status_server(read_token_file=tmp_path / "absent") as address:
+        status, _, body = await send(address, b"GET /status.json HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n")
+        assert (status, b"status_read_token_file is not usable" in body) == (403, True)
+        assert (await get(address, "/livez"))[0] == 200
+
+
+@in_event_loop
+async def test_page_uses_tls_with_the_present_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    first, second = authority.sign("first"), authority.sign("second")
+    listen = ListenTls(first.certificate, first.key, client_certificates="required", client_ca_file=authority.file)
+    certificates = Certificates(listen, None)
+    client = ssl.create_default_context(cafile=str(authority.file))
+
+    async def served() -> tuple[bytes, bytes | None]:
+        reader, writer = await asyncio.open_connection(*address, ssl=client)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer.rpartition(b"\r\n")[2], certificate
+
+    async with status_server(tls=certificates.status_context) as address:
+        answer, before = await served()
+        assert answer == b"ok\n"
+        certificates.change(replace(listen, certificate_file=second.certificate, key_file=second.key), None)
+        answer, after = await served()
+        assert answer == b"ok\n"
+        assert before != after
+        with suppress(ConnectionError):
+            assert not (await send_raw(address, b"GET /livez HTTP/1.1\r\n\r\n")).startswith(b"HTTP"), "not in plaintext"
+
+
+async def send_raw(address: Address, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()

@@ -37,10 +37,11 @@ def status_page(
     *,
     release: Release | None = None,
     token_file: Path | None = None,
+    **more: Any,
 ) -> Iterator[Address]:
     """Served by a thread, for commands that query it."""
     loop, address = asyncio.new_event_loop(), Address("127.0.0.1", free_port())
-    server = StatusServer(lambda: snapshot, Metrics, lists(rows), release=release, token_file=token_file)
+    server = StatusServer(lambda: snapshot, Metrics, lists(rows), release=release, token_file=token_file, **more)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(address), loop).result(60)

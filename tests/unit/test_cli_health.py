@@ -5,12 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fencepost_proxy.cli.main import main
+from fencepost_proxy.config import ListenTls
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.status import StatusSnapshot
+from fencepost_proxy.transport.certificates import Certificates
+from tests.support.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.status import status_page
 
@@ -33,6 +37,15 @@ def test_exit_code_says_whether_clients_are_served(
         assert main(["health", "--status", str(address)]) == code
         assert capsys.readouterr().out == reported
         assert main(["health", "--live", "--status", str(address)]) == 0
+
+
+def test_proxy_with_tls_is_queried_by_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate = Authority(tmp_path).sign("proxy", names="DNS:kafka.example.com")
+    tls = Certificates(ListenTls(certificate.certificate, certificate.key), None).status_context
+    with status_page(SERVING, {}, tls=tls) as address:
+        assert main(["health", "--status", f"https://{address}"]) == 0
+        assert main(["health", "--status", str(address)]) == 1
+    assert f"no response from http://{address}/readyz: " in capsys.readouterr().err
 
 
 def test_unreachable_proxy_is_unhealthy_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

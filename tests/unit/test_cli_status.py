@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fencepost_proxy.cli import status, status_client
 from fencepost_proxy.cli.main import main
+from fencepost_proxy.cluster.heartbeats import Instance
+from fencepost_proxy.config import ListenTls
 from fencepost_proxy.observability.status import (
     BrokerStatus,
     CheckedTopicStatus,
@@ -23,7 +27,9 @@ from fencepost_proxy.observability.status import (
     SoftwareStatus,
     StatusSnapshot,
 )
+from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.types import Address, NodeId
+from tests.support.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.status import status_page
 
@@ -53,6 +59,42 @@ def test_output_starts_with_the_health_line(capsys: pytest.CaptureFixture[str]) 
     for text in ("1 checked topics", "7 batches refused", "kafka-2:9092", "billing", "41", "57", "apache-kafka-java"):
         assert text in reported
     assert "\x1b" not in reported, "this is no terminal"
+
+
+def test_command_reads_with_the_token_and_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path)
+    certificate = authority.sign("proxy")
+    tls = Certificates(ListenTls(certificate.certificate, certificate.key), None).status_context
+    (token := tmp_path / "token").write_text("r3ad\n")
+    with status_page(HEALTHY, ROWS, read_token_file=token, tls=tls) as address:
+        arguments = ["status", "--status", f"https://{address}"]
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        assert main(arguments) == 2
+        assert f"https://{address}/status.json responded 401: token required" in capsys.readouterr().err
+        monkeypatch.setenv("FENCEPOST_STATUS_READ_TOKEN_FILE", str(tmp_path / "absent"))
+        assert main(arguments) == 2
+        assert "absent cannot be read" in capsys.readouterr().err
+        monkeypatch.setenv("FENCEPOST_STATUS_READ_TOKEN_FILE", str(token))
+        assert main(arguments) == 0
+        monkeypatch.delenv("SSL_CERT_FILE")
+        assert main(arguments) == 2
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+
+
+def test_rates_limits_and_proxies_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    history = {"requests": (1.0, 12.34), "to_kafka": (0.0, 3e6), "to_clients": (0.0, 1e6), "refusals": (0.0, 12.0)}
+    other = Instance(4, "edge-2\x1b[2J", "1.1", None, 95.0, live=False)
+    instances = Instance(3, "edge-1", "1.2", "0.0.0.0:8080", 0.0, live=True, this=True), other
+    snapshot = replace(HEALTHY, connections=812, connections_max=5_000, history=history, instances=instances)
+    with status_page(snapshot, ROWS) as address:
+        assert main(["status", "--status", str(address)]) == 0
+
+    reported = capsys.readouterr().out
+    assert "812 of 5,000 connections, 0 requests in flight; 12.3 requests/s, 4.00 MB/s, 12.0 refusals/min\n" in reported
+    assert re.search(r"3 +edge-1 +1\.2 +0\.0\.0\.0:8080 +this process\n", reported)
+    assert re.search(r"4 +edge-2\\x1b\[2J +1\.1 +- +1 min.* ago: dead or cut off\n", reported)
 
 
 def test_problem_and_advice_come_first_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:

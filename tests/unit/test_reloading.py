@@ -40,6 +40,7 @@ LIVE = {
     *(f"listen_tls.{name}" for name in ("client_certificates", "client_ca_file", "min_version")),
     *(f"upstream_tls.{name}" for name in ("ca_file", "certificate_file", "key_file", "key_password_file")),
     *(f"upstream_tls.{name}" for name in ("check_hostname", "min_version")),
+    *(f"control_sasl.{name}" for name in ("mechanism", "username", "password_file", "token_file")),
 }
 
 
@@ -59,6 +60,12 @@ def loaded(file: Path) -> ProxyConfig:
 
 def test_documented_live_keys_are_those_that_change() -> None:
     assert {key.name for key in KEYS.values() if key.live} == LIVE
+
+
+def test_login_changes_as_a_whole(write: Write) -> None:
+    running = loaded(write('[control_sasl]\nmechanism = "PLAIN"\nusername = "a"\npassword_file = "/a"\n'))
+    requested = loaded(write('[control_sasl]\nmechanism = "OAUTHBEARER"\ntoken_file = "/t"\n'))
+    assert changes(running, requested).config == requested
 
 
 def test_live_keys_change_and_others_are_named(write: Write) -> None:
@@ -216,12 +223,13 @@ def test_proxy_uses_reloaded_limits_certificates_and_logging(
     authority = Authority(tmp_path / "authority")
     one, two = authority.sign("one", days=5), authority.sign("two", days=10)
     text = '[listen_tls]\ncertificate_file = "{}"\nkey_file = "{}"\n[limits]\n{}'
-    before = loaded(write(text.format(one.certificate, one.key, "")))
+    sasl = '\n[control_sasl]\nmechanism = "OAUTHBEARER"\ntoken_file = "/{}"\n'
+    before = loaded(write(text.format(one.certificate, one.key, sasl.format("one"))))
     logged: list[tuple[str, str]] = []
     monkeypatch.setattr(logs, "change", lambda *how: logged.append(how))
     limits = "in_flight_requests_max = 7\nsequencer_wait_max_seconds = 1\nbuffered_bytes_max = 200000000\n"
     limits += '[log]\nlevel = "debug"\n'
-    after = changes(before, loaded(write(text.format(two.certificate, two.key, limits)))).config
+    after = changes(before, loaded(write(text.format(two.certificate, two.key, limits + sasl.format("two"))))).config
 
     async def reload() -> None:
         proxy = Proxy(before)
@@ -231,6 +239,9 @@ def test_proxy_uses_reloaded_limits_certificates_and_logging(
         proxy.reload(after)
 
         assert proxy._live.config == after
+        login = proxy._cluster.kafka.pool.bootstrap[0]._access.sasl
+        assert login is not None
+        assert login.token_file == Path("/two"), "for the next login"
         assert proxy._services.in_flight_requests_max == 7
         assert proxy._services.sequencer_wait_max_seconds == 1.0
         assert proxy._certificates.listener is not context

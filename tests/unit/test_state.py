@@ -70,8 +70,10 @@ def test_records_have_the_documented_form() -> None:
 
 
 def test_heartbeat_record_names_its_process() -> None:
-    assert heartbeat(encode_heartbeat(A, 12)) == (A, 12)
-    assert heartbeat(encode_heartbeat_tombstone(A)) == (A, None)
+    assert heartbeat(encode_heartbeat(A, 12)) == (A, 12, {})
+    assert heartbeat(encode_heartbeat(A, 12, {"host": "edge-1"})) == (A, 12, {"host": "edge-1"})
+    assert heartbeat(StateRecord(encode_heartbeat(A, 12).key, b'{"about":7,"at_ms":12}')) == (A, 12, {})
+    assert heartbeat(encode_heartbeat_tombstone(A)) == (A, None, {})
     assert heartbeat(encode_process(A, 12)) is None
     assert heartbeat(StateRecord(b"heartbeat/nobody", b"{}")) is None
     assert heartbeat(StateRecord(encode_heartbeat(A, 12).key, b"{}")) is None

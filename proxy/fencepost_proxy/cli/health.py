@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 import sys
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
 
-from fencepost_proxy.cli.status_client import add_address
+from fencepost_proxy.cli.status_client import add_address, url
 from fencepost_proxy.cli.tables import printable
 
 _SECONDS: Final = 4.0
@@ -43,14 +44,20 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 def run(args: argparse.Namespace) -> int:
     path = "/livez" if args.live else "/readyz"
-    connection = HTTPConnection(args.status.host, args.status.port, timeout=_SECONDS)
+    host, port = args.status
+    if str(args.status).startswith("https:"):
+        # The certificate is for the clients' address, and the answer is no secret.
+        unverified = ssl._create_unverified_context()
+        connection: HTTPConnection = HTTPSConnection(host, port, timeout=_SECONDS, context=unverified)
+    else:
+        connection = HTTPConnection(host, port, timeout=_SECONDS)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         stated = answer.read(10_000).decode("utf-8", "replace").strip()
     except (OSError, HTTPException) as error:
         reason = printable(str(error).strip()) or "closed"
-        print(f"fencepost health: no response from http://{args.status}{path}: {reason}", file=sys.stderr)
+        print(f"fencepost health: no response from {url(args.status)}{path}: {reason}", file=sys.stderr)
         return 1
     finally:
         connection.close()

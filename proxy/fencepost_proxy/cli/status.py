@@ -77,6 +77,8 @@ def reported(found: Mapping[str, Any], now: float) -> str:
         (each["node_id"], each["listener"] or "none", each["kafka"], each["connections"], each["problem"] or "-")
         for each in found["brokers"]
     ]
+    columns = ("ID", "HOST", "VERSION", "STATUS PAGE", "LAST HEARTBEAT")
+    parts += _table("Proxies of the cluster", columns, [_instance(each) for each in found["instances"]])
     parts += _table("Brokers", ("ID", "CLIENTS CONNECT TO", "KAFKA", "CONNECTIONS", "PROBLEM"), brokers)
     parts += _table("Last refusals", REFUSAL_COLUMNS, refusal_rows(found["last_refusals"], now))
     if found["expansions"] or found["gated"]:
@@ -87,6 +89,12 @@ def reported(found: Mapping[str, Any], now: float) -> str:
     ]
     parts += _table("Clients connected", ("SOFTWARE", "VERSION", "CONNECTIONS"), software)
     return "\n\n".join(parts)
+
+
+def _instance(each: Mapping[str, Any]) -> tuple[object, ...]:
+    beat = "this process" if each["this"] else f"{duration(each['heartbeat_seconds'])} ago"
+    named = (each[name] or "-" for name in ("instance_id", "host", "version", "status"))
+    return (*named, beat if each["live"] else f"{beat}: dead or cut off")
 
 
 def _figures(found: Mapping[str, Any]) -> str:

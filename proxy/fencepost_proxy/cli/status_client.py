@@ -8,16 +8,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.config.secrets import secret
+from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.types import Address
 
 STATUS_HELP: Final = "status page of a running proxy (the proxy's own --status)"
 STATUS_VARIABLE: Final = "FENCEPOST_STATUS"
+#: The proxy's own variable for the key status_read_token_file.
+READ_TOKEN_VARIABLE: Final = "FENCEPOST_STATUS_READ_TOKEN_FILE"
 #: Default for commands that need a status page, without the variable.
 STATUS_DEFAULT: Final = Address("127.0.0.1", 8080)
 _SECONDS: Final = 30.0
@@ -31,12 +35,24 @@ class CannotQuery(FencepostError):
     """The address does not respond, or it is not the status page of a proxy of this version."""
 
 
+class _WithTls(Address):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"https://{super().__str__()}"
+
+
 def address(text: str) -> Address:
     """Argument type `HOST:PORT`, or the URL of a status page."""
     try:
-        return Address.parse(text.removeprefix("http://").rstrip("/"))
+        found = Address.parse(text.removeprefix("http://").removeprefix("https://").rstrip("/"))
+        return _WithTls(*found) if text.startswith("https://") else found
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def url(status: Address) -> str:
+    return str(status) if isinstance(status, _WithTls) else f"http://{status}"
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
@@ -99,19 +115,23 @@ def painted(text: str, tone: str) -> str:
 
 def query(status: Address, target: str, *, method: str = "GET", token: str | None = None) -> str:
     """Response body as text. `token` is for requests that change something. Raises `CannotQuery`."""
-    url = f"http://{status}{target}"
+    source = f"{url(status)}{target}"
     try:
+        if token is None and (file := os.environ.get(READ_TOKEN_VARIABLE)):
+            token = secret(READ_TOKEN_VARIABLE, Path(file))
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        with urlopen(Request(url, method=method, headers=headers), timeout=_SECONDS) as answer:
+        with urlopen(Request(source, method=method, headers=headers), timeout=_SECONDS) as answer:
             text: str = answer.read().decode()
             return text
     except HTTPError as error:
-        raise CannotQuery(f"{url} responded {error.code}: {error.read().decode(errors='replace').strip()}") from None
+        raise CannotQuery(f"{source} responded {error.code}: {error.read().decode(errors='replace').strip()}") from None
+    except ConfigError as error:
+        raise CannotQuery(str(error)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         elsewhere = ", or give another address with --status HOST:PORT" if status == STATUS_DEFAULT else ""
         raise CannotQuery(
-            f"no response from {url}: {reason} (check that the proxy runs with --status {status}{elsewhere})"
+            f"no response from {source}: {reason} (check that the proxy runs with --status {status}{elsewhere})"
         ) from None
 
 

@@ -62,9 +62,10 @@ def _no_tls() -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Access:
     """TLS and SASL of the proxy's own connections. `tls` returns the context for a new one, None for plain TCP.
+    `sasl`: for the next logins.
 
     Callbacks for metrics: `on_failure` gets the reason of a TLS failure in one word, `on_login` whether a login
     succeeded, `on_error` why a connection failed to open or was lost with requests in progress.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID, uuid4
 
@@ -22,6 +23,7 @@ from fencepost_proxy.errors import StateError
 from fencepost_proxy.executor import changed
 from fencepost_proxy.topics.processes import (
     INSTANCE_ID_AGE_MAX,
+    NOTHING,
     encode_heartbeat,
     encode_heartbeat_tombstone,
     encode_process,
@@ -44,6 +46,23 @@ _SILENT_SECONDS_MAX: Final = 75.0
 _LEAVE_SECONDS: Final = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A proxy process of the cluster, for the status page. `instance_id`: 0 if none is assigned.
+
+    `host`, `version`, `status` (its address): None if it does not report them. `heartbeat_seconds`: since its last one.
+    `live`: not known to be dead.
+    """
+
+    instance_id: int
+    host: str | None
+    version: str | None
+    status: str | None
+    heartbeat_seconds: float
+    live: bool
+    this: bool = False
+
+
 class Topic(Protocol):
     """The state topic. `read_until`: until when the view has every record in force."""
 
@@ -60,7 +79,10 @@ class Topic(Protocol):
 
 
 class Heartbeats:
-    """`live_until`: until when the other instances consider this one live."""
+    """`live_until`: until when the other instances consider this one live.
+
+    `about`: what this process reports of itself (`host`, `version`, `status`).
+    """
 
     def __init__(self, topic: Topic, kafka: KafkaClient, limits: Limits) -> None:
         self._topic = topic
@@ -70,7 +92,9 @@ class Heartbeats:
         self._instance_id_as_of = Offset(-1)
         self.process: UUID | None = None  # the current identity of this process; None before `enter`
         self.names: frozenset[UUID] = frozenset()  # all its identities: a new instance id has a new one
+        self.about: Mapping[str, str] = NOTHING
         self._others: dict[UUID, float] = {}  # time of the last heartbeat
+        self._about: dict[UUID, Mapping[str, str]] = {}
         self._found_dead: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
         self.live_until = float("inf")  # until when the others consider this one live
         self._announced_at = float("-inf")  # when its present identity was first sent
@@ -117,6 +141,18 @@ class Heartbeats:
             for each, last_observed in self._others.items()
             if now - last_observed < _DEAD_SECONDS and self._dead_at(each) is None
         )
+
+    def instances(self, now: float) -> list[Instance]:
+        """This process, then the others that did not report their end, last heartbeat first."""
+        if self.process is None:
+            return []
+        live, instance_id = self.live(now), self._topic.view.processes.instance_id
+        this = Instance(self.instance_id, *_reported(self.about), 0.0, live=not self.unacknowledged, this=True)
+        others = sorted(self._others.items(), key=lambda each: -each[1])
+        return [this] + [
+            Instance(instance_id(process), *_reported(self._about.get(process, NOTHING)), now - at, process in live)
+            for process, at in others
+        ]
 
     def may_append(self, now: float) -> frozenset[UUID]:
         """The other processes that may append, or whose appends Kafka may still have queued.
@@ -166,7 +202,8 @@ class Heartbeats:
         process, now_ms = uuid4(), int(time.time() * 1000)
         producer_id, _ = await self._producer_ids.init(timeout_seconds=timeout_seconds)
         before = self.process
-        records = [encode_process(process, now_ms, process_identity.own_identity()), encode_heartbeat(process, now_ms)]
+        beat = encode_heartbeat(process, now_ms, self.about)
+        records = [encode_process(process, now_ms, process_identity.own_identity()), beat]
         self.names |= {process}
         if before is not None:
             records.append(encode_heartbeat_tombstone(before))
@@ -206,10 +243,9 @@ class Heartbeats:
             former = frozenset(self._former)
             ended = [*self._long_dead(sent_at), *former]
             assert self.process is not None
+            beat = encode_heartbeat(self.process, int(time.time() * 1000), self.about)
             try:
-                await self._topic.append(
-                    [encode_heartbeat(self.process, int(time.time() * 1000)), *map(encode_heartbeat_tombstone, ended)]
-                )
+                await self._topic.append([beat, *map(encode_heartbeat_tombstone, ended)])
                 self.live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
             except (UpstreamUnavailable, StateError) as error:
@@ -237,7 +273,13 @@ class Heartbeats:
         if beat.at_ms is None:
             self._others.pop(beat.process, None)
             self._found_dead.pop(beat.process, None)
+            self._about.pop(beat.process, None)
             return
         # Heartbeats read at the start may be old. With clock skew a live process counts again at its next heartbeat.
         age_seconds = 0.0 if loaded else max(0.0, time.time() - beat.at_ms / 1000)
         self._others[beat.process] = time.monotonic() - age_seconds
+        self._about[beat.process] = beat.about
+
+
+def _reported(about: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
+    return about.get("host"), about.get("version"), about.get("status")

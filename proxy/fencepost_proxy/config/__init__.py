@@ -229,13 +229,13 @@ class ControlSasl:
     Files are read at every login.
     """
 
-    mechanism: SaslMechanism = _key(example="SCRAM-SHA-512")
+    mechanism: SaslMechanism = _key(live=True, example="SCRAM-SHA-512")
     """SASL mechanism."""
-    username: str | None = _key(None, example="fencepost")
+    username: str | None = _key(None, live=True, example="fencepost")
     """User name, for PLAIN and SCRAM."""
-    password_file: Path | None = _key(None, example="/etc/fencepost/password")
+    password_file: Path | None = _key(None, live=True, example="/etc/fencepost/password")
     """File whose first line is the password, for PLAIN and SCRAM."""
-    token_file: Path | None = _key(None, example="/etc/fencepost/token")
+    token_file: Path | None = _key(None, live=True, example="/etc/fencepost/token")
     """File whose first line is the token, for OAUTHBEARER."""
 
     def conflicts(self) -> Conflicts:
@@ -292,6 +292,11 @@ class ProxyConfig:
     status_token_file: Path | None = _key(None, example="/etc/fencepost/status-token")
     """File whose first line is the token for changes through `status` (`fencepost expansions open --token-file`). Read
     at each use. Default: no changes allowed."""
+    status_read_token_file: Path | None = _key(None, example="/etc/fencepost/status-read-token")
+    """File whose first line every request to `status` must have, except /livez and /readyz: as bearer token, or as
+    password of any user (browsers). Read at each use. Default: no login."""
+    status_tls: bool = False
+    """Whether `status` uses TLS, with the certificate of `listen_tls`."""
     log: LogConfig = field(default_factory=LogConfig)
     watch_transactions: bool = True
     """Whether to monitor the cluster's transactions for the status page and metrics."""
@@ -314,6 +319,8 @@ class ProxyConfig:
         if not self.upstream:
             stated = 'no Kafka server given: use --bootstrap-server HOST:PORT, or upstream = ["HOST:PORT"] in the file'
             yield "upstream", stated
+        if self.status_tls and self.listen_tls is None:
+            yield "status_tls", "needs the certificate of [listen_tls]"
         if any(not address.port for address in self.upstream):
             yield "upstream", "a broker's port cannot be 0"
         if self.mode == "sidecar" and self.broker is None:

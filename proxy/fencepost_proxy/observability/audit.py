@@ -27,14 +27,9 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, proxied: ProxiedConnection | None) -> Identity:
-        if proxied is None:
-            return cls()
-        session = proxied.session
-        return (
-            cls(proxied.peer)
-            if session is None
-            else cls(proxied.peer, session.state.principal, session.state.client_id)
-        )
+        session = None if proxied is None else proxied.session
+        login = (None, None) if session is None else (session.state.principal, session.state.client_id)
+        return cls(None if proxied is None else proxied.peer, *login)
 
 
 def configs_stored(identity: Identity, changes: Sequence[TopicConfigChange], failure: str | None) -> None:

@@ -21,10 +21,9 @@ _DAY_SECONDS: Final = 86_400
 _CERTIFICATE_DAYS: Final = 14
 #: Share of a limit from which the page warns.
 _NEARLY: Final = 0.9
-#: Shares of the last minute in which the event loop waited for a CPU, or used one.
+#: Share of the last minute in which the event loop waited for a CPU.
 _CPU_WAIT: Final = 0.1
 _CPU_WAIT_BAD: Final = 0.4
-_CPU_USED: Final = 0.95
 #: An unobstructed expansion takes less than a second, and a group some seconds to catch up.
 _EXPANSION_SECONDS: Final = 30
 _GROUP_SECONDS: Final = 600
@@ -46,13 +45,13 @@ def of_process(
     now: float,
     most_from: tuple[str, int] | None = None,
     sidecar: bool = False,
-    cpu: tuple[float, float] = (0.0, 0.0),
+    cpu_wait: float = 0.0,
     led_by: Mapping[NodeId, Sequence[TopicPartition]] = MappingProxyType({}),
 ) -> Iterator[Problem]:
     """Problems of the process itself. `now`: wall clock, seconds.
 
     `led_by`: known partitions by leader; those under `NO_NODE` have none.
-    `cpu`: share of the last minute in which the event loop used a CPU, and in which it waited for one.
+    `cpu_wait`: share of the last minute in which the event loop waited for a CPU.
     `most_from`: the address with the most connections, and their number.
     `sidecar`: it has a listener for one broker only and reports problems with the others itself.
     """
@@ -81,7 +80,7 @@ def of_process(
         "limits.buffered_bytes_max.",
         bad_from=_NEARLY,
     )
-    yield from _of_cpu(*cpu)
+    yield from _of_cpu(cpu_wait)
     yield from _of_certificates(certificate_ends, now)
 
 
@@ -98,16 +97,8 @@ def _of_brokers(
         )
     for broker in brokers:
         if broker.problem is not None:
-            led = led_by.get(broker.node_id, ())
-            clients = (
-                f"Clients wait for the partitions that it leads: {_named(led)}"
-                if led
-                else (
-                    "Other brokers lead its partitions"
-                    if not leaderless
-                    else "Some of the partitions above may be its own"
-                )
-            )
+            led = led_by.get(broker.node_id)
+            clients = f"Clients wait for {_named(led)}" if led else "Its partitions have other leaders, or none"
             yield Problem(
                 True,
                 f"Broker {broker.node_id} ({broker.kafka}) cannot be reached: {broker.problem}",
@@ -134,20 +125,12 @@ def _near(
         yield Problem(used >= bad_from * most, f"{used:,} of {most:,} {of}", do, page)
 
 
-def _of_cpu(used: float, waited: float) -> Iterator[Problem]:
+def _of_cpu(waited: float) -> Iterator[Problem]:
     if waited >= _CPU_WAIT:
         yield Problem(
             waited >= _CPU_WAIT_BAD,
             f"This process gets no CPU: its event loop waited for one during {waited:.0%} of the last minute",
             "All clients wait meanwhile. Is this machine overloaded, or does a CPU limit (cgroup, container) apply?",
-        )
-    elif used >= _CPU_USED:
-        yield Problem(
-            False,
-            f"This process uses all of one CPU core: {used:.0%} in the last minute",
-            "Requests queue for it. Start another proxy (docs/operations.md), or look on the clients page for a client "
-            "that sends unusually much.",
-            "/clients",
         )
 
 

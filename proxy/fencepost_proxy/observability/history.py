@@ -75,12 +75,10 @@ class History:
             tuple(metrics.loop_late_seconds.counts),
         )
 
-    def cpu_of_last_minute(self) -> tuple[float, float]:
-        """Mean of `cpu` and `cpu_wait`; zeros in the first minute."""
+    def cpu_wait_of_last_minute(self) -> float:
+        """Mean of `cpu_wait`; 0 in the first minute."""
         last = list(self._samples)[-_MINUTE_SAMPLES:]
-        if len(last) < _MINUTE_SAMPLES:
-            return 0.0, 0.0
-        return sum(each.cpu for each in last) / len(last), sum(each.cpu_wait for each in last) / len(last)
+        return sum(each.cpu_wait for each in last) / _MINUTE_SAMPLES if len(last) == _MINUTE_SAMPLES else 0.0
 
     def columns(self, now: float) -> Mapping[str, Sequence[float | None]]:
         """The fields of the samples, oldest first; `seconds_ago` instead of `at`."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fencepost_proxy import logs
 from fencepost_proxy.types import Address
@@ -36,7 +36,10 @@ _HEADERS: Final = (
     "Content-Security-Policy: default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 )
-_OF_STATUS: Final = {405: "Allow: GET, HEAD", 401: "WWW-Authenticate: Bearer"}
+_OF_STATUS: Final = {
+    405: "Allow: GET, HEAD",
+    401: 'WWW-Authenticate: Bearer\r\nWWW-Authenticate: Basic realm="Fencepost"',
+}
 
 
 class Refused(Exception):
@@ -72,9 +75,16 @@ class HttpServer:
         self._handlers: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}  # longest wait first
 
-    async def start(self, address: Address) -> Address:
-        """Listen; return the bound address. Raises `OSError`."""
-        self._server = await asyncio.start_server(self._serve, address.host, address.port, limit=_HEAD_BYTES_MAX)
+    async def start(self, address: Address, tls: Any = None) -> Address:
+        """Listen; return the bound address. `tls`: an `ssl.SSLContext`. Raises `OSError`."""
+        self._server = await asyncio.start_server(
+            self._serve,
+            address.host,
+            address.port,
+            limit=_HEAD_BYTES_MAX,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _REQUEST_SECONDS,
+        )
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     async def close(self) -> None:

@@ -267,6 +267,14 @@ function activity(client) {
 
 // ---- the overview
 
+const INSTANCES = {
+  host: (i) => i.host ?? soft("unknown"),
+  "instance id": (i) => i.instance_id || null,
+  version: (i) => i.version,
+  "status page": (i) => i.status,
+  "last heartbeat": (i) => i.this ? soft("this process") : i.live ? `${duration(i.heartbeat_seconds)} ago`
+    : bad(`none for ${duration(i.heartbeat_seconds)}: dead or cut off`),
+};
 const BROKERS = {
   broker: (b) => b.node_id,
   "clients connect to": (b) => b.listener ?? bad("no listener"),
@@ -384,6 +392,7 @@ function overview(status) {
   show("problems", problems(status.problems));
   show("figures", figures(status));
   show("history", charts(status.history));
+  show("instances", table("Proxies of the cluster", INSTANCES, status.instances));
   show("brokers", table("Brokers", BROKERS, status.brokers));
   show("topics", first(status, "topics", "checked_topics"));
   show("refusals", first(status, "refusals", "last_refusals"));

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from fencepost_proxy.cluster.heartbeats import Instance
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Address, NodeId
@@ -194,6 +195,7 @@ class StatusSnapshot:
     `warnings`: what an operator should check while the proxy serves.
     `connections_max`, `buffered_bytes_max`: their limits.
     `certificate_days`: days until each own certificate expires.
+    `instances`: proxy processes of the cluster, this one first.
     `history`: rates of the last fifteen minutes, by name (`observability/history.py`).
     `added_seconds`: upper bounds of the time added to requests and responses (median, p99); None before the first.
     `state_lease_seconds`: remaining validity of the virtual configs, None if unknown.
@@ -226,6 +228,7 @@ class StatusSnapshot:
     connections_max: int = 0
     buffered_bytes_max: int = 0
     certificate_days: Mapping[str, float] = field(default_factory=dict)
+    instances: tuple[Instance, ...] = ()
     history: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     @property

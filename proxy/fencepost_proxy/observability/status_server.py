@@ -2,11 +2,13 @@
 
 Off unless an address is configured. It shows topic names and addresses, so use a loopback or private address. It serves
 GET and HEAD, and one POST with a token (`status_token_file`) by which an operator stops gating a group's partitions.
+With `status_read_token_file`, all but `/livez` and `/readyz` needs that token, or the other one.
 `/livez` is always served, and `/readyz` does not wait for other requests.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import math
@@ -15,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from fencepost_proxy import logs
@@ -91,6 +93,8 @@ class StatusServer:
 
     `release`: stops gating for (group, topic) and returns a result message.
     `token_file`: its first line authorizes `release`; None forbids it.
+    `read_token_file`: its first line authorizes to read; None: no login.
+    `tls`: returns an `ssl.SSLContext`, or None for plain HTTP; called once.
     """
 
     def __init__(
@@ -101,12 +105,16 @@ class StatusServer:
         *,
         release: Release | None = None,
         token_file: Path | None = None,
+        read_token_file: Path | None = None,
+        tls: Callable[[], Any] = lambda: None,
     ) -> None:
         self._snapshot = snapshot
         self._metrics = metrics
         self._lists = lists
         self._release = release
         self._token_file = token_file
+        self._read_token_file = read_token_file
+        self._tls = tls
         self._loopback = False
         self._server = HttpServer(self._respond)
         self.close = self._server.close
@@ -114,10 +122,11 @@ class StatusServer:
 
     async def start(self, address: Address) -> Address:
         """Listen; return the bound address. Raises `OSError`."""
-        bound = await self._server.start(address)
-        _log.info("status page started", url=f"http://{bound}/")
+        tls = self._tls()
+        bound = await self._server.start(address, tls)
+        _log.info("status page started", url=f"{'http' if tls is None else 'https'}://{bound}/")
         self._loopback = ip_address(bound.host).is_loopback
-        if not self._loopback:
+        if not self._loopback and self._read_token_file is None:
             _log.warning(
                 "status page is reachable from other machines: it shows topic and group names, addresses and client "
                 "ids",
@@ -133,6 +142,8 @@ class StatusServer:
             return Response(TEXT, b"ok\n")
         if self._loopback and not _is_loopback_name(request.headers.get("host", "")):
             raise Refused(421, "wrong Host header: use an IP address or localhost")
+        if not posts and request.path != "/readyz":
+            self._authorize_reading(request)
         if request.path in _FILES:
             return _file(_FILES[request.path])
         of_readiness = request.path == "/readyz"
@@ -153,7 +164,7 @@ class StatusServer:
         try:
             if "origin" in request.headers:
                 raise Refused(403, "requests from web pages are not allowed")
-            self._authorize(request.headers.get("authorization", ""))
+            self._authorize(request)
         except Refused as refused:
             audit.action_refused(request.peer, request.path, refused)
             raise
@@ -161,19 +172,21 @@ class StatusServer:
         audit.group_released(request.peer, unquote(group), topics[0], result)
         return Response(TEXT, f"{result}\n".encode())
 
-    def _authorize(self, authorization: str) -> None:
+    def _authorize(self, request: Request) -> None:
         if self._token_file is None:
             raise Refused(403, "actions are disabled: set status_token_file in the proxy's configuration")
-        try:
-            expected = secret("status_token_file", self._token_file)
-        except ConfigError as error:
-            _log.warning("status_token_file is not usable", reason=error)
-            raise Refused(403, "actions are disabled: the file in status_token_file is not usable") from None
-        kind, _, token = authorization.partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode("latin-1"), expected.encode()):
+        # Not by password: browsers send it for other sites too.
+        if not _has_token(request, "status_token_file", self._token_file, "bearer"):
             raise Refused(
                 401, "token required: send the first line of status_token_file as Authorization: Bearer TOKEN"
             )
+
+    def _authorize_reading(self, request: Request) -> None:
+        files = {"status_read_token_file": self._read_token_file, "status_token_file": self._token_file}
+        if self._read_token_file is not None and not any(
+            _has_token(request, key, file, "bearer", "basic") for key, file in files.items() if file is not None
+        ):
+            raise Refused(401, "token required: the first line of status_read_token_file, as bearer token or password")
 
     async def _shown(self, request: Request) -> Response:
         path = request.path
@@ -193,6 +206,25 @@ class StatusServer:
         requested = _requested(_LISTS[name], request.query)
         (listed,) = await self._lists((requested,))
         return _json(list_json(path, requested, listed))
+
+
+def _has_token(request: Request, key: str, file: Path, *kinds: str) -> bool:
+    """Whether the request has the token in that file. `kinds`: bearer, basic (the password of any user)."""
+    try:
+        expected = secret(key, file)
+    except ConfigError as error:
+        _log.warning("token file is not usable", reason=error)
+        raise Refused(403, f"requests are not allowed: the file in {key} is not usable") from None
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    token = given.strip().encode("latin-1")
+    if kind.lower() not in kinds:
+        return False
+    if kind.lower() == "basic":
+        try:
+            token = base64.b64decode(token, validate=True).partition(b":")[2]
+        except ValueError:
+            return False
+    return hmac.compare_digest(token, expected.encode())
 
 
 def _is_loopback_name(header: str) -> bool:

@@ -78,6 +78,7 @@ async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -
 def _files(config: ProxyConfig) -> Iterator[Finding]:
     listen, upstream, sasl = config.listen_tls, config.upstream_tls, config.control_sasl
     yield from _readable("status_token_file", config.status_token_file)
+    yield from _readable("status_read_token_file", config.status_read_token_file)
     if listen is not None:
         yield from _tls("listen_tls", listen, lambda: certificates.listener_context(listen), "client_ca_file")
         yield from _named(config, listen.certificate_file)

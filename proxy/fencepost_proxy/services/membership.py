@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -15,6 +16,7 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import FencepostError, Reason
 from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.history import ExpansionHistory
+from fencepost_proxy.metrics import fencepost_version
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Monotonic
@@ -81,6 +83,8 @@ class Membership:
                 limits=config.limits,
                 on_change=on_change,
             )
+            about = {"host": platform.node(), "version": fencepost_version()}
+            state.heartbeats.about = about if config.status is None else {**about, "status": str(config.status)}
             changed()
             try:
                 await state.start()

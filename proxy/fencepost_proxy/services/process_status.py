@@ -33,6 +33,7 @@ from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import Driver
 from fencepost_proxy.services.reports import Reports
+from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.memory_budget import MemoryBudget
@@ -57,6 +58,7 @@ class ProcessStatus:
     book: AddressBook
     listeners: Listeners
     upstreams: Upstreams
+    certificates: Certificates
     metrics: Metrics
     spawn: Spawn
     bootstrap: Address | None = None
@@ -85,6 +87,8 @@ class ProcessStatus:
             self._listed,
             release=self.cluster.groups.release,
             token_file=self.config.status_token_file,
+            read_token_file=self.config.status_read_token_file,
+            tls=self.certificates.status_context if self.config.status_tls else lambda: None,
         )
 
     async def run(self) -> None:
@@ -156,7 +160,7 @@ class ProcessStatus:
                     certificate_ends=metrics.certificate_ends,
                     now=time.time(),
                     sidecar=self.cluster.sidecar is not None,
-                    cpu=self._history.cpu_of_last_minute(),
+                    cpu_wait=self._history.cpu_wait_of_last_minute(),
                     led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
                 )
             ),
@@ -164,6 +168,7 @@ class ProcessStatus:
             abort_only_transactions=tuple(self._abort_only()),
             warnings=tuple(self.topics.warnings()),
             certificate_days={of: (end - time.time()) / 86_400 for of, end in metrics.certificate_ends},
+            instances=() if state is None else tuple(state.heartbeats.instances(time.monotonic())),
             history=self._history.columns(time.monotonic()),
             transactions=transactions,
         )

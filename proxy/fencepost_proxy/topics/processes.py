@@ -3,7 +3,7 @@
 | key | value | if there are several |
 |---|---|---|
 | `process/<uuid>` | `{"started_ms", "identity"}` | all count: the n-th process has instance id n mod 255 + 1 |
-| `heartbeat/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
+| `heartbeat/<uuid>` | `{"at_ms", "about"}` | heartbeat, repeated; a tombstone when the process ends normally |
 
 A process whose instance id is about to be reused (127 others have started since) takes a new one. So no two live
 processes have the same, unless that many start within `config_lease_seconds`.
@@ -11,6 +11,8 @@ processes have the same, unless that many start within `config_lease_seconds`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,6 +20,7 @@ from fencepost_proxy.wire.state_records import StateRecord, object_of, record, t
 
 PROCESS: Final = "process"
 HEARTBEAT: Final = "heartbeat"
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _INSTANCE_IDS: Final = 255
 #: From then on a process should take a new instance id; at twice that another process gets its old one.
 INSTANCE_ID_AGE_MAX: Final = 127
@@ -33,9 +36,12 @@ def encode_process(process: UUID, started_ms: int, identity: str | None = None) 
     )
 
 
-def encode_heartbeat(process: UUID, at_ms: int) -> StateRecord:
-    """Heartbeat. The time is for processes that start later; the others use the arrival time of the record."""
-    return record(f"{HEARTBEAT}/{process}", {"at_ms": at_ms})
+def encode_heartbeat(process: UUID, at_ms: int, about: Mapping[str, str] = NOTHING) -> StateRecord:
+    """Heartbeat. The time is for processes that start later; the others use the arrival time of the record.
+
+    `about`: for the status pages of the other processes.
+    """
+    return record(f"{HEARTBEAT}/{process}", {"at_ms": at_ms, **({"about": dict(about)} if about else {})})
 
 
 def encode_heartbeat_tombstone(process: UUID) -> StateRecord:
@@ -44,10 +50,11 @@ def encode_heartbeat_tombstone(process: UUID) -> StateRecord:
 
 
 class Heartbeat(NamedTuple):
-    """`at_ms`: clock of the process itself; None: it has ended."""
+    """`at_ms`: clock of the process itself; None: it has ended. `about`: what the process says of itself."""
 
     process: UUID
     at_ms: int | None
+    about: Mapping[str, str] = NOTHING
 
 
 def heartbeat(record: StateRecord) -> Heartbeat | None:
@@ -57,7 +64,10 @@ def heartbeat(record: StateRecord) -> Heartbeat | None:
         return None
     try:
         value = object_of(record.value)
-        return Heartbeat(UUID(process), None if value is None else typed(value, "at_ms", int))
+        if value is None:
+            return Heartbeat(UUID(process), None)
+        about = value.get("about")
+        return Heartbeat(UUID(process), typed(value, "at_ms", int), about if isinstance(about, dict) else NOTHING)
     except ValueError:
         return None
 

@@ -237,6 +237,19 @@ class Certificates:
     def upstream(self) -> ssl.SSLContext | None:
         return None if self._upstream is None else self._upstream.context
 
+    def status_context(self) -> ssl.SSLContext | None:
+        """For a server that keeps one context: each connection gets the certificate in use, and needs none itself."""
+        if self._listener is None:
+            return None
+        context = _context(ssl.PROTOCOL_TLS_SERVER, "1.2")
+
+        def renew(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            assert self.listener is not None
+            connection.context = self.listener
+
+        context.sni_callback = renew
+        return context
+
     def change(self, listen: ListenTls | None, upstream: UpstreamTls | None) -> None:
         """Use other files or settings for new connections. Raises `ConfigError` and then changes nothing.
 
