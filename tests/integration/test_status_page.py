@@ -137,6 +137,33 @@ def test_clients_of_every_day_say_what_they_are(page: Shown) -> None:
         admin.close()
 
 
+def test_proxies_of_the_cluster_and_rates_are_shown(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(FakeClusterProcess(brokers=1))
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+        one, other = (stack.enter_context(Shown(cluster.bootstrap, tmp_path / name)) for name in ("one", "other"))
+        client = stack.enter_context(Connection(one.bootstrap))
+
+        def status() -> dict[str, Any]:
+            client.api_versions(3)
+            found: dict[str, Any] = json.loads(one.text("/status.json"))
+            return found
+
+        found = until(
+            lambda: each if max((each := status())["history"]["requests"], default=0) > 0 else None,
+            "a rate",
+            seconds=_PATIENCE_SECONDS,
+        )
+        this, another = found["instances"]
+        assert (this["status"], this["this"], this["live"], another["this"]) == (one.status, True, True, False)
+        assert (another["status"], another["host"], another["live"]) == (other.status, this["host"], True)
+        assert this["version"] == another["version"] == found["version"]
+        assert {this["instance_id"], another["instance_id"]} == {1, 2}
+        assert (found["connections"], found["connections_max"]) == (1, 2_000)
+        assert "fencepost_event_loop_cpu_wait_seconds_total" in one.text("/metrics")
+
+
 def test_unreachable_broker_is_named_with_suggested_action(tmp_path: Path) -> None:
     with FakeClusterProcess(brokers=1) as cluster, Shown(cluster.bootstrap, tmp_path) as proxy:
         (broker,) = json.loads(proxy.text("/status.json"))["brokers"]

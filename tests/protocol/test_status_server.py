@@ -530,6 +530,7 @@ async def test_nothing_else_does_anything(target: str, method: str, head: str, s
         ("", "token", 401),
         ("Authorization: Bearer s3cre\r\n", "token", 401),
         ("Authorization: Basic s3cret\r\n", "token", 401),
+        (BASIC, "token", 401),
         ("Authorization: Bearer \xff\r\n", "token", 401),
         ("authorization:bearer  s3cret\r\n", "token", 200),
     ],

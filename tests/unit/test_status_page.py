@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -41,12 +42,15 @@ from fencepost_proxy.observability.status import (
 from fencepost_proxy.observability.status_server import json_value, list_json, status_json
 from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.services.process_status import ProcessStatus
 from fencepost_proxy.session.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.watched import (
     WHY,
+    FindLeaders,
     HangingTransaction,
     LaggingPartition,
+    Leaders,
     OpenTransaction,
 )
 from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
@@ -247,6 +251,33 @@ def test_unreachable_broker_says_which_partitions_wait(
     *leaderless, broker = problems_of(brokers=(DOWN,), led_by=led_by)
     assert broker.do.startswith(clients)
     assert ["orders-3" in each.what for each in leaderless] == [True] * (NO_NODE in led_by)
+
+
+def test_partitions_are_grouped_by_what_an_operator_must_know() -> None:
+    """Checked topics by their present metadata, other topics by an earlier sweep."""
+
+    def partition(leader: int) -> PartitionInfo:
+        return PartitionInfo(Leader(NodeId(leader), LeaderEpoch(0)), (NodeId(1),), (NodeId(1),))
+
+    orders = TopicInfo("orders", UUID(int=1), {0: partition(1), 1: partition(2), 2: partition(-1)})
+    metadata = SimpleNamespace(known=SimpleNamespace(topics={"orders": orders}))
+    process: Any = SimpleNamespace(cluster=SimpleNamespace(kafka=SimpleNamespace(metadata=metadata)))
+    reachable = replace(DOWN, node_id=NodeId(1), problem=None)
+
+    led_by = ProcessStatus._led_by(process, (reachable, DOWN), (TopicPartition("orders", 0), TopicPartition("logs", 7)))
+
+    assert led_by == {
+        NodeId(2): [TopicPartition("orders", 1)],
+        NO_NODE: [TopicPartition("logs", 7), TopicPartition("orders", 2)],
+    }
+
+
+def test_sweep_reports_partitions_without_a_leader() -> None:
+    monitor = TransactionMonitor(Pace(1.0))
+    leaders = {NodeId(-1): ORDERS, NodeId(1): [TopicPartition("orders", 4)]}
+    monitor.next([NodeId(1)], 0.0)
+    monitor.answered(FindLeaders(), Leaders(leaders), 1.0)
+    assert monitor.report(1.0, 0.0, 0).leaderless == tuple(ORDERS)
 
 
 def old_transaction(age_seconds: float, timeout_ms: int, *, stuck: str | None = None) -> tuple[Problem, ...]:
