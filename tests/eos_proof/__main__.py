@@ -9,15 +9,12 @@ Exit status 1: with transactions, an input was not in the output exactly once; o
 from __future__ import annotations
 
 import argparse
-import logging
-import shutil
 import sys
-import tempfile
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 
 from tests.eos_proof import run as proof
+from tests.kit.proofs import Proof
 
 PROOF, PLAIN, DIRECT = "through the proxy", "without transactions", "without the proxy"
 
@@ -35,8 +32,7 @@ def main() -> int:
     only.add_argument("--direct", action="store_const", dest="only", const=DIRECT, help="only without the proxy")
     parser.add_argument("--keep", action="store_true", help="keep the logs of proxies and applications in any case")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.CRITICAL)
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-eos-"))
+    this = Proof("eos")
     plan = proof.Plan(
         options.kills,
         clients=tuple(options.clients.split(",")),
@@ -49,13 +45,13 @@ def main() -> int:
     elif options.controls:
         plans |= {PLAIN: replace(plan, kills=options.controls), DIRECT: replace(plan, kills=options.controls)}
     results: dict[str, proof.Result] = {}
-    with proof.stage(directory) as stage:
+    with proof.stage(this.directory) as stage:
         for name, each in plans.items():
             print(f"\n{name}:", flush=True)
             result = results[name] = proof.run(
                 stage.without_proxies() if name == DIRECT else stage,
                 replace(each, plain=name == PLAIN),
-                say=lambda text: print(text, flush=True),
+                say=this.say,
             )
             print(f"{result.seconds:.0f} s; kills: {dict(result.kills)}", flush=True)
     holds = True
@@ -68,11 +64,7 @@ def main() -> int:
         for client, counts in result.counts.items():
             for what, times in {**counts.stood_still, **counts.gave_up}.items():
                 print(f"{name}, {client}: {what}, {times} times")
-    if holds and not options.keep:
-        shutil.rmtree(directory, ignore_errors=True)
-    else:
-        print(f"the logs of proxies and applications are in {directory}")
-    return 0 if holds else 1
+    return this.end(holds, keep=options.keep)
 
 
 if __name__ == "__main__":

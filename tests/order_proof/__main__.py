@@ -8,14 +8,10 @@ promised. Or no group read out of order with the feature off, so that the proof 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-import shutil
 import sys
-import tempfile
-import time
-from pathlib import Path
 
+from tests.kit.proofs import Proof
 from tests.order_proof import run as proof
 from tests.order_proof.members import AppendMode, kinds_named
 from tests.order_proof.observed import Decision
@@ -33,14 +29,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it")
     parser.add_argument("--keep", action="store_true", help="keep the logs of proxy and members although all holds")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.CRITICAL)
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-order-"))
-    started = time.monotonic()
     holds = True
     if options.kills and (options.short or options.proxies < 2):
         parser.error("--kills is the long form, and needs --proxies 2")
+    this = Proof("order")
     plan = proof.KILLS if options.kills else proof.SHORT if options.short else proof.LONG
-    with proof.stage(directory, options.brokers, options.proxies) as stage:
+    with proof.stage(this.directory, options.brokers, options.proxies) as stage:
         for number in range(1, options.rounds + 1):
             on: dict[AppendMode, Decision] = {}
             off: dict[AppendMode, Decision] = {}
@@ -48,24 +42,24 @@ def main() -> int:
             for kinds in _batched(kinds_named(options.kinds), options.at_once):
                 print(", ".join(kind.name for kind in kinds), flush=True)
                 if options.only != "off":
-                    result = proof.run(stage, kinds, plan, ordered=True, say=_write)
+                    result = proof.run(stage, kinds, plan, ordered=True, say=this.say)
                     results.append(result)
                     on.update(result.decisions)
                     holds &= result.holds
                 if options.only != "on":
-                    off.update(proof.run(stage, kinds, proof.OFF, ordered=False, say=_write).decisions)
+                    off.update(proof.run(stage, kinds, proof.OFF, ordered=False, say=this.say).decisions)
             if plan is proof.LONG and options.only != "off":
                 kinds = kinds_named(options.kinds)[-options.at_once :]
                 print(
                     "any growth, keys placed by jump hash; then 2 to 3 by murmur2, where order is not kept", flush=True
                 )
-                jumping = proof.run(stage, kinds, proof.JUMPING, ordered=True, say=_write)
-                between = proof.run(stage, kinds, proof.BETWEEN_OLD, ordered=True, say=_write)
+                jumping = proof.run(stage, kinds, proof.JUMPING, ordered=True, say=this.say)
+                between = proof.run(stage, kinds, proof.BETWEEN_OLD, ordered=True, say=this.say)
                 holds &= jumping.holds and between.complete
                 print("\n".join(["", "jump hash, 1→2→3→8:", *proof.table(jumping.decisions, {})]))
                 between_title = "murmur2, 2→3 (order for information; none may be missing):"
                 print("\n".join(["", between_title, *proof.table(between.decisions, {})]))
-            print(f"\nround {number}, {time.monotonic() - started:.0f} s")
+            this.say(f"round {number}\n")
             print("\n".join(proof.table(on, off)), flush=True)
             if options.kills and results:
                 print("\n".join(["", *proof.writers_table(results)]), flush=True)
@@ -74,19 +68,11 @@ def main() -> int:
                 for what, records in (("before its predecessor", decision.early), ("again", decision.late)):
                     for record in records[:5]:
                         print(f"{kind.name}, of {len(records)} seen {what}: {record}")
-    if holds and not options.keep:
-        shutil.rmtree(directory, ignore_errors=True)
-    else:
-        print(f"the logs of proxy and members are in {directory}")
-    return 0 if holds else 1
+    return this.end(holds, keep=options.keep)
 
 
 def _batched(kinds: tuple[AppendMode, ...], size: int) -> list[tuple[AppendMode, ...]]:
     return [kinds[i : i + size] for i in range(0, len(kinds), size)]
-
-
-def _write(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

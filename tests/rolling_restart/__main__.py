@@ -7,13 +7,10 @@ status 1: a send failed; a record is missing, duplicated or out of order; or a g
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import get_args
 
+from tests.kit.proofs import Proof
 from tests.rolling_restart.run import QUERY_THE_OTHER, READERS, run
 from tests.rolling_restart.stage import Know, two_proxies
 from tests.support.kafka import running_kafka
@@ -34,23 +31,21 @@ def main() -> int:
         "--stay-away", action="store_true", help="restart a proxy after clients made progress through the other one"
     )
     options = parser.parse_args()
-    logging.basicConfig(level=logging.CRITICAL)
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-rolling-"))
-    began = time.monotonic()
+    this = Proof("rolling")
     with (
         running_kafka(options.brokers) as kafka,
-        two_proxies(kafka, directory, CHECKED_BY_NAME, know=options.know) as stage,
+        two_proxies(kafka, this.directory, CHECKED_BY_NAME, know=options.know) as stage,
     ):
         result = run(
             stage,
             continue_meanwhile=QUERY_THE_OTHER if options.stay_away else stage.continue_meanwhile,
             rolls=options.rolls,
             readers=(*READERS, "java-consumer-protocol"),
-            say=lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True),
+            say=this.say,
         )
-    print(f"\nclients were given the address of {options.know}; logs: {directory}\n\n{result.table()}", flush=True)
+    print(f"\nclients were given the address of {options.know}\n\n{result.table()}", flush=True)
     print("\nnothing failed, nothing is there twice, nothing is lost" if result.holds else "\nIT DOES NOT HOLD")
-    return 0 if result.holds else 1
+    return this.end(result.holds, keep=True)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import get_args
 
+from tests.kit.proofs import Proof
 from tests.sidecars.run import Check, run
 from tests.sidecars.stage import sidecars
 
@@ -30,17 +28,16 @@ def main() -> int:
         help="the same, but sidecars connect to brokers by SASL_PLAINTEXT on the loopback",
     )  # fmt: skip
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-sidecars-"))
-    began = time.monotonic()
-    with sidecars(directory, options.way or "plain") as stage:
+    this = Proof("sidecars")
+    with sidecars(this.directory, options.way or "plain") as stage:
         result = run(
             stage,
             rounds=options.rounds,
             check=options.check,
-            say=lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True),
+            say=this.say,
         )
-    print(f"\n{result.table()}\n\n{'it holds' if result.holds else 'IT DOES NOT HOLD'}; logs: {directory}")
-    return 0 if result.holds else 1
+    print(f"\n{result.table()}\n\n{'it holds' if result.holds else 'IT DOES NOT HOLD'}")
+    return this.end(result.holds, keep=True)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ duplicates, so that the counting is no evidence.
 from __future__ import annotations
 
 import argparse
-import logging
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 
+from tests.kit.proofs import Proof
 from tests.spark_faults import run
 from tests.spark_faults.faults import FAULTS
 from tests.spark_faults.query import SINKS
@@ -30,19 +27,14 @@ def main() -> int:
         for fault in FAULTS:
             print(f"{fault.name:20} {fault.reported}")
         return 0
-    logging.basicConfig(level=logging.CRITICAL)
-    directory = Path(tempfile.mkdtemp(prefix="fencepost-spark-faults-"))
+    this = Proof("spark-faults")
     by_name = {fault.name: fault for fault in FAULTS}
     chosen = [by_name[name] for name in options.fault or names]
-    with stage(directory) as ready:
+    with stage(this.directory) as ready:
         sinks = (options.sink,) if options.sink else SINKS
-        result = run.run(ready, chosen, sinks, say=lambda text: print(text, flush=True))
+        result = run.run(ready, chosen, sinks, say=this.say)
     print("\n".join(["", *run.table(result)]))
-    if result.holds:
-        shutil.rmtree(directory, ignore_errors=True)
-    else:
-        print(f"\nthe logs of proxy and drivers are in {directory}")
-    return 0 if result.holds else 1
+    return this.end(result.holds)
 
 
 if __name__ == "__main__":
