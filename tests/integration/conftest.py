@@ -8,17 +8,24 @@ from pathlib import Path
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
-from tests.support.proxy import ProxyProcess
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log, filled_topic
-from tests.support.secured import secured_kafka
+from tests.support.secured import Sides, proxy_of, secured_kafka
 from tests.support.three_brokers import Stage3, three_brokers
 
 
 @pytest.fixture(scope="session")
-def secured() -> Iterator[KafkaCluster]:
-    """One broker with logins and permissions, for the files of `workers.SECURED`. Leave it running and unpaused."""
-    with secured_kafka() as cluster:
-        yield cluster
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    """One broker with logins and permissions and its proxy, for the files of `workers.SECURED`. Leave both running."""
+    expanding = '[topics."shared-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
+    config = f"{CHECKED_BY_NAME}\n{expanding}\n[limits]\nexpansion_wait_seconds = 600\n"
+    status = ("--status", "127.0.0.1:0")
+    with (
+        secured_kafka() as kafka,
+        proxy_of(kafka, tmp_path_factory.mktemp("secured"), config, arguments=status) as proxy,
+    ):
+        yield Sides(kafka, proxy)
+        assert "Traceback" not in proxy.log
 
 
 @pytest.fixture(scope="session")

@@ -8,35 +8,48 @@ and `test_kip98_rights.py`.
 from __future__ import annotations
 
 import json
-import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
-from tests.support.ports import free_port
-from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
-from tests.support.raw import Producer, Record, batch
-from tests.support.secured import User, allow, deny, proxy_of
+from tests.support.raw import Record, batch
+from tests.support.secured import (
+    ADD_PARTITIONS,
+    ALTER,
+    CONFIGS_READ,
+    CONFIGS_WRITE,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DESCRIBE,
+    OK,
+    PRODUCE,
+    READ,
+    TOPIC,
+    WRITE,
+    Sides,
+    User,
+    add,
+    allow,
+    codes,
+    create_topic,
+    deny,
+    expand,
+    produce,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, DELETE_TOPICS = 0, 1, 2, 3, 19, 20
-DELETE_RECORDS, INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS, END_TXN = 21, 22, 23, 24, 26
-DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, INCREMENTAL_ALTER_CONFIGS = 32, 33, 37, 44
-DESCRIBE_PRODUCERS, DESCRIBE_TOPIC_PARTITIONS, CONSUMER_HEARTBEAT = 61, 75, 68
-SASL_HANDSHAKE = 17
-TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
-READ, WRITE, ALTER, DESCRIBE, CONFIGS_READ, CONFIGS_WRITE = 3, 4, 7, 8, 10, 11
-OK, NOT_LEADER, TIMED_OUT, DENIED, CLUSTER_DENIED, ILLEGAL_SASL_STATE, POLICY_VIOLATION = 0, 6, 7, 29, 31, 34, 44
+FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, DELETE_TOPICS, DELETE_RECORDS = 1, 2, 3, 17, 20, 21
+OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS = 23, 32, 33, 44
+DESCRIBE_PRODUCERS, CONSUMER_HEARTBEAT, DESCRIBE_TOPIC_PARTITIONS = 61, 68, 75
+DENIED, ILLEGAL_SASL_STATE, POLICY_VIOLATION = 29, 34, 44
 SET = 0
 STATE_TOPIC = "__fencepost_state"
 #: Operations of each user on the scene's topic. For `blind`, Kafka allows WRITE and denies DESCRIBE.
@@ -56,110 +69,56 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def kafka(secured: KafkaCluster) -> KafkaCluster:
-    return secured
+class Scene(Sides):
+    """A topic of one partition with one batch, with all checks on, and the permissions of `MAY`."""
 
+    def __init__(self, sides: Sides) -> None:
+        super().__init__(sides.kafka, sides.proxy)
+        self.topic = unique_topic("rights")
+        self.first = batch(b"first", expected=0, write_id=b"first")
+        for user, operations in MAY.items():
+            for operation in operations:
+                allow(self.kafka, user, TOPIC, self.topic, operation)
+        deny(self.kafka, "blind", TOPIC, self.topic, DESCRIBE)
+        self.create(self.topic, CHECKS)
+        self.accepts(self.first, 0)
 
-@pytest.fixture(scope="module")
-def status() -> Address:
-    return Address("127.0.0.1", free_port())
+    def accepts(self, records: bytes, offset: int) -> None:
+        reported = self.produce("writer", self.topic, records)
+        assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, offset)
 
-
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, status: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    config = f'status = "{status}"\n{CHECKED_BY_NAME}\n[limits]\nexpansion_wait_seconds = 600\n'
-    with proxy_of(kafka, tmp_path_factory.mktemp("rights"), config) as proxy:
-        yield proxy
-        assert "Traceback" not in proxy.log
-
-
-@dataclass
-class Scene:
-    """A topic of one partition, with all checks on, and the permissions of `MAY`."""
-
-    kafka: KafkaCluster
-    direct: Address
-    through: Address
-    status: Address
-    topic: str
-    #: The batch in the topic.
-    first: bytes
-
-    def query(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
-        with User(side, user) as connection:
-            return connection.query(api_key, version, body)
-
-    def same(self, user: str, api_key: int, version: int, body: Fields) -> Fields:
-        """The response that Kafka and the proxy both give."""
-        direct, proxied = (self.query(user, side, api_key, version, body) for side in (self.direct, self.through))
-        assert direct == proxied, (user, api_key, version)
-        return direct
-
-    def denied(self, user: str, api_key: int, version: int, body: Fields, code: int = DENIED) -> None:
-        reported = self.same(user, api_key, version, body)
-        assert code in codes(reported), (user, api_key, version, reported)
+    def denied(self, user: str, api_key: int, version: int, body: Fields) -> None:
+        assert DENIED in codes(self.same(user, api_key, version, body)), (user, api_key, version)
 
     def configs(self) -> dict[str, str]:
         """All configs set on the topic, as the admin sees them."""
         reported = self.query("admin", self.through, DESCRIBE_CONFIGS, 4, _describe(self.topic))
         return {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1}
 
-    def append(self, connection: RawConnection, records: bytes, partition: int = 0, version: int = 9) -> Fields:
-        body = _produce(self.topic, records, partition)
-        found: Fields = connection.query(PRODUCE, version, body)["Responses"][0]["PartitionResponses"][0]
+    def set_check(self, name: str, value: str, user: str = "admin") -> None:
+        altered = _alter(self.topic, {f"fencepost.check.{name}": value}, incremental=True)
+        self.change(user, INCREMENTAL_ALTER_CONFIGS, 1, altered)
+
+    def append(self, connection: RawConnection, records: bytes) -> Fields:
+        body = produce(self.topic, records)
+        found: Fields = connection.query(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"][0]
         return found
 
-    def appended(self, user: str, records: bytes) -> Fields:
-        def reported() -> Fields | None:
-            with User(self.through, user) as connection:
-                found = self.append(connection, records)
-            return None if found["ErrorCode"] in (NOT_LEADER, TIMED_OUT, 3) else found
-
-        answer: Fields = until(reported, "an answer")
-        return answer
+    def expansions(self) -> list[Any]:
+        return [
+            each for each in json.loads(self.proxy.page("/status.json"))["expansions"] if each["topic"] == self.topic
+        ]
 
 
 @pytest.fixture(scope="module")
-def still(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
+def still(sides: Sides) -> Scene:
     """A scene for tests that change nothing. Its topic keeps one record."""
-    return _scene(kafka, proxy, status)
+    return Scene(sides)
 
 
 @pytest.fixture
-def scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
-    return _scene(kafka, proxy, status)
-
-
-def _scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
-    first = batch(b"first", expected=0, write_id=b"first")
-    found = Scene(
-        kafka, kafka.address(1, "SASL"), Address.parse(proxy.bootstrap), status, unique_topic("rights"), first
-    )
-    for user, operations in MAY.items():
-        for operation in operations:
-            allow(kafka, user, TOPIC, found.topic, operation)
-    deny(kafka, "blind", TOPIC, found.topic, DESCRIBE)
-    reported = found.query("admin", found.through, CREATE_TOPICS, 5, _create(found.topic, CHECKS))
-    assert codes(reported) == {OK}, reported
-    assert found.appended("writer", first)["ErrorCode"] == OK
-    return found
-
-
-def codes(answer: Any) -> set[int]:
-    if isinstance(answer, dict):
-        own = {value for name, value in answer.items() if name.endswith("ErrorCode")}
-        return own.union(*map(codes, answer.values())) if answer else own
-    return set().union(*map(codes, answer)) if isinstance(answer, list) else set()
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------
-
-
-def _create(topic: str, configs: Mapping[str, str], *, validate_only: bool = False) -> Fields:
-    set_to = [{"Name": name, "Value": value} for name, value in configs.items()]
-    requested = {"Name": topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": set_to}
-    return {"Topics": [requested], "timeoutMs": 30_000, "validateOnly": validate_only}
+def scene(sides: Sides) -> Scene:
+    return Scene(sides)
 
 
 def _describe(topic: str, *names: str) -> Fields:
@@ -172,16 +131,6 @@ def _alter(topic: str, configs: Mapping[str, str], *, incremental: bool, validat
     set_to = [{"Name": name, "Value": value, **more} for name, value in configs.items()]
     resource = {"ResourceType": TOPIC, "ResourceName": topic, "Configs": set_to}
     return {"Resources": [resource], "ValidateOnly": validate_only}
-
-
-def _expand(topic: str, count: int, *, validate_only: bool = False) -> Fields:
-    requested = {"Name": topic, "Count": count, "Assignments": None}
-    return {"Topics": [requested], "TimeoutMs": 5_000, "ValidateOnly": validate_only}
-
-
-def _produce(topic: str, records: bytes, partition: int = 0, acks: int = -1) -> Fields:
-    data = [{"Index": partition, "Records": records}]
-    return {"Acks": acks, "TimeoutMs": 10_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
 
 
 # --- virtual configs --------------------------------------------------------------------------------------------------
@@ -214,8 +163,7 @@ def test_permitted_client_describes_and_alters_virtual_configs(scene: Scene) -> 
     """Proves that the test above can fail."""
     reported = scene.query("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
     assert CHECKS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
-    alter = _alter(scene.topic, {"fencepost.check.partition.count": "false"}, incremental=True)
-    assert codes(scene.query("configurer", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, alter)) == {OK}
+    scene.set_check("partition.count", "false", user="configurer")
     assert scene.configs()["fencepost.check.partition.count"] == "false"
 
 
@@ -224,8 +172,8 @@ def test_refused_topic_creation_stores_no_virtual_configs(still: Scene, user: st
     topic = unique_topic("not-mine")
     for version in (2, 5, 7):
         for validate_only in (True, False):
-            still.denied(user, CREATE_TOPICS, version, _create(topic, CHECKS, validate_only=validate_only))
-    assert codes(still.query("admin", still.through, CREATE_TOPICS, 5, _create(topic, {}))) == {OK}
+            still.denied(user, CREATE_TOPICS, version, create_topic(topic, CHECKS, validate_only=validate_only))
+    still.create(topic)
     reported = still.query("admin", still.through, DESCRIBE_CONFIGS, 4, _describe(topic))
     assert not [each for each in reported["Results"][0]["Configs"] if each["ConfigSource"] == 1]
 
@@ -240,8 +188,8 @@ def test_unauthorized_writer_gets_the_errors_of_kafka(still: Scene, user: str) -
     known, stale = still.first, batch(b"stale", expected=1)
     for records in (batch(b"unconditional"), stale, batch(b"theirs", expected=77), known):
         for version in (3, 7, 8, 9, 12):
-            still.denied(user, PRODUCE, version, _produce(still.topic, records))
-    still.denied(user, PRODUCE, 9, _produce(still.topic, stale, partition=7))
+            still.denied(user, PRODUCE, version, produce(still.topic, records))
+    still.denied(user, PRODUCE, 9, produce(still.topic, stale, partition=7))
 
 
 def test_writer_without_describe_learns_only_the_log_end(scene: Scene) -> None:
@@ -250,7 +198,7 @@ def test_writer_without_describe_learns_only_the_log_end(scene: Scene) -> None:
         assert codes(direct.query(METADATA, 9, {"Topics": [{"Name": scene.topic}]})["Topics"]) == {DENIED}
         reported = scene.append(direct, batch(b"direct"))
     assert (reported["ErrorCode"], reported["BaseOffset"], reported["LogStartOffset"]) == (OK, 1, 0)
-    refused = scene.appended("blind", batch(b"theirs", expected=77))
+    refused = scene.produce("blind", scene.topic, batch(b"theirs", expected=77))
     assert (refused["ErrorCode"], refused["BaseOffset"], refused["LogStartOffset"]) == (POLICY_VIOLATION, 2, 0)
     scene.denied("blind", LIST_OFFSETS, 5, _list_offsets(scene.topic))
 
@@ -294,11 +242,11 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
     before = scene.configs()
     new = unique_topic("not-mine")
     requests = [
-        *((PRODUCE, 9, _produce(scene.topic, records)) for records in (batch(b"x"), batch(b"x", expected=77))),
-        (PRODUCE, 9, _produce(scene.topic, batch(b"x", expected=1))),
-        (PRODUCE, 9, _produce(STATE_TOPIC, batch(b"x"))),
-        (CREATE_PARTITIONS, 1, _expand(scene.topic, 2)),
-        (CREATE_TOPICS, 5, _create(new, CHECKS)),
+        *((PRODUCE, 9, produce(scene.topic, records)) for records in (batch(b"x"), batch(b"x", expected=77))),
+        (PRODUCE, 9, produce(scene.topic, batch(b"x", expected=1))),
+        (PRODUCE, 9, produce(STATE_TOPIC, batch(b"x"))),
+        (CREATE_PARTITIONS, 1, expand(scene.topic, 2)),
+        (CREATE_TOPICS, 5, create_topic(new, CHECKS)),
         (DELETE_TOPICS, 4, {"TopicNames": [scene.topic], "TimeoutMs": 5_000}),
         (DELETE_TOPICS, 4, {"TopicNames": [STATE_TOPIC], "TimeoutMs": 5_000}),
         (DESCRIBE_CONFIGS, 4, _describe(scene.topic)),
@@ -320,8 +268,7 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
                 with pytest.raises(Closed):
                     assert halfway.query(api_key, version, body) is None
     assert scene.configs() == before
-    reported = scene.appended("writer", batch(b"second", expected=1))
-    assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, 1)
+    scene.accepts(batch(b"second", expected=1), 1)
     reported = scene.query("admin", scene.through, METADATA, 9, {"Topics": [{"Name": new}, {"Name": scene.topic}]})
     assert [len(topic["Partitions"]) for topic in reported["Topics"] if topic["Name"] == scene.topic] == [1]
 
@@ -330,12 +277,11 @@ def test_client_without_login_is_closed_and_changes_nothing(scene: Scene) -> Non
 def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, check: str) -> None:
     """Appends without a login, during a login, or without WRITE do not wait in the sequencer. An authorized append
     does."""
-    checked = _alter(scene.topic, {"fencepost.check.expected.offsets": check}, incremental=True)
-    assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
+    scene.set_check("expected.offsets", check)
     before = _sequencer_waits(scene)
     for records in (batch(b"x"), batch(b"x", expected=1), batch(b"x", expected=77), scene.first):
         for acks in (-1, 1, 0):
-            body = _produce(scene.topic, records, acks=acks)
+            body = produce(scene.topic, records, acks=acks)
             for version in (7, 9):
                 with RawConnection(scene.through) as stranger, pytest.raises(Closed):
                     stranger.query(PRODUCE, version, body)
@@ -349,20 +295,16 @@ def test_unauthorized_append_never_enters_a_partition_sequencer(scene: Scene, ch
             for _ in range(3):
                 assert scene.append(reader, records)["ErrorCode"] == DENIED
             with pytest.raises(Closed):
-                reader.query(PRODUCE, 9, _produce(scene.topic, records, acks=0))
+                reader.query(PRODUCE, 9, produce(scene.topic, records, acks=0))
     assert _sequencer_waits(scene) == before
 
-    reported = scene.appended("writer", batch(b"second", expected=1))
-    assert (reported["ErrorCode"], reported["BaseOffset"]) == (OK, 1)
+    scene.accepts(batch(b"second", expected=1), 1)
     assert _sequencer_waits(scene) > before, "the metric does not count appends: this test proves nothing"
 
 
 def _sequencer_waits(scene: Scene) -> int:
     """Number of appends that have entered a sequencer."""
-    with urllib.request.urlopen(f"http://{scene.status}/metrics", timeout=60) as response:
-        text = response.read().decode()
-    (line,) = [each for each in text.splitlines() if each.startswith("fencepost_sequencer_wait_seconds_count ")]
-    return int(float(line.split()[1]))
+    return int(scene.proxy.metrics()["fencepost_sequencer_wait_seconds_count"])
 
 
 # --- topics that are expanded -----------------------------------------------------------------------------------------
@@ -373,75 +315,42 @@ def test_expansion_without_alter_permission_is_not_started(still: Scene, user: s
     for version in (0, 1, 2, 3):
         for count in (1, 2):
             for validate_only in (False, True):
-                still.denied(user, CREATE_PARTITIONS, version, _expand(still.topic, count, validate_only=validate_only))
-    refused = still.appended("writer", batch(b"x", expected=77))
+                still.denied(user, CREATE_PARTITIONS, version, expand(still.topic, count, validate_only=validate_only))
+    refused = still.produce("writer", still.topic, batch(b"x", expected=77))
     assert refused["ErrorCode"] == POLICY_VIOLATION, "the topic must accept and check appends"
-    assert not [each for each in _status(still)["expansions"] if each["topic"] == still.topic]
-
-
-def _status(scene: Scene) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{scene.status}/status.json", timeout=60) as response:
-        found: dict[str, Any] = json.load(response)
-    return found
+    assert not still.expansions()
 
 
 def test_pending_expansion_is_hidden_from_unauthorized_clients(scene: Scene) -> None:
     """The expansion waits for a transaction. Unauthorized expansions and appends get Kafka's errors."""
+    scene.set_check("expected.offsets", "true")
     name = unique_topic("txn")
-    primary = _begun(scene, name)
+    producer = scene.init("admin", name)
+    scene.add("admin", name, producer, scene.topic)
+    records = batch(b"t", producer=producer, transactional=True)
+    assert scene.produce("admin", scene.topic, records, name)["ErrorCode"] == OK
     with User(scene.through, "grower") as grower:
         with suppress(Closed):
-            grower.query(CREATE_PARTITIONS, 1, _expand(scene.topic, 2))
+            grower.query(CREATE_PARTITIONS, 1, expand(scene.topic, 2))
 
         def pending() -> list[Any]:
-            return [e for e in _status(scene)["expansions"] if e["topic"] == scene.topic and e["state"] == "pending"]
+            return [each for each in scene.expansions() if each["state"] == "pending"]
 
         until(pending, "an expansion under way")
-        again = scene.query("grower", scene.through, CREATE_PARTITIONS, 1, _expand(scene.topic, 4))
+        again = scene.query("grower", scene.through, CREATE_PARTITIONS, 1, expand(scene.topic, 4))
         assert "EXPANSION_IN_PROGRESS" in again["Results"][0]["ErrorMessage"], (
             "no expansion is pending: this test proves nothing"
         )
         for user in ("nobody", "describer", "writer", "configurer"):
             for count in (1, 2, 4):
                 for validate_only in (False, True):
-                    scene.denied(user, CREATE_PARTITIONS, 1, _expand(scene.topic, count, validate_only=validate_only))
+                    scene.denied(user, CREATE_PARTITIONS, 1, expand(scene.topic, count, validate_only=validate_only))
         for user in ("nobody", "describer", "reader"):
             for records in (batch(b"x"), batch(b"x", expected=77)):
-                scene.denied(user, PRODUCE, 9, _produce(scene.topic, records))
+                scene.denied(user, PRODUCE, 9, produce(scene.topic, records))
     assert pending()
-    end = {"TransactionalId": name, "ProducerId": primary["ProducerId"], "ProducerEpoch": primary["ProducerEpoch"]}
-    reported = scene.query("admin", scene.through, END_TXN, 3, end | {"Committed": False})
-    assert codes(reported) == {OK}
+    assert scene.end("admin", name, producer, commit=False) == OK
     until(lambda: not pending(), "its end")
-
-
-def _begun(scene: Scene, name: str) -> Fields:
-    """An open transaction on the scene's topic, which must not require expected offsets."""
-    checked = _alter(scene.topic, {"fencepost.check.expected.offsets": "true"}, incremental=True)
-    assert codes(scene.query("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
-
-    def reported(api_key: int, version: int, body: Fields) -> Fields | None:
-        answer = scene.query("admin", scene.through, api_key, version, body)
-        return answer if codes(answer) == {OK} else None
-
-    primary: Fields = until(lambda: reported(INIT_PRODUCER_ID, 4, _init(name)), "a coordinator")
-    until(lambda: reported(ADD_PARTITIONS, 3, _add(name, primary, scene.topic)), "a partition")
-    records = batch(b"t", producer=Producer(primary["ProducerId"], primary["ProducerEpoch"], 0), transactional=True)
-    until(lambda: reported(PRODUCE, 9, _produce(scene.topic, records) | {"TransactionalId": name}), "its append")
-    return primary
-
-
-def _init(name: str) -> Fields:
-    return {"TransactionalId": name, "TransactionTimeoutMs": 600_000, "ProducerId": -1, "ProducerEpoch": -1}
-
-
-def _add(name: str, producer: Fields, *topics: str) -> Fields:
-    return {
-        "V3AndBelowTransactionalId": name,
-        "V3AndBelowProducerId": producer["ProducerId"],
-        "V3AndBelowProducerEpoch": producer["ProducerEpoch"],
-        "V3AndBelowTopics": [{"Name": topic, "Partitions": [0]} for topic in topics],
-    }
 
 
 # --- the state topic --------------------------------------------------------------------------------------------------
@@ -454,12 +363,12 @@ def test_state_topic_is_closed_even_to_superusers(scene: Scene) -> None:
         assert found["ErrorCode"] == OK
     one = [{"Name": STATE_TOPIC, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}]
     refused: list[tuple[int, range, Fields]] = [
-        (PRODUCE, range(3, 13), _produce(STATE_TOPIC, batch(b"x"))),
+        (PRODUCE, range(3, 13), produce(STATE_TOPIC, batch(b"x"))),
         (LIST_OFFSETS, range(1, 12), {"ReplicaId": -1, "Topics": one}),
         (OFFSET_FOR_LEADER_EPOCH, range(2, 5), _epoch_end(STATE_TOPIC)),
         (DELETE_RECORDS, range(3), _delete_records(STATE_TOPIC)),
-        (CREATE_TOPICS, range(2, 8), _create(STATE_TOPIC, {})),
-        (CREATE_PARTITIONS, range(4), _expand(STATE_TOPIC, 2)),
+        (CREATE_TOPICS, range(2, 8), create_topic(STATE_TOPIC, {})),
+        (CREATE_PARTITIONS, range(4), expand(STATE_TOPIC, 2)),
         (DESCRIBE_CONFIGS, range(1, 5), _describe(STATE_TOPIC)),
         (ALTER_CONFIGS, range(3), _alter(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=False)),
         (INCREMENTAL_ALTER_CONFIGS, range(2), _alter(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=True)),
@@ -481,12 +390,8 @@ def test_state_topic_is_closed_even_to_superusers(scene: Scene) -> None:
                 assert topic_id.bytes not in repr(reported).encode()
         assert STATE_TOPIC not in [topic["Name"] for topic in admin.query(METADATA, 12, {"Topics": None})["Topics"]]
         name = unique_topic("txn")
-        primary = until(lambda: _if_ok(admin.query(INIT_PRODUCER_ID, 4, _init(name))), "a coordinator")
-        assert codes(admin.query(ADD_PARTITIONS, 3, _add(name, primary, STATE_TOPIC))) == {DENIED}
-
-
-def _if_ok(answer: Fields) -> Fields | None:
-    return answer if codes(answer) == {OK} else None
+        producer = scene.init("admin", name)
+        assert codes(admin.query(ADD_PARTITIONS, 3, add(name, producer, STATE_TOPIC))) == {DENIED}
 
 
 def _epoch_end(topic: str) -> Fields:
@@ -541,23 +446,23 @@ def _assigned(side: Address, requested: set[uuid.UUID], topic: str, subscription
 # --- the status page --------------------------------------------------------------------------------------------------
 
 
-def test_status_page_and_log_show_no_secrets(scene: Scene, proxy: ProxyProcess) -> None:
+def test_status_page_and_log_show_no_secrets(scene: Scene) -> None:
     secret = {each: f"{each}-{uuid.uuid4().hex}" for each in ("value", "key", "header", "write", "password")}
     headers = [("header", secret["header"].encode())]
     record = Record(secret["value"].encode(), key=secret["key"].encode(), headers=headers)
     write_id = secret["write"].encode()
-    for expected in (1, 77):
-        scene.appended("writer", batch(record, expected=expected, write_id=write_id))
-    scene.appended("writer", batch(record, Record(b"x", expected=secret["value"].encode())))
-    scene.appended("writer", batch(record))
+    for records in (
+        *(batch(record, expected=expected, write_id=write_id) for expected in (1, 77)),
+        batch(record, Record(b"x", expected=secret["value"].encode())),
+        batch(record),
+    ):
+        scene.produce("writer", scene.topic, records)
     with RawConnection(scene.through) as stranger:
         assert stranger.query(17, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
         reported = stranger.query(36, 2, {"AuthBytes": f"\0writer\0{secret['password']}".encode()})
         assert reported["ErrorCode"] != OK
-    texts = {"log": proxy.log}
-    for path in ("/status.json", "/metrics", "/readyz", "/livez"):
-        with urllib.request.urlopen(f"http://{scene.status}{path}", timeout=60) as response:
-            texts[path] = response.read().decode()
+    texts = {path: scene.proxy.page(path) for path in ("/status.json", "/metrics", "/readyz", "/livez")}
+    texts["log"] = scene.proxy.log
     assert scene.topic in texts["/status.json"], "the page does not show the topic: this test proves nothing"
     for where, text in texts.items():
         for what, word in secret.items():

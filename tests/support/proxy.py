@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from tests.support.ports import free_ports_in_a_row
 from tests.support.raw import Enter, as_it_is
@@ -143,6 +145,18 @@ class ProxyProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def status(self) -> str:
+        """The address of the status server, if it was started with `--status`."""
+        return re.findall(r'url="?http://([^\s"]+)/', self.log)[-1]
+
+    def page(self, path: str) -> str:
+        return probed(self.status, path)[1]
+
+    def metrics(self) -> dict[str, float]:
+        lines = [each for each in self.page("/metrics").splitlines() if not each.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
     def stop(self) -> int:
         """Send SIGTERM; return the exit status."""
         assert self._process is not None
@@ -193,3 +207,13 @@ def blocked_by(log: str, packages: str) -> list[str]:
     late = [line for line in log.splitlines() if "the event loop was late" in line]
     named = [line for line in late if re.search(rf"frame=\S*({packages})/", line)]
     return [line for line in named if float(re.search(r"cpu_seconds=([\d.]+)", line)[1]) > 0.5]  # type: ignore[index]
+
+
+def probed(status: str, path: str) -> tuple[int, str]:
+    """HTTP status and text of a page, also of a proxy that is still starting. Raises OSError."""
+    try:
+        with urlopen(f"http://{status}{path}", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()

@@ -1,8 +1,8 @@
 """Concurrent test processes (`make test`, pytest-xdist): which tests share a process, and which start first.
 
 The tests of an integration file share a process, because they share clusters and proxies of its fixtures. Simulations
-share nothing, so any idle process takes them. One process starts at the other end of the list: it is busy while the
-others wait for their Kafkas.
+and the comparisons of the fast path share nothing, so any idle process takes them. One process starts at the other end
+of the list: it is busy while the others wait for their Kafkas.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ LONGEST = (
 )
 #: Files that share a cluster, and therefore a process.
 SECURED = ("test_rights", "test_group_rights", "test_kip98_rights")
-_ALONE = "tests/simulation/"
+#: Tests that are distributed one by one.
+_ALONE = ("tests/simulation/", "tests/unit/test_fast_path.py")
 
 
 class ByFile(LoadScopeScheduling):
