@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -32,11 +33,11 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch, read_uncompressed_records
+from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 
 pytestmark = pytest.mark.kafka
 
-Story = Callable[[KafkaClient], Awaitable[None]]
 LIMITS = replace(Limits(), request_timeout_seconds=10.0, connect_timeout_seconds=2.0)
 
 
@@ -48,14 +49,6 @@ async def started(kafka: KafkaCluster, limits: Limits = LIMITS) -> AsyncIterator
         yield client
     finally:
         await client.close()
-
-
-def with_client(kafka: KafkaCluster, story: Story) -> None:
-    async def run() -> None:
-        async with started(kafka) as client:
-            await story(client)
-
-    asyncio.run(run())
 
 
 @contextmanager
@@ -93,8 +86,9 @@ def values_of(found: object) -> list[bytes | None]:
 # --- offsets ----------------------------------------------------------------------------------------------------------
 
 
-def test_log_end_is_right_after_each_append(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_log_end_is_right_after_each_append(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         assert (await LogEnds(client).log_end(tp)).offset == 0
 
@@ -108,8 +102,6 @@ def test_log_end_is_right_after_each_append(kafka: KafkaCluster) -> None:
         assert await LogEnds(client).high_watermark(tp) == 6
         assert await LogEnds(client).log_start(tp) == 0
 
-    with_client(kafka, story)
-
 
 def believe(client: KafkaClient, tp: TopicPartition, leader: Leader) -> None:
     """Replace the client's leader by a false one, as from outdated metadata or from a broker that is ahead."""
@@ -120,8 +112,9 @@ def believe(client: KafkaClient, tp: TopicPartition, leader: Leader) -> None:
     client.metadata.known = replace(client.metadata.known, topics=topics)
 
 
-def test_leader_move_is_followed_by_every_query(kafka3: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_leader_move_is_followed_by_every_query(kafka3: KafkaCluster) -> None:
+    async with started(kafka3) as client:
         tp = await new_topic(client, replicas=3, min_insync_replicas="2")
         assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
         before = await LogEnds(client).log_end(tp)
@@ -148,11 +141,10 @@ def test_leader_move_is_followed_by_every_query(kafka3: KafkaCluster) -> None:
         assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000)).error_code == 0
         assert (await LogEnds(client).log_end(tp)).offset == 2
 
-    with_client(kafka3, story)
 
-
-def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
+    async with started(kafka3) as client:
         tp = await new_topic(client, replicas=3)
         end = await LogEnds(client).log_end(tp)
         follower = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
@@ -163,11 +155,10 @@ def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
 
         assert reading.log_end.node_id == end.node_id
 
-    with_client(kafka3, story)
 
-
-def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         end = await LogEnds(client).log_end(tp)
         # As if metadata of a broker that is ahead had named the next epoch: no older response may replace it.
@@ -180,11 +171,10 @@ def test_unknown_leader_epoch_is_waited_for(kafka: KafkaCluster) -> None:
 
         await until_async(refused, "a refusal")
 
-    with_client(kafka, story)
 
-
-def test_missing_topic_fails_soon_and_is_not_created(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_missing_topic_fails_soon_and_is_not_created(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         started_at = time.monotonic()
         with pytest.raises(UpstreamUnavailable, match="no such topic or partition") as caught:
             await LogEnds(client).log_end(TopicPartition("nobody-made-this", 0), timeout_seconds=120)
@@ -196,14 +186,13 @@ def test_missing_topic_fails_soon_and_is_not_created(kafka: KafkaCluster) -> Non
         with pytest.raises(UpstreamUnavailable, match="no such topic or partition"):
             await LogEnds(client).log_end(TopicPartition(tp.topic, 9))
 
-    with_client(kafka, story)
-
 
 # --- producers and transactions ---------------------------------------------------------------------------------------
 
 
-def test_producer_state_before_and_after_fenced_append(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_producer_state_before_and_after_fenced_append(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         producer_id, epoch = await ProducerIds(client).init()
         assert (await Producers(client).read_partition(tp)).producers.get(producer_id) is None
@@ -224,19 +213,10 @@ def test_producer_state_before_and_after_fenced_append(kafka: KafkaCluster) -> N
         assert set(reading.producers) == {producer_id}
         assert (await Producers(client).read_partition(tp)).producers.get(ProducerId(producer_id + 1_000_000)) is None
 
-    with_client(kafka, story)
 
-
-def test_two_producer_ids_are_never_the_same(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
-        ids = [(await ProducerIds(client).init())[0] for _ in range(5)]
-        assert len(set(ids)) == 5
-
-    with_client(kafka, story)
-
-
-def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         assert (await Appends(client).produce(tp, batch(b"plain"), timeout_ms=5_000)).error_code == 0
         assert await Producers(client).open_transactions(tp) == {}
@@ -254,24 +234,22 @@ def test_open_transaction_is_listed_until_its_marker(kafka: KafkaCluster) -> Non
 
         await asyncio.to_thread(producer.commit_transaction, 90)
 
-        async def none_open() -> bool:
-            return not await Producers(client).open_transactions(tp)
-
-        await until_async(none_open, "no open transaction")
+        await until_async(
+            lambda: Producers(client).open_transactions(tp), "no open transaction", accept=lambda found: not found
+        )
         # The marker took offset 2 and can be read like a batch.
         assert (await LogEnds(client).log_end(tp)).offset == 3
         marker = await Fetches(client).read_batch(tp, Offset(2))
         assert isinstance(marker, Found)
         assert parse_batch_header(memoryview(marker.batch)).is_control
 
-    with_client(kafka, story)
-
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def test_batch_is_read_whole_from_any_offset(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_batch_is_read_whole_from_any_offset(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         for values in ((b"a",), (b"b", b"c", b"d"), (b"e" * 5_000,)):
             assert (await Appends(client).produce(tp, batch(*values), timeout_ms=5_000)).error_code == 0
@@ -282,11 +260,10 @@ def test_batch_is_read_whole_from_any_offset(kafka: KafkaCluster) -> None:
         assert await Fetches(client).read_batch(tp, Offset(5)) == NotYet(Offset(5))
         assert await Fetches(client).read_batch(tp, Offset(500)) == NotYet(Offset(5))
 
-    with_client(kafka, story)
 
-
-def test_offset_below_log_start_is_out_of_range(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_offset_below_log_start_is_out_of_range(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         for value in (b"a", b"b", b"c"):
             await Appends(client).produce(tp, batch(value), timeout_ms=5_000)
@@ -300,11 +277,10 @@ def test_offset_below_log_start_is_out_of_range(kafka: KafkaCluster) -> None:
         assert await LogEnds(client).log_start(tp) == 2
         assert (await Producers(client).read_partition(tp)).log_start_offset == 2
 
-    with_client(kafka, story)
 
-
-def test_unreplicated_record_counts_in_log_end_only(kafka3: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_unreplicated_record_counts_in_log_end_only(kafka3: KafkaCluster) -> None:
+    async with started(kafka3) as client:
         tp = await new_topic(client, replicas=3)
         assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
         end = await LogEnds(client).log_end(tp)
@@ -313,19 +289,20 @@ def test_unreplicated_record_counts_in_log_end_only(kafka3: KafkaCluster) -> Non
             assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).base_offset == 1
             assert (await LogEnds(client).log_end(tp)).offset == 2
             assert await LogEnds(client).high_watermark(tp) == 1
+            shown = await LogEnds(client).partition_end(tp)
+            assert (shown.log_end.offset, shown.high_watermark) == (2, 1)
             assert await Fetches(client).read_batch(tp, Offset(1)) == NotYet(Offset(1))
 
-        async def replicated() -> bool:
-            return await LogEnds(client).high_watermark(tp) == 2
-
-        await until_async(replicated, "all replicas")
+        shown = await until_async(
+            lambda: LogEnds(client).partition_end(tp), "all replicas", accept=lambda end: end.high_watermark == 2
+        )
+        assert shown.log_end.offset == await LogEnds(client).high_watermark(tp) == 2
         assert values_of(await Fetches(client).read_batch(tp, Offset(1))) == [b"b"]
 
-    with_client(kafka3, story)
 
-
-def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         await LogEnds(client).log_end(tp)
         old = client.topic(tp.topic)
@@ -333,10 +310,9 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         await asyncio.to_thread(lambda: [f.result(90) for f in admin.delete_topics([tp.topic]).values()])
 
-        async def deleted() -> bool:
-            return tp.topic not in (await client.refresh_metadata([tp.topic])).topics
-
-        await until_async(deleted, "deletion of the topic")
+        await until_async(
+            lambda: client.refresh_metadata([tp.topic]), "deletion", accept=lambda found: tp.topic not in found.topics
+        )
         await Topics(client).create(tp.topic, partitions=1, replication_factor=1, configs={})
         assert (await LogEnds(client).log_end(tp)).offset == 0
 
@@ -348,14 +324,13 @@ def test_append_for_deleted_topic_is_refused_after_recreation(kafka: KafkaCluste
         assert new is not None
         assert new.topic_id != old.topic_id
 
-    with_client(kafka, story)
-
 
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def test_facts_of_topics_and_brokers(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_facts_of_topics_and_brokers(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(
             client, message_timestamp_type="LogAppendTime", max_message_bytes="4321", cleanup_policy="compact"
         )
@@ -365,11 +340,10 @@ def test_facts_of_topics_and_brokers(kafka: KafkaCluster) -> None:
         assert not (await Configs(client).topic_facts((await new_topic(client)).topic)).log_append_time
         assert (await Configs(client).broker_facts()).producer_id_expiration_ms == 86_400_000
 
-    with_client(kafka, story)
 
-
-def test_cluster_facts_match_the_running_brokers(kafka3: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_cluster_facts_match_the_running_brokers(kafka3: KafkaCluster) -> None:
+    async with started(kafka3) as client:
         assert client.cluster_id == kafka3.cluster_id
         assert dict(client.brokers) == {NodeId(node): kafka3.address(node) for node in kafka3.node_ids}
         tp = await new_topic(client, replicas=3)
@@ -384,35 +358,26 @@ def test_cluster_facts_match_the_running_brokers(kafka3: KafkaCluster) -> None:
         assert client.pool.api_versions(NodeId(99)) is None
         assert not await Topics(client).create(tp.topic, partitions=1, replication_factor=1, configs={})
 
-    with_client(kafka3, story)
 
-
-def test_concurrent_metadata_refreshes_share_few_requests(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    queried = 0
-
-    async def story(client: KafkaClient) -> None:
-        nonlocal queried
-        adopt = client.metadata.adopt
-
-        def counting(*args: object, **kwargs: object) -> object:
-            nonlocal queried
-            queried += 1
-            return adopt(*args, **kwargs)  # type: ignore[arg-type]
-
+@in_event_loop
+async def test_concurrent_metadata_refreshes_share_few_requests(
+    kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(kafka) as client:
         tps = [await new_topic(client) for _ in range(3)]
-        monkeypatch.setattr(client.metadata, "adopt", counting)
+        adopted = Mock(wraps=client.metadata.adopt)
+        monkeypatch.setattr(client.metadata, "adopt", adopted)
         results = await asyncio.gather(*(client.refresh_metadata([tps[n % 3].topic]) for n in range(60)))
-        assert queried <= 6, "60 refreshes share too few requests (a few periodic ones are included)"
+        assert adopted.call_count <= 6, "60 refreshes share too few requests (a few periodic ones are included)"
         assert all(tps[n % 3].topic in result.topics for n, result in enumerate(results))
-
-    with_client(kafka, story)
 
 
 # --- when Kafka does not respond --------------------------------------------------------------------------------------
 
 
-def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         await LogEnds(client).log_end(tp)
         assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
@@ -426,17 +391,13 @@ def test_query_to_paused_broker_respects_its_time_limit(kafka: KafkaCluster) -> 
             assert time.monotonic() - started_at < LIMITS.request_timeout_seconds
 
         # The append was in doubt: the broker appends it when it resumes.
-        async def appended() -> bool:
-            return (await LogEnds(client).log_end(tp)).offset == 2
-
-        await until_async(appended, "an append")
+        await until_async(lambda: LogEnds(client).log_end(tp), "an append", accept=lambda end: end.offset == 2)
         assert values_of(await Fetches(client).read_batch(tp, Offset(1))) == [b"in doubt"]
 
-    with_client(kafka, story)
 
-
-def test_restarted_broker_is_found_again(kafka3: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_restarted_broker_is_found_again(kafka3: KafkaCluster) -> None:
+    async with started(kafka3) as client:
         tp = await new_topic(client)
         await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)
         node_id = (await LogEnds(client).log_end(tp)).node_id
@@ -449,31 +410,26 @@ def test_restarted_broker_is_found_again(kafka3: KafkaCluster) -> None:
         assert (await LogEnds(client).log_end(tp, timeout_seconds=60)).offset == 1
         assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000)).base_offset == 1
 
-    with_client(kafka3, story)
 
-
-def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another test of this process may have caused the same line a moment ago.
     monkeypatch.setattr(client_module, "_limited_log", logs.RateLimitedLog(logs.get("cluster.client")))
-
-    async def run() -> None:
-        # One attempt takes the connect timeout. The line is written only if there is time for another attempt.
-        limits = replace(LIMITS, connect_timeout_seconds=0.2, reconnect_backoff_max_seconds=0.1)
-        client = KafkaClient([Address("127.0.0.1", 1)], limits)
-        with pytest.raises(UpstreamUnavailable, match="cannot connect"):
-            await client.start(timeout_seconds=2.0)
-        await client.close()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(run())
+    # One attempt takes the connect timeout. The line is written only if there is time for another attempt.
+    limits = replace(LIMITS, connect_timeout_seconds=0.2, reconnect_backoff_max_seconds=0.1)
+    client = KafkaClient([Address("127.0.0.1", 1)], limits)
+    with caplog.at_level(logging.WARNING), pytest.raises(UpstreamUnavailable, match="cannot connect"):
+        await client.start(timeout_seconds=2.0)
+    await client.close()
     assert "waiting for Kafka" in caplog.text
 
 
 # --- added partitions -------------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCluster) -> None:
-    async def story(client: KafkaClient) -> None:
+@in_event_loop
+async def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
         tp = await new_topic(client)
         [node_id] = kafka.node_ids
         replica_ids = [[NodeId(node_id)], [NodeId(node_id)]]
@@ -489,28 +445,3 @@ def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCl
         code, message = await Topics(client).create_partitions(tp.topic, 3, None, validate_only=True)
         assert (code, message) == (37, "Topic already has 3 partition(s).")
         assert (await Topics(client).create_partitions("there-is-none", 3, None, validate_only=True))[0] == 3
-
-    with_client(kafka, story)
-
-
-def test_partition_end_is_replicated_at_high_watermark(kafka3: KafkaCluster) -> None:
-    """Given a paused replica, when a record is appended with acks=1, then the high watermark stays below the log end
-    until the replica has it."""
-
-    async def story(client: KafkaClient) -> None:
-        tp = await new_topic(client, replicas=3)
-        assert (await Appends(client).produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
-        leader = (await LogEnds(client).log_end(tp)).node_id
-        followers = [node for node in kafka3.node_ids if node != leader]
-        with paused(kafka3, *followers):
-            assert (await Appends(client).produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).error_code == 0
-            end = await LogEnds(client).partition_end(tp)
-            assert (end.log_end.offset, end.high_watermark) == (2, 1)
-
-        async def replicated() -> bool:
-            end = await LogEnds(client).partition_end(tp)
-            return end.high_watermark == end.log_end.offset == 2
-
-        await until_async(replicated, "all replicas")
-
-    with_client(kafka3, story)
