@@ -1,5 +1,5 @@
 """Partition counts (KIP-253) with real clients: errors that users see when their producer's partition count is
-outdated."""
+outdated. And with raw connections: requests that no client library sends."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer
-from kafka.admin import NewPartitions, NewTopic
+from kafka.protocol.metadata import MetadataRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_policies.partitioners import Partitioner, partition_for
 from tests.kit.java import JavaProducers
+from tests.kit.waiting import until
 from tests.support.clients import read_all
+from tests.support.expanding import create_partitions
 from tests.support.keyed import CLIENTS, Keyed, Sent, keyed
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess
+from tests.support.raw import Closed, Connection, Log, Record, batch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
@@ -26,9 +28,6 @@ config_lease_seconds = {LEASE_SECONDS}
 
 [topics."counted-*"]
 "fencepost.check.partition.count" = "true"
-
-[topics."needed-*"]
-"fencepost.check.partition.count" = "required"
 
 [topics."murmur2-*"]
 "fencepost.check.partition.count" = "true"
@@ -39,6 +38,7 @@ config_lease_seconds = {LEASE_SECONDS}
 "fencepost.partitioner" = "crc32"
 """
 WAIT_SECONDS = 60.0
+NOT_LEADER, INVALID_PARTITIONS = 6, 37
 
 
 @pytest.fixture(scope="module")
@@ -47,46 +47,22 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield process
 
 
+def stated(count: int, value: bytes = b"probe", **settings: Any) -> bytes:
+    return batch(Record(value, headers=[("fencepost-partition-count", b"%d" % count)]), **settings)
+
+
 class Expanding:
     """A topic of two partitions that is expanded to three, known to the proxy."""
 
     def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess, name: str) -> None:
-        self.name = name
-        self._kafka = kafka
-        self._proxy = proxy
-        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-        try:
-            admin.create_topics([NewTopic(name, 2, 1)])
-        finally:
-            admin.close()
-        self._probe(2)
+        self.name, self._kafka, self._proxy = name, kafka, proxy
+        with Connection(proxy.bootstrap) as client:
+            assert client.create_topic(name, partitions=2) == (0, None)
+            until(lambda: client.append(name, stated(2), partition=1).error_code == 0, "the topic's leader")
 
     def expand(self, *, past_the_proxy: bool = False) -> None:
-        bootstrap = self._kafka.bootstrap if past_the_proxy else self._proxy.bootstrap
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-        try:
-            admin.create_partitions({self.name: NewPartitions(3)})
-        finally:
-            admin.close()
-        if past_the_proxy:
-            self._probe(3)
-
-    def _probe(self, count: int) -> None:
-        """Append once the proxy knows the partition count."""
-        give_up = time.monotonic() + WAIT_SECONDS
-        while True:
-            producer = KafkaProducer(
-                bootstrap_servers=self._proxy.bootstrap, enable_idempotence=False, client_id="probe"
-            )
-            try:
-                headers = [("fencepost-partition-count", b"%d" % count)]
-                producer.send(self.name, b"probe", partition=count - 1, headers=headers).get(WAIT_SECONDS)
-                return
-            except Exception:
-                assert time.monotonic() < give_up
-                time.sleep(0.05)
-            finally:
-                producer.close()
+        with Connection(self._kafka.bootstrap if past_the_proxy else self._proxy.bootstrap) as client:
+            assert create_partitions(client, {self.name: 3})[self.name][0] == 0
 
     def values(self) -> dict[str, int]:
         """The partition of each value. Each value must be there once."""
@@ -157,74 +133,43 @@ def sends_again(producer: Keyed, topic: str, key: str, value: str, *, says: bool
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("prefix", ["counted", "needed"])
+@pytest.mark.parametrize("how", ["its keys", "its last metadata response"])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_producer_stating_stale_count_is_refused_then_recovers(
-    client: str, prefix: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
+def test_producer_without_count_is_refused_then_recovers(
+    client: str, how: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
 ) -> None:
-    topic = new_expanding(prefix)
-    with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
-        key = moving_key(producer.placed_by)
-        old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
-        assert producer.send(topic.name, key, "before", says=True).partition == old
-
-        topic.expand()
-        observed = producer.send(topic.name, key, "after", says=True)
-        error, shown = STALE[client]
-        reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
-        assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
-
-        # The producer refreshes its metadata and assigns the key to its new partition.
-        assert sends_again(producer, topic.name, key, "after", says=True).partition == new
-    assert topic.values() == {"before": old, "after": new}
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_producer_without_count_is_checked_by_its_keys(
-    client: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
-) -> None:
+    """`how` – what the proxy compares. The last metadata response is a heuristic: the proxy accepts records that are
+    partitioned during a metadata refresh, wherever they are."""
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
         placed_by = producer.placed_by
-        topic = new_expanding(placed_by.value)
+        topic = new_expanding(placed_by.value if how == "its keys" else "counted")
         key = moving_key(placed_by)
         old, new = (partition_for(placed_by, key.encode(), count) for count in (2, 3))
-        producer.send(topic.name, key, "before", says=False)
+        assert producer.send(topic.name, key, "before", says=False).partition == old
 
         topic.expand()
         observed = producer.send(topic.name, key, "after", says=False)
-        error, shown = STALE[client]
-        reported = (
-            f"MISPLACED_KEY topic={topic.name} partition={old} record=0 belongs={new} actual=3: of 3 partitions, its "
-            f"key is placed on another one by {placed_by.value}"
-        )
-        assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
-
-        assert sends_again(producer, topic.name, key, "after", says=False).partition == new
-    assert topic.values() == {"before": old, "after": new}
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_keyless_check_uses_last_metadata_response(
-    client: str, new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
-) -> None:
-    """A heuristic: the proxy accepts records that are partitioned during a metadata refresh, wherever they are."""
-    topic = new_expanding("counted")
-    with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
-        key = moving_key(producer.placed_by)
-        old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
-        producer.send(topic.name, key, "before", says=False)
-
-        topic.expand()
-        observed = producer.send(topic.name, key, "first", says=False)
-        error, shown = STALE[client]
         reported = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
+        if how == "its keys":
+            reported = (
+                f"MISPLACED_KEY topic={topic.name} partition={old} record=0 belongs={new} actual=3: of 3 partitions, "
+                f"its key is placed on another one by {placed_by.value}"
+            )
+        error, shown = STALE[client]
         assert (observed.error, observed.shown) == (error, shown.format(reported=reported))
 
-        assert sends_again(producer, topic.name, key, "first", says=False).error is None
-        while producer.send(topic.name, key, f"later {time.monotonic()}", says=False).partition != new:
-            time.sleep(0.05)
+        # The producer refreshes its metadata and assigns the key to its new partition.
+        again = sends_again(producer, topic.name, key, "after", says=False)
+        assert again.error is None
+        if how != "its last metadata response":
+            assert again.partition == new
+        else:
+            until(
+                lambda: producer.send(topic.name, key, f"{time.monotonic()}", says=False).partition == new, "a refresh"
+            )
     values = topic.values()
-    assert values["first"] in (old, new)
+    assert (values.pop("before"), values.pop("after")) == (old, again.partition)
+    assert not values or how == "its last metadata response"
 
 
 _JAVA = "`InvalidPartitionsException: {reported}`"
@@ -270,6 +215,10 @@ def test_what_becomes_of_the_producer_afterwards(
             again = producer.send(topic.name, key, "after", says=True)
         another = [producer.send(topic.name, stays, f"another {n}", says=True) for n in range(3)]
 
+    if again.error is None:
+        new = partition_for(producer.placed_by, key.encode(), 3)
+        values = topic.values()
+        assert (values["before"], values["after"]) == (0, new)
     reported = "yes" if again.error is None else "**no**" if again == refused else f"`{again.error}`"
     others = {"yes" if each.error is None else "**no**" if each == refused else f"`{each.error}`" for each in another}
     assert ((observed, reported), others) == (
@@ -326,3 +275,47 @@ def test_running_producer_loses_nothing_during_expansion(
         assert appended_batch == sorted(appended_batch, key=lambda partition: partition == new) or old == new
         assert appended_batch[0] == old
         assert appended_batch[-1] == new
+
+
+# --- raw connections --------------------------------------------------------------------------------------------------
+
+
+def test_pipelining_client_reads_answers_before_the_close(
+    new_expanding: Callable[[str], Expanding], proxy: ProxyProcess, kafka: KafkaCluster
+) -> None:
+    """A pipeline: responses that Kafka still owes, a stale count in the middle, and megabytes after it."""
+    topic = new_expanding("murmur2").name
+    with Connection(proxy.bootstrap) as client:
+        sent = [client.send_produce({topic: {0: stated(2)}}), client.send(MetadataRequest(topics=[]), 1)]
+        sent += [client.send_produce({topic: {0: stated(3)}})]
+        for _ in range(3):
+            client.send_produce({topic: {0: stated(2, bytes(700_000))}})
+
+        # Everything up to the stale count is answered, and nothing after it is appended.
+        first, good = client.receive_produce()
+        second, _ = client.receive(MetadataRequest, 1)
+        third, stale = client.receive_produce()
+        assert [first, second, third] == sent
+        assert (good[topic, 0].error_code, stale[topic, 0].error_code) == (0, INVALID_PARTITIONS)
+        with pytest.raises(Closed, match="closed by"):
+            client.receive_frame()
+    assert Log(kafka.bootstrap).values(topic) == [b"probe"]
+
+
+def test_expansion_bypassing_the_proxy_is_detected(
+    new_expanding: Callable[[str], Expanding], proxy: ProxyProcess
+) -> None:
+    topic = new_expanding("murmur2")
+    with Connection(proxy.bootstrap) as client:
+        assert client.append(topic.name, stated(2)).error_code == 0
+        topic.expand(past_the_proxy=True)
+
+        def code_of_current_count() -> int:
+            with Connection(proxy.bootstrap) as another:
+                return another.append(topic.name, stated(3)).error_code
+
+        # The broker may not know the new partition yet.
+        refused = {0, INVALID_PARTITIONS, NOT_LEADER}
+        until(code_of_current_count, "the new count", accept=lambda code: code == 0 or code not in refused)
+        assert code_of_current_count() == 0
+        until(lambda: client.append(topic.name, stated(2)).error_code == INVALID_PARTITIONS, "every process knows")
