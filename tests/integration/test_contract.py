@@ -317,42 +317,6 @@ def test_recreated_topic_is_checked_by_every_instance(
 # --- the state topic --------------------------------------------------------------------------------------------------
 
 
-def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> None:
-    assert STATE_TOPIC not in [topic.name for topic in client.metadata().topics]
-    queried = client.metadata(STATE_TOPIC).topics[0]
-    assert (queried.error_code, queried.partitions) == (TOPIC_AUTHORIZATION_FAILED, [])
-    with log.connect(STATE_TOPIC) as direct:
-        assert direct.metadata(STATE_TOPIC).topics[0].error_code == OK
-
-    for version in (3, 9, 12):
-        for acks in (1, -1):
-            answer = client.append(STATE_TOPIC, batch(Record(FORGED, key=b"x")), version=version, acks=acks)
-            assert answer.error_code == TOPIC_AUTHORIZATION_FAILED
-    assert client.delete_topic(STATE_TOPIC) == TOPIC_AUTHORIZATION_FAILED
-    for incremental in (True, False):
-        code, _ = client.alter_topic(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=incremental)
-        assert code == TOPIC_AUTHORIZATION_FAILED
-    assert client.create_topic(STATE_TOPIC)[0] != OK
-
-    fetch_topic = FetchRequest.FetchTopic
-    partition = fetch_topic.FetchPartition(partition=0, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1000)
-    fetch = FetchRequest(
-        replica_id=-1,
-        max_wait_ms=1,
-        min_bytes=0,
-        max_bytes=1000,
-        isolation_level=0,
-        session_id=0,
-        session_epoch=-1,
-        topics=[fetch_topic(topic=STATE_TOPIC, partitions=[partition])],
-        forgotten_topics_data=[],
-        rack_id="",
-    )
-    fetched = client.query(fetch, 11).responses[0].partitions[0]
-    assert (fetched.error_code, bytes(fetched.records or b"")) == (TOPIC_AUTHORIZATION_FAILED, b"")
-    assert FORGED not in log.values(STATE_TOPIC)  # the end moves, since proxies write heartbeats
-
-
 @pytest.mark.parametrize("version", [9, 13])
 def test_state_topic_append_in_mixed_request_is_refused(
     version: int, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic

@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import aiokafka
 import confluent_kafka
@@ -33,7 +31,7 @@ from fencepost_proxy.wire.schema import Message
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
-from tests.support.proxy import ProxyProcess
+from tests.support.proxy import ProxyProcess, probed
 from tests.support.raw import Closed, Connection, Log, batch, produce_request
 from tests.support.sasl_ssl import (
     ADMIN,
@@ -187,46 +185,6 @@ def test_bare_tokens_are_answered_as_by_kafka(secured: Secured, through: ProxyPr
         assert "mechanism=PLAIN principal=alice" in line
         assert 'reason="Authentication failed: Invalid username or password"' in line
         assert "guessed" not in through.log
-
-
-# --- clients without a login ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prefix", ["plain", "required", "checked"])
-def test_append_without_login_is_not_appended(
-    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], prefix: str
-) -> None:
-    # A topic, and a client with a login.
-    topic = created(secured, unique_topic(prefix))
-    with SecuredConnection(through.bootstrap, secured.trusting()) as friend:
-        assert friend.log_in(ADMIN) == 0
-        until(lambda: friend.append(topic, expecting(0, b"friend")).error_code == 0, "the first append")
-
-        # Another client appends repeatedly without a login.
-        for _ in range(3):
-            with SecuredConnection(through.bootstrap, secured.trusting()) as stranger, pytest.raises(Closed):
-                stranger.append(topic, expecting(1, b"stranger"))
-
-        # None of it is appended, although the proxy has all permissions, and the sequencer is not blocked.
-        def appended() -> bool:
-            return friend.append(topic, expecting(1, b"friend again")).error_code == 0
-
-        until(appended, "the gate to be free again")
-    assert Log(secured.kafka.bootstrap).values(topic) == [b"friend", b"friend again"]
-
-
-def test_append_without_write_permission_is_not_appended(
-    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str]
-) -> None:
-    topic = created(secured, unique_topic("required"))
-    with SecuredConnection(through.bootstrap, secured.trusting()) as client:
-        assert client.log_in(ALICE) == 0
-
-        for expected in (0, 7):
-            answer = client.append(topic, expecting(expected, b"alice"))
-            assert (answer.error_code, answer.base_offset) == (29, -1)
-
-    assert Log(secured.kafka.bootstrap).end(topic) == 0
 
 
 # --- reauthentication -------------------------------------------------------------------------------------------------
@@ -396,10 +354,10 @@ def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -
 
 def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_path: Path) -> None:
     # A proxy with the wrong authority and the wrong password.
-    status = free_port()
+    status = f"127.0.0.1:{free_port()}"
     (file := tmp_path / "changing").write_text("wrong\n")
     (trusted := tmp_path / "trusted").write_bytes(Authority(tmp_path / "strangers").file.read_bytes())
-    config = secured.proxy_config(more=f'status = "127.0.0.1:{status}"')
+    config = secured.proxy_config(more=f'status = "{status}"')
     config = config.replace(str(secured.login_files()[0]), str(file))
     config = config.replace(f'ca_file = "{secured.authority.file}"', f'ca_file = "{trusted}"')
     upstream = secured.kafka.bootstrap_of("SECURED")
@@ -407,34 +365,27 @@ def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_
         starting = pool.submit(ProxyProcess, upstream, tmp_path, config=config)
 
         # The readiness check reports the certificate.
-        until(lambda: page(status, "readyz"), "the reason", accept=lambda text: "is not trusted" in (text or ""))
+        until(lambda: "is not trusted" in probed(status, "/readyz")[1], "the reason")
 
         # With the right authority, it reports only the password.
         trusted.write_bytes(secured.authority.file.read_bytes())
-        stated = until(
-            lambda: page(status, "readyz"), "the reason", accept=lambda text: "Invalid username" in (text or "")
+        until(
+            lambda: (
+                "SASL PLAIN as control: Authentication failed: Invalid username or password"
+                in probed(status, "/readyz")[1]
+            ),
+            "the reason",
         )
-        assert "SASL PLAIN as control: Authentication failed: Invalid username or password" in stated
 
         # With the right password, the proxy starts without a restart.
         file.write_text(password(CONTROL) + "\n")
         with starting.result(WAIT_SECONDS) as proxy:
-            assert page(status, "readyz").strip() == "ready"
-            logins = re.findall(r'fencepost_control_logins_total\{result="(\w+)"\} (\d+)', page(status, "metrics"))
+            assert proxy.page("/readyz").strip() == "ready"
+            logins = re.findall(r'fencepost_control_logins_total\{result="(\w+)"\} (\d+)', proxy.page("/metrics"))
             assert {result for result, count in logins if int(count)} == {"ok", "failed"}
             for secret in ("wrong\n", password(CONTROL)):
                 assert secret not in proxy.log
-            assert password(CONTROL) not in page(status, "status.json")
-
-
-def page(status: int, path: str) -> str:
-    try:
-        with urlopen(f"http://127.0.0.1:{status}/{path}", timeout=WAIT_SECONDS) as answer:
-            text: str = answer.read().decode()
-    except HTTPError as error:
-        with error:
-            text = error.read().decode()
-    return text
+            assert password(CONTROL) not in proxy.page("/status.json")
 
 
 # --- certificates -----------------------------------------------------------------------------------------------------
