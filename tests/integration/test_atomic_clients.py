@@ -15,6 +15,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
+from tests.support.transactions import committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
@@ -33,33 +34,10 @@ def topic(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[...
     return name
 
 
-def committed(kafka: KafkaCluster, topic: str) -> list[bytes]:
-    """All records that a read_committed consumer gets, once every partition's end is stable."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap,
-            "group.id": "nobody",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    values: list[bytes] = []
-    try:
-        consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in PARTITIONS])
-        ends: set[int] = set()
-        while len(ends) < len(PARTITIONS):
-            message = consumer.poll(PATIENCE_SECONDS)
-            assert message is not None
-            error = message.error()
-            if error is None:
-                values.append(message.value())
-            else:
-                assert error.code() == confluent_kafka.KafkaError._PARTITION_EOF, error
-                ends.add(message.partition())
-    finally:
-        consumer.close()
-    return sorted(values)
+def visible(kafka: KafkaCluster, topic: str) -> list[bytes]:
+    """All committed records, once every partition's end is stable."""
+    found = committed(kafka.bootstrap, *((topic, partition) for partition in PARTITIONS))
+    return sorted(value for values in found.values() for value in values)
 
 
 def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
@@ -80,7 +58,7 @@ def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
     append(b"first", dict.fromkeys(PARTITIONS, 0))
     producer.commit_transaction(PATIENCE_SECONDS)
     until(lambda: all(Log(kafka3.bootstrap).end(topic, p) == 2 for p in PARTITIONS), "the markers")
-    assert committed(kafka3, topic) == [b"first"] * 3
+    assert visible(kafka3, topic) == [b"first"] * 3
 
     append(b"second", {0: 2, 1: 2, 2: 1})
     with pytest.raises(confluent_kafka.KafkaException) as refused:
@@ -100,7 +78,7 @@ def test_confluent_kafka_aborts_refused_transactions_and_commits_others(
         return True
 
     until(third, "a commit", seconds=3 * PATIENCE_SECONDS)
-    assert committed(kafka3, topic) == [*[b"first"] * 3, *[b"third"] * 3]
+    assert visible(kafka3, topic) == [*[b"first"] * 3, *[b"third"] * 3]
 
 
 def test_aiokafka_commit_after_ignored_refusal_is_refused(
@@ -127,4 +105,4 @@ def test_aiokafka_commit_after_ignored_refusal_is_refused(
 
     asyncio.run(story())
     assert "half of it" in str(Log(kafka3.bootstrap).values(topic, 0))
-    assert committed(kafka3, topic) == []
+    assert visible(kafka3, topic) == []
