@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 import re
 import threading
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -70,14 +69,7 @@ class Watch:
 
 
 def violation_count(proxy: ProxyProcess) -> int:
-    return int(metrics(proxy)["fencepost_offset_violations_total"])
-
-
-def metrics(proxy: ProxyProcess) -> Mapping[str, float]:
-    (url,) = set(re.findall(r"url=\"?(http://[^\s\"]+/)", proxy.log))
-    with urllib.request.urlopen(f"{url}metrics", timeout=60) as response:
-        lines = response.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+    return int(proxy.metrics()["fencepost_offset_violations_total"])
 
 
 def assert_violation(answer: Answer, topic: str, *, expected: int, appended_at: int, producer_id: int) -> None:
