@@ -1,6 +1,6 @@
 """The client library through a proxy to Kafka, with each of the three Kafka clients.
 
-The tests read results from Kafka directly. This module has a separate cluster, since some tests stop it.
+The tests read results from Kafka directly. Some pause it for seconds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fencepost import (
     RetryPolicy,
 )
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES, Producer
-from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 from tests.support.senders import free_proxy_port
 
@@ -53,15 +53,9 @@ IMPATIENT = RetryPolicy(attempt_seconds=2, total_seconds=150)
 
 
 @pytest.fixture(scope="module")
-def own_kafka() -> Iterator[KafkaCluster]:
-    with running_kafka(1) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def own_proxy(own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+def own_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     with ProxyProcess(
-        own_kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CHECKED, port=free_proxy_port()
+        kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CHECKED, port=free_proxy_port()
     ) as process:
         yield process
 
@@ -92,9 +86,7 @@ def _batches(kafka: KafkaCluster, topic: str) -> list[tuple[int, int]]:
 # --- ConditionalProducer ---------------------------------------------------------------------------------------------
 
 
-def test_record_is_appended_at_expected_offset_or_refused(
-    producer: Producer, own_kafka: KafkaCluster, topic: str
-) -> None:
+def test_record_is_appended_at_expected_offset_or_refused(producer: Producer, kafka: KafkaCluster, topic: str) -> None:
     first = producer.send(topic, b"first", partition=0, expected_offset=0)
     producer.resolve()
     assert first.get() == 0
@@ -117,36 +109,32 @@ def test_record_is_appended_at_expected_offset_or_refused(
     again = producer.send(topic, b"second", partition=0, expected_offset=1)
     producer.resolve()
     assert again.get() == 1
-    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"first"), (1, b"second")]
+    assert clients.read_all(kafka.bootstrap, topic) == [(0, b"first"), (1, b"second")]
 
 
-def test_consecutive_sends_need_not_wait_for_each_other(
-    producer: Producer, own_kafka: KafkaCluster, topic: str
-) -> None:
+def test_consecutive_sends_need_not_wait_for_each_other(producer: Producer, kafka: KafkaCluster, topic: str) -> None:
     outcomes = [producer.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(500)]
     producer.resolve()
     assert [outcome.get() for outcome in outcomes] == list(range(500))
-    assert clients.read_all(own_kafka.bootstrap, topic) == [(i, b"%d" % i) for i in range(500)]
+    assert clients.read_all(kafka.bootstrap, topic) == [(i, b"%d" % i) for i in range(500)]
 
 
 def test_stale_batch_refuses_each_record_with_its_expectation(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     with closing(clients.producer(library, own_proxy.bootstrap, linger_ms=3000)) as patient:
-        _append_as_rival(own_kafka, topic)
+        _append_as_rival(kafka, topic)
         outcomes = [patient.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(50)]
         patient.resolve()
     for i, outcome in enumerate(outcomes):
         assert isinstance(outcome.error, OffsetMismatchError), outcome.error
         assert (outcome.error.expected, outcome.error.actual) == (i, 1)
-    assert clients.log_end(own_kafka.bootstrap, topic) == 1
+    assert clients.log_end(kafka.bootstrap, topic) == 1
 
 
-def test_sends_in_separate_batches_are_decided_separately(
-    producer: Producer, own_kafka: KafkaCluster, topic: str
-) -> None:
+def test_sends_in_separate_batches_are_decided_separately(producer: Producer, kafka: KafkaCluster, topic: str) -> None:
     """A rival took offset 0: the record that expected 0 is refused, and the one that expected 1 may be appended."""
-    _append_as_rival(own_kafka, topic)
+    _append_as_rival(kafka, topic)
     outcomes = []
     for i in range(3):
         outcomes.append(producer.send(topic, b"%d" % i, partition=0, expected_offset=i))
@@ -154,11 +142,11 @@ def test_sends_in_separate_batches_are_decided_separately(
     with pytest.raises(OffsetMismatchError):
         outcomes[0].get()
     assert [outcome.get() for outcome in outcomes[1:]] == [1, 2]
-    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"rival"), (1, b"1"), (2, b"2")]
+    assert clients.read_all(kafka.bootstrap, topic) == [(0, b"rival"), (1, b"1"), (2, b"2")]
 
 
 def test_repeated_write_id_is_appended_once(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     """By another producer object, as after a crash of the application."""
     now_ms = int(time.time() * 1000)
@@ -169,11 +157,11 @@ def test_repeated_write_id_is_appended_once(
             )
             made.resolve()
             assert outcome.get() == 0
-    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"once")]
+    assert clients.read_all(kafka.bootstrap, topic) == [(0, b"once")]
 
 
 def test_unchecked_topic_is_refused_before_sending(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, unique_topic: Callable[..., str]
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, unique_topic: Callable[..., str]
 ) -> None:
     unchecked = clients.create_topic(own_proxy.bootstrap, unique_topic("unchecked"))
     with closing(clients.producer(library, own_proxy.bootstrap)) as made:
@@ -181,13 +169,13 @@ def test_unchecked_topic_is_refused_before_sending(
             made.send(unchecked, b"x", partition=0, expected_offset=0)
         with pytest.raises(CheckIsOffError, match="are not visible"):
             made.send(unique_topic("missing"), b"x", partition=0, expected_offset=0)
-        assert clients.log_end(own_kafka.bootstrap, unchecked) == 0
+        assert clients.log_end(kafka.bootstrap, unchecked) == 0
         clients.set_check(own_proxy.bootstrap, unchecked, "true")
         outcome = made.send(unchecked, b"x", partition=0, expected_offset=0)
         made.resolve()
         assert outcome.get() == 0
     with (
-        closing(clients.producer(library, own_kafka.bootstrap)) as services,
+        closing(clients.producer(library, kafka.bootstrap)) as services,
         pytest.raises(CheckIsOffError, match="not a Fencepost proxy"),
     ):
         services.send(unchecked, b"x", partition=0, expected_offset=1)
@@ -229,7 +217,7 @@ def test_acks_0_is_not_possible(library: str) -> None:
 
 
 def test_sends_ahead_of_an_answer_fall_together(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     """Several batches in flight, if the library allows it. Each refusal is an OffsetMismatchError with that
     `expected`."""
@@ -247,14 +235,14 @@ def test_sends_ahead_of_an_answer_fall_together(
         again = eager.send(topic, b"right", partition=0, expected_offset=0)
         eager.resolve()
         assert again.get() == 0
-    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"right")]
+    assert clients.read_all(kafka.bootstrap, topic) == [(0, b"right")]
 
 
 # --- LogWriter -------------------------------------------------------------------------------------------------------
 
 
 def test_second_log_writer_fences_the_first(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     first = clients.log_writer(library, topic, own_proxy.bootstrap)
     second = clients.log_writer(library, topic, own_proxy.bootstrap)
@@ -281,11 +269,11 @@ def test_second_log_writer_fences_the_first(
         assert [r.value for r in missed] == [b"d"], "the writer reads its own appends again"
         assert first.append([Record(b"e")]) == 4
         assert first.next_offset == 5
-    assert [value for _, value in clients.read_all(own_kafka.bootstrap, topic)] == [b"a", b"b", b"c", b"d", b"e"]
+    assert [value for _, value in clients.read_all(kafka.bootstrap, topic)] == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_every_append_is_one_batch_in_the_log(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     with closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log:
         log.read_to_end(_nothing)
@@ -294,7 +282,7 @@ def test_every_append_is_one_batch_in_the_log(
             log.append([Record(b"%d" % i, b"key") for i in range(size)])
         log.append([Record(b"x" * 900_000)])
     bases = [0, 1, 2001, 2004, 2704, 2705]
-    assert _batches(own_kafka, topic) == list(zip(bases, [*sizes, 1], strict=True))
+    assert _batches(kafka, topic) == list(zip(bases, [*sizes, 1], strict=True))
 
 
 def test_append_too_large_for_one_batch_is_refused(
@@ -311,69 +299,68 @@ def test_append_too_large_for_one_batch_is_refused(
 
 @_LEAKS_SOCKETS
 def test_in_doubt_append_at_paused_broker_is_resolved(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     """1. The client sends and times out; its attempts stay in the broker's queue. 2. The broker resumes."""
     with closing(clients.log_writer(library, topic, own_proxy.bootstrap, IMPATIENT)) as log:
         log.read_to_end(_nothing)
         assert log.append([Record(b"before")]) == 0
-        own_kafka.pause(1)
-        resume = threading.Timer(7, own_kafka.resume, [1])
+        kafka.pause(1)
+        resume = threading.Timer(5, kafka.resume, [1])  # two attempts time out
         resume.start()
         try:
             assert log.append([Record(b"in doubt"), Record(b"its second record")]) == 1
         finally:
             resume.join()
         assert log.append([Record(b"after")]) == 3
-    assert [value for _, value in clients.read_all(own_kafka.bootstrap, topic)] == [
+    assert [value for _, value in clients.read_all(kafka.bootstrap, topic)] == [
         b"before",
         b"in doubt",
         b"its second record",
         b"after",
     ]
-    assert _batches(own_kafka, topic) == [(0, 1), (1, 2), (3, 1)]
+    assert _batches(kafka, topic) == [(0, 1), (1, 2), (3, 1)]
     gc.collect()
 
 
 @_LEAKS_SOCKETS
 def test_log_writer_survives_killed_and_restarted_proxy(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     with closing(clients.log_writer(library, topic, own_proxy.bootstrap, IMPATIENT)) as log:
         log.read_to_end(_nothing)
-        stop_at = time.monotonic() + 8
-        killed = threading.Event()
+        written: list[tuple[int, bytes]] = []
 
         def kill_twice() -> None:
             for _ in range(2):
-                time.sleep(1.5)
+                before = len(written)
+                until(lambda before=before: len(written) > before + 50, "appends")
                 own_proxy.kill()
-                killed.set()
                 own_proxy.restart()
 
         killer = threading.Thread(target=kill_twice)
         killer.start()
-        written: list[tuple[int, bytes]] = []
+        after = 0
         try:
-            while time.monotonic() < stop_at or killer.is_alive():
+            while killer.is_alive() or after < 20:
+                after += not killer.is_alive()
                 values = [b"%d.%d" % (len(written), i) for i in range(3)]
                 base = log.append([Record(value) for value in values])
                 written += [(base + i, value) for i, value in enumerate(values)]
                 time.sleep(0.01)
         finally:
             killer.join()
-    assert killed.is_set()
-    assert clients.read_all(own_kafka.bootstrap, topic) == written
+    assert clients.read_all(kafka.bootstrap, topic) == written
     assert all(later[0] == earlier[0] + 1 for earlier, later in pairwise(written))
     gc.collect()
 
 
 def test_transaction_markers_are_offsets_too(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, unique_topic: Callable[..., str]
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, unique_topic: Callable[..., str]
 ) -> None:
     """Committed records are read, aborted ones are not. The next append expects the offset after the marker."""
     topic = clients.create_topic(own_proxy.bootstrap, unique_topic("plain-markers"))
-    with closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap, transactional_id=f"txn-{topic}")) as writer:
+    with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=f"txn-{topic}")) as writer:
         writer.init_transactions()
         for value, end in ((b"committed", writer.commit_transaction), (b"aborted", writer.abort_transaction)):
             writer.begin_transaction()
@@ -387,7 +374,7 @@ def test_transaction_markers_are_offsets_too(
 
 
 def test_log_writer_reports_deleted_next_records(
-    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
     with (
         closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log,
@@ -396,7 +383,7 @@ def test_log_writer_reports_deleted_next_records(
         behind.read_to_end(_nothing)
         log.read_to_end(_nothing)
         log.append([Record(b"a"), Record(b"b")])
-        with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
+        with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
             admin.delete_records({TopicPartition(topic, 0): 2})
         with pytest.raises(PositionLostError, match="next offset 0 is outside the log, which holds 2 to 2"):
             behind.read_to_end(_nothing)
@@ -405,6 +392,6 @@ def test_log_writer_reports_deleted_next_records(
 def _nothing(record: LogRecord) -> None: ...
 
 
-def _append_as_rival(own_kafka: KafkaCluster, topic: str) -> None:
-    with closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap)) as rival:
+def _append_as_rival(kafka: KafkaCluster, topic: str) -> None:
+    with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as rival:
         rival.send(topic, b"rival", partition=0).get(90)
