@@ -6,8 +6,8 @@ transactions before Kafka receives them. The expected state is the partition's l
 
 from __future__ import annotations
 
-import asyncio
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,20 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import aiokafka
-import aiokafka.errors
-import confluent_kafka
-import kafka.errors
 import pytest
-from kafka import KafkaProducer
 
 from fencepost_dev.cluster import KafkaCluster
-from fencepost_dev.tools import compile_java, run_java, run_tool
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
-from tests.support.kafka import kafka_version, running_kafka
+from tests.support.instances import CLIENTS, Process, Reported
+from tests.support.kafka import running_kafka
 from tests.support.messages import RawConnection
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Answer, Connection, Log, Producer, batch, final_answer, produce_request
@@ -50,7 +44,6 @@ FOREIGN_PRODUCER_ID = 1 << 40
 STATE_TOPIC = "__fencepost_state"
 #: Error of a refused commit, by protocol: EndTxn v3, v5.
 REFUSED = {1: 59, 2: 120}
-JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
 #: Other tests start and stop proxies of this cluster. Their left-over fences are not tested here.
 CONFIG = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\ntakeover_seconds = 0.5\n"
 PATIENCE_SECONDS = 60.0
@@ -418,28 +411,6 @@ def test_the_proxy_restarts_while_a_transaction_is_open(
     assert log.values(topic) == [b"old", b"txn", b"mine"]
 
 
-def test_kafkas_own_tool_aborts_one(
-    cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
-) -> None:
-    """An operator runs `kafka-transactions.sh` through the proxy."""
-    topic = new_topic("checked", length=1)
-    with Transactional(proxy.bootstrap, f"{topic}-txn") as transactional:
-        assert transactional.append(topic, b"txn").base_offset == 1
-        where = ("--topic", topic, "--partition", "0", "--start-offset", "1")
-        run_tool(
-            "kafka-transactions", ["--bootstrap-server", proxy.bootstrap, "abort", *where], version=kafka_version()
-        )
-        until(lambda: log.end(topic) == 3, "the marker", seconds=PATIENCE_SECONDS)
-        transactional.end(commit=False)
-    until(
-        lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0] == "CompleteAbort",
-        "the coordinator",
-        seconds=PATIENCE_SECONDS,
-    )
-    end = log.end(topic)
-    assert final_answer(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
-
-
 # --- topics that refuse transactions ----------------------------------------------------------------------------------
 
 
@@ -506,82 +477,52 @@ def _appended_at_end(client: Connection, log: Log, topic: str) -> bool:
     return answer.error_code == OK
 
 
-@pytest.mark.parametrize("conditional", [True, False], ids=["conditional", "unconditional"])
+@pytest.mark.parametrize("how", ["one by one", "one by one, unconditional", "in one request"])
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_transactions_in_opposite_partition_order_all_commit(  # noqa: PLR0917
-    protocol: int, conditional: bool, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+    protocol: int, how: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """Neither waits for a partition while it occupies one that the other needs: one gets an error and aborts."""
+    """Neither waits for a partition while it occupies one that the other needs: one gets an error and aborts. The proxy
+    always queues partitions of one request in the same order."""
     topics = [new_topic("checked"), new_topic("checked")]
     start_line = threading.Barrier(2, timeout=PATIENCE_SECONDS)
-    committed: Counter[str] = Counter()
     yielded: Counter[str] = Counter()
     rounds = 6
+
+    def append(transactional: Transactional, name: str, topics: list[str]) -> list[Answer]:
+        transactional.begin(*topics)
+        ends = {topic: None if "unconditional" in how else log.end(topic) for topic in topics}
+        requested = {(topic, 0): ((name.encode(),), end) for topic, end in ends.items()}
+        return list(transactional.append_all(requested, timeout_ms=3000).values())
 
     def writer(name: str, order: list[str]) -> None:
         rng = random.Random(f"{SEED}{name}")
         with Transactional(proxy.bootstrap, f"{order[0]}-{name}", protocol=protocol) as transactional:
-            for number in range(rounds):
+            for _ in range(rounds):
                 start_line.wait()
-                while committed[name] <= number:
-                    codes = []
-                    for topic in order:
-                        transactional.begin(topic)
-                        expected = log.end(topic) if conditional else None
-                        answer = transactional.append(topic, name.encode(), expected=expected, timeout_ms=3000)
+                done = False
+                while not done:
+                    answers: list[Answer] = []
+                    for group in [order] if how == "in one request" else [[topic] for topic in order]:
+                        answers += append(transactional, name, group)
+                        if answers[-1].error_code != OK:
+                            break
+                    for answer in answers:
                         assert answer.error_code in (OK, NOT_LEADER, POLICY_VIOLATION), answer
                         # With v1 the other transaction may have added the partition only to write its marker there.
                         assert protocol == 1 or "OFFSET_VIOLATION" not in (answer.message or ""), answer
-                        codes.append(answer.error_code)
-                        if answer.error_code != OK:
-                            break
-                    done = codes == [OK, OK]
+                    done = [answer.error_code for answer in answers] == [OK, OK]
                     assert transactional.end(commit=done) == OK
-                    committed[name] += done
-                    yielded[name] += not done
                     if not done:
+                        yielded[name] += 1
                         threading.Event().wait(rng.uniform(0, 0.1))
 
     with ThreadPoolExecutor(2) as pool:
         for task in [pool.submit(writer, "a", topics), pool.submit(writer, "b", topics[::-1])]:
             task.result()
-    print(f"protocol {protocol}: committed {dict(committed)}, yielded {dict(yielded)}")
-    assert committed == {"a": rounds, "b": rounds}
+    print(f"protocol {protocol}: yielded {dict(yielded)}")
     for topic in topics:
         until(partial(_appended_at_end, client, log, topic), "end of the transactions", seconds=PATIENCE_SECONDS)
-
-
-@pytest.mark.parametrize("protocol", [1, 2])
-def test_two_transactions_whose_requests_name_the_same_partitions(
-    protocol: int, proxy: ProxyProcess, log: Log, new_topic: NewTopic
-) -> None:
-    """Both partitions in one request, in opposite order: the proxy always queues them in the same order."""
-    topics = [new_topic("checked"), new_topic("checked")]
-
-    def writer(name: str, order: list[str]) -> int:
-        committed = 0
-        rng = random.Random(f"{SEED}{name}")
-        with Transactional(proxy.bootstrap, f"{order[0]}-{name}", protocol=protocol) as transactional:
-            while committed < 5:
-                transactional.begin(*order)
-                requested = {(topic, 0): ((name.encode(),), log.end(topic)) for topic in order}
-                answers = transactional.append_all(requested, timeout_ms=3000)
-                codes = [answers[topic, 0].error_code for topic in order]
-                assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}, answers
-                violated = [each for each in answers.values() if "OFFSET_VIOLATION" in (each.message or "")]
-                assert protocol == 1 or not violated  # v1: the marker of the other transaction, if it is empty
-                done = codes == [OK, OK]
-                assert transactional.end(commit=done) == OK
-                committed += done
-                if not done:
-                    threading.Event().wait(rng.uniform(0, 0.1))
-        return committed
-
-    with ThreadPoolExecutor(2) as pool:
-        tasks = [pool.submit(writer, "a", topics), pool.submit(writer, "b", topics[::-1])]
-        committed = [task.result() for task in tasks]
-    print(f"protocol {protocol}: committed {committed}")
-    assert committed == [5, 5]
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -657,200 +598,62 @@ def test_transactional_retry_gets_the_first_outcome(
 #: Transactions that each client loses after a refused one. It does not reuse the refused batch's sequence number, so
 #: that its next first batch has a sequence gap (45). The same happens without the proxy, after a batch that a broker
 #: refuses. Clients that begin a new transaction recover, except aiokafka.
-LOST_AFTERWARDS: dict[str, int | None] = {"confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
+LOST_AFTERWARDS = {"java": 0, "confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
 TRIES_MAX = 3
 
 
-def _header(expected: int) -> list[Any]:
-    return [("fencepost-expected-offset", b"%d" % expected)]
-
-
-class _KafkaPython:
-    failures = (kafka.errors.KafkaError,)
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self.topic = topic
-        self.producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{topic}-txn")
-        self.producer.init_transactions()
-
-    def begin(self) -> None:
-        self.producer.begin_transaction()
-
-    def send(self, expected: int) -> int:
-        sent = self.producer.send(self.topic, b"expects %d" % expected, headers=_header(expected), partition=0)
-        return int(sent.get(PATIENCE_SECONDS).offset)
-
-    def commit(self) -> None:
-        self.producer.commit_transaction()
-
-    def abort(self) -> None:
-        self.producer.abort_transaction()
-
-    def close(self) -> None:
-        self.producer.close(5)
-
-
-class _Aiokafka:
-    failures = (aiokafka.errors.KafkaError,)
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self.topic = topic
-        self.runner = asyncio.Runner()
-
-        async def start() -> aiokafka.AIOKafkaProducer:
-            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{topic}-txn")
-            await producer.start()
-            return producer
-
-        self.producer = self.runner.run(start())
-
-    def begin(self) -> None:
-        self.runner.run(self.producer.begin_transaction())
-
-    def send(self, expected: int) -> int:
-        send = self.producer.send_and_wait(self.topic, b"expects %d" % expected, headers=_header(expected), partition=0)
-        return int(self.runner.run(asyncio.wait_for(send, PATIENCE_SECONDS)).offset)
-
-    def commit(self) -> None:
-        self.runner.run(self.producer.commit_transaction())
-
-    def abort(self) -> None:
-        self.runner.run(self.producer.abort_transaction())
-
-    def close(self) -> None:
-        self.runner.run(self.producer.stop())
-        self.runner.close()
-
-
-class _Confluent:
-    failures = (confluent_kafka.KafkaException,)
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self.topic = topic
-        self.producer = confluent_kafka.Producer(
-            {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-txn", "log_level": 0}
-        )
-        self.producer.init_transactions(PATIENCE_SECONDS)
-
-    def begin(self) -> None:
-        self.producer.begin_transaction()
-
-    def send(self, expected: int) -> int:
-        appended_batch: list[int] = []
-        failed: list[confluent_kafka.KafkaError] = []
-
-        def delivered(error: confluent_kafka.KafkaError | None, msg: confluent_kafka.Message) -> None:
-            if error is None:
-                appended_batch.append(msg.offset())
-            else:
-                failed.append(error)
-
-        self.producer.produce(
-            self.topic, b"expects %d" % expected, headers=_header(expected), partition=0, on_delivery=delivered
-        )
-        self.producer.flush(PATIENCE_SECONDS)
-        if failed:
-            raise confluent_kafka.KafkaException(failed[0])
-        return appended_batch[0]
-
-    def commit(self) -> None:
-        self.producer.commit_transaction(PATIENCE_SECONDS)
-
-    def abort(self) -> None:
-        self.producer.abort_transaction(PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        self.producer.close()
-
-
-CLIENTS: dict[str, Any] = {"confluent-kafka": _Confluent, "aiokafka": _Aiokafka, "kafka-python": _KafkaPython}
-
-
-@pytest.mark.parametrize("name", CLIENTS)
-def test_a_refusal_within_a_transaction_leaves_it_abortable(
-    name: str, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+@pytest.mark.parametrize(("library", "version"), [("java", 1), *((library, 2) for library in CLIENTS)])
+def test_a_refusal_within_a_transaction_leaves_it_abortable(  # noqa: PLR0917
+    library: str,
+    version: int,
+    cluster: KafkaCluster,
+    proxy: ProxyProcess,
+    log: Log,
+    new_topic: NewTopic,
+    tmp_path: Path,
 ) -> None:
-    """The same producer object aborts the refused transaction and commits a later one."""
+    """The same producer aborts the refused transaction and commits a later one. `version` – of transactions."""
+    set_transaction_version(cluster.bootstrap, version)
     topic = new_topic("checked")
-    client = CLIENTS[name](proxy.bootstrap, topic)
-    failed: list[str] = []
+    name = f"{topic}-txn"
 
     def ended() -> int:
         """The log end once the marker is written."""
         until(
-            lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0].startswith(("Complete", "Empty")),
+            lambda: transaction_state(cluster.bootstrap, name)[0].startswith(("Complete", "Empty")),
             "the coordinator",
             seconds=PATIENCE_SECONDS,
         )
         return log.end(topic)
 
-    try:
-        client.begin()
-        assert client.send(0) == 0
-        with pytest.raises(client.failures) as refusal:
-            client.send(99)
-        assert "POLICY_VIOLATION" in repr(refusal.value) or "PolicyViolation" in repr(refusal.value), refusal.value
-        client.abort()
+    with Process(library, proxy.bootstrap, tmp_path) as process:
+
+        def send(expected: int) -> Reported:
+            return process.query("send", "a", topic, 0, f"expects-{expected}", expected)
+
+        process.do("init", "a", name, 60_000)
+        process.do("begin", "a")
+        assert send(0) == (True, "0")
+        refusal = send(99)
+        assert re.search("POLICY_VIOLATION|PolicyViolation", refusal.error), refusal
+        if library == "java":
+            assert refusal.text.endswith(f" OFFSET_MISMATCH topic={topic} partition=0 expected=99 actual=1")
+        process.do("abort", "a")
         assert ended() == 2
-        committed = False
+        committed, failed = False, []
         while not committed and len(failed) < TRIES_MAX:
             end = ended()
             # kafka-python raises an error while it gets a new epoch.
-            until(lambda: done(client.begin, client.failures), "a transaction to begin")
-            try:
-                assert client.send(end) == end
-                assert client.send(end + 1) == end + 1
-                client.commit()
-                committed = True
-            except client.failures as failure:
-                failed.append(repr(failure))
-                done(client.abort, client.failures)  # unless the new epoch has ended it
-    finally:
-        client.close()
-    print(f"{name}: {refusal.value!r}; lost afterwards: {failed}")
-    lost = LOST_AFTERWARDS[name]
+            until(lambda: process.query("begin", "a").ok, "a transaction to begin")
+            first = send(end)
+            if first.ok:
+                assert (first.text, send(end + 1)) == (str(end), (True, str(end + 1)))
+                committed = process.query("commit", "a").ok
+            if not committed:
+                failed.append(first)
+                process.query("abort", "a")  # unless the new epoch has ended it
+    print(f"{library}: {refusal}; lost afterwards: {failed}")
+    lost = LOST_AFTERWARDS[library]
     assert (committed, len(failed)) == ((False, TRIES_MAX) if lost is None else (True, lost))
-    values = [b"expects %d" % each for each in ((0, end, end + 1) if committed else (0,))]
+    values = [b"expects-%d" % each for each in ((0, end, end + 1) if committed else (0,))]
     until(lambda: log.values(topic) == values, "exactly the committed and aborted records")
-
-
-def done(act: Callable[[], None], failures: tuple[type[Exception], ...]) -> bool:
-    try:
-        act()
-    except failures:
-        return False
-    return True
-
-
-#: Begin, a matching append, a stale one, abort, then a whole transaction. The abort's marker takes offset 1.
-SCRIPT = ("begin", 0, 99, "abort", "begin", 2, 3, "commit")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_java_producer_aborts_and_goes_on(
-    version: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
-) -> None:
-    """On clusters of both transaction versions."""
-    set_transaction_version(cluster.bootstrap, version)
-    topic = new_topic("checked")
-    release = kafka_version()
-    steps = [step if isinstance(step, str) else f"{topic}={step}" for step in SCRIPT]
-    ran = run_java(
-        "ConditionalTransactions",
-        [proxy.bootstrap, f"{topic}-txn", *steps],
-        classes=compile_java([JAVA], version=release),
-        version=release,
-        timeout_seconds=100,
-    )
-    print(ran.output, ran.errors)
-    assert ran.output.splitlines() == [
-        "ok",
-        "ok 0",
-        f"PolicyViolationException OFFSET_MISMATCH topic={topic} partition=0 expected=99 actual=1",
-        "ok",
-        "ok",
-        "ok 2",
-        "ok 3",
-        "ok",
-    ]
-    assert log.values(topic) == [b"expects 0", b"expects 2", b"expects 3"]
