@@ -19,6 +19,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, Handling
+from tests.kit.waiting import until
 from tests.support.batches import batch
 from tests.support.messages import Closed, Fields, RawConnection, definitions, encode_request
 from tests.support.proxy import ProxyProcess, blocked_by
@@ -76,14 +77,8 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="module")
 def listener(proxy: ProxyProcess) -> Address:
     """The listener of the only broker, since appends go to a leader."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            with RawConnection(Address.parse(proxy.bootstrap)) as connection:
-                (broker,) = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
-            return Address(broker["Host"], broker["Port"])
-        except Closed:  # a busy machine can cause a second of silence
-            assert time.monotonic() < give_up
+    (broker,) = query_once_accepted(Address.parse(proxy.bootstrap), METADATA, 9, {"Topics": []})["Brokers"]
+    return Address(broker["Host"], broker["Port"])
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +89,7 @@ def make_topic(kafka: KafkaCluster) -> Callable[[str], str]:
         with RawConnection(kafka.address(1)) as connection:
             requested = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
             assert connection.query(CREATE_TOPICS, 7, {"Topics": [requested]})["Topics"][0]["ErrorCode"] == 0
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while _log_end(connection, name) is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: _log_end(connection, name), "the leader", accept=lambda end: end is not None)
         return name
 
     return make
@@ -140,10 +132,7 @@ class Neighbour(threading.Thread):
 
     def await_rounds(self, count: int) -> None:
         goal = self.rounds + count
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.rounds < goal and self.failure is None:
-            assert time.monotonic() < deadline, "the neighbour got no response in time"
-            time.sleep(0.01)
+        until(lambda: self.rounds >= goal or self.failure is not None, "responses to the neighbour")
         assert self.failure is None, repr(self.failure)
 
     def stop(self) -> None:
@@ -201,17 +190,11 @@ def open_sockets(pid: int) -> int:
 
 
 def await_sockets(proxy: ProxyProcess, count: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while open_sockets(proxy.pid) > count + OWN_SOCKETS:
-        assert time.monotonic() < deadline, "connections of closed clients are still open"
-        time.sleep(0.1)
+    until(lambda: open_sockets(proxy.pid) <= count + OWN_SOCKETS, "the connections of closed clients to be closed")
 
 
 def await_logged(proxy: ProxyProcess, text: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while text not in proxy.log:
-        assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{proxy.log[-3000:]}"
-        time.sleep(0.05)
+    until(lambda: text in proxy.log, f"{text!r} in the log")
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -546,30 +529,26 @@ def test_one_address_does_not_take_all_connections(
         assert query_once_accepted(listener, METADATA, 9, {"Topics": []})["Brokers"]
         neighbour.await_rounds(5)
     del many
-    await_accepted(listener, "127.0.0.9")
+    until(lambda: is_accepted(listener, "127.0.0.9"), "an accepted connection after the excess was closed")
 
 
-def await_accepted(listener: Address, source: str) -> None:
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        with connected(listener, source) as sock, contextlib.suppress(ConnectionError):
-            sock.sendall(struct.pack(">ihhih", 11, API_VERSIONS, 0, 1, -1) + b"\0")
-            if sock.recv(4):
-                return
-        assert time.monotonic() < give_up, "the proxy accepts no connection after the excess was closed"
-        time.sleep(0.05)
+def is_accepted(listener: Address, source: str) -> bool:
+    with connected(listener, source) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(struct.pack(">ihhih", 11, API_VERSIONS, 0, 1, -1) + b"\0")
+        return bool(sock.recv(4))
+    return False
 
 
 def query_once_accepted(listener: Address, api_key: int, version: int, body: Fields) -> Fields:
     """Clients observe the close of a connection before the proxy subtracts it."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            with RawConnection(listener) as connection:
-                return connection.query(api_key, version, body)
-        except (Closed, ConnectionError):
-            assert time.monotonic() < give_up, "the proxy accepts no connection"
-            time.sleep(0.05)
+
+    def answer() -> Fields | None:
+        with contextlib.suppress(Closed), RawConnection(listener) as connection:
+            return connection.query(api_key, version, body)
+        return None
+
+    found: Fields = until(answer, "an accepted connection")
+    return found
 
 
 def test_requests_above_in_flight_limit_answered_in_order(listener: Address, neighbour: Neighbour) -> None:
