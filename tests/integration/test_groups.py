@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +25,6 @@ from tests.kit.waiting import until
 from tests.support.expanded import ExpandedTopic
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.members import MEMBERS, WAIT_SECONDS, Member
-from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 
 pytestmark = pytest.mark.kafka
@@ -156,20 +156,35 @@ def _gets_the_new_partition(member: Member, count: int, proxy: ProxyProcess, par
     assert _offsets(member, partition) == list(range(count))
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
-def test_a_prior_partition_may_end_in_a_transaction(
-    commit: bool, topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+@pytest.mark.parametrize("end", ["a committed transaction", "an aborted transaction", "retention", "truncation"])
+def test_group_waits_for_no_records_that_cannot_come(
+    end: str, topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
 ) -> None:
-    # Given a prior partition that ends in a marker, after records that are committed or aborted.
+    """The group has committed all that it will ever commit of a prior partition, and its threshold is higher."""
     group = f"ends-{topic.name}"
+    committed, thresholds = 5, None
     topic.write(0, 5)
-    _transaction(groups_kafka, topic.name, 0, 3, commit=commit)
-    end = 8 if commit else 5
-    # And a group that committed the last record's offset plus one: it will never commit more.
-    _commit(groups_kafka, group, topic.name, {0: end, 1: 0})
+    match end:
+        case "a committed transaction":
+            _transaction(groups_kafka, topic.name, 0, 3, commit=True)
+            committed = 8  # the last record's offset plus one: before the marker
+        case "an aborted transaction":
+            _transaction(groups_kafka, topic.name, 0, 3, commit=False)
+        case "retention":
+            committed = 4  # the record after it is deleted before the group reads it
+        case "truncation":
+            thresholds = [9, 0]  # as after an unclean leader election
+    _commit(groups_kafka, group, topic.name, {0: committed, 1: 0})
 
-    topic.expand(3)
+    if thresholds is None:
+        topic.expand(3)
+    else:
+        topic.expand_by_hand(3, thresholds=thresholds)
     topic.write(2, 4)
+    if end == "retention":
+        admin = KafkaAdminClient(bootstrap_servers=groups_kafka.bootstrap)
+        with closing(admin):
+            admin.delete_records({TopicPartition(topic.name, 0): 5})
 
     with _member(proxy, topic, group) as member:
         _gets_the_new_partition(member, 4, proxy)
@@ -190,37 +205,6 @@ def test_records_before_an_aborted_end_are_waited_for(
         assert not member.read_of(2)
         _commit_until(member, lambda: len(member.read_of(2)) == 4, proxy)
         assert [each.partition for each in member.read] == [0] + [2] * 4
-
-
-def test_what_retention_took_is_not_waited_for(
-    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
-) -> None:
-    # Given a group in the middle of a prior partition whose records are all deleted before it reads them.
-    group = f"expired-{topic.name}"
-    topic.write(0, 10)
-    _commit(groups_kafka, group, topic.name, {0: 4})
-    topic.expand(3)
-    topic.write(2, 4)
-    admin = KafkaAdminClient(bootstrap_servers=groups_kafka.bootstrap)
-    try:
-        admin.delete_records({TopicPartition(topic.name, 0): 10})
-    finally:
-        admin.close()
-    with _member(proxy, topic, group) as member:
-        _gets_the_new_partition(member, 4, proxy)
-
-
-def test_what_was_truncated_is_not_waited_for(
-    topic: ExpandedTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
-) -> None:
-    # Given a threshold above the log end, as after an unclean leader election.
-    group = f"truncated-{topic.name}"
-    topic.write(0, 5)
-    _commit(groups_kafka, group, topic.name, {0: 5})
-    topic.expand_by_hand(3, thresholds=[9, 0])
-    topic.write(2, 4)
-    with _member(proxy, topic, group) as member:
-        _gets_the_new_partition(member, 4, proxy)
 
 
 def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> None:
@@ -350,13 +334,15 @@ def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProce
 
 @pytest.fixture
 def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    """A proxy with a status page, whose URL is its `status`."""
-    port = free_port()
-    (tmp_path / "token").write_text("let-them-go\n")
-    config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{tmp_path}/token"\n'
-    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
-        proxy.status = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]
+    """A proxy with a status page."""
+    with _with_page(groups_kafka, tmp_path) as proxy:
         yield proxy
+
+
+def _with_page(kafka: KafkaCluster, directory: Path) -> ProxyProcess:
+    (token := directory / "token").write_text("let-them-go\n")
+    config = f'status = "127.0.0.1:0"\nstatus_token_file = "{token}"\n'
+    return ProxyProcess(kafka.bootstrap, directory, config=config)
 
 
 def test_group_without_commits_gets_new_partition_after_timeout(topic: ExpandedTopic, impatient: ProxyProcess) -> None:
@@ -427,22 +413,21 @@ def test_operator_sees_waiting_group_and_forces_its_assignment(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     group = f"operator/{topic.name}"
-    url = watched.status  # type: ignore[attr-defined]
     topic.write(0, 7)
     topic.expand(3)
     topic.write(2, 5)
     with _member(watched, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 7, f"{member.errors}")
         waits = ["partition 0: nothing committed, threshold 7"]
-        until(lambda: [each["waits"] for each in _waiting(url, group)] == [waits], watched.log)
-        (waiting,) = _waiting(url, group)
+        until(lambda: [each["waits"] for each in _waiting(watched, group)] == [waits], watched.log)
+        (waiting,) = _waiting(watched, group)
         assert (waiting["topic"], waiting["partition"]) == (topic.name, 2)
         assert waiting["records_max"] == 7
         # At least one: groups of other tests on this Kafka may wait as well.
-        until(lambda: _metric(url, "gated_partitions") >= 1, "the metric of gated partitions")
-        released_total = _metric(url, "gated_partitions_released_total")
+        until(lambda: _metric(watched, "gated_partitions") >= 1, "the metric of gated partitions")
+        released_total = _metric(watched, "gated_partitions_released_total")
 
-        address = url.removeprefix("http://")
+        address = watched.status
         assert main(["expansions", "--status", address, "--topic", topic.name]) == 0
         table = capsys.readouterr().out
         assert f"  {topic.name}  2 -> 3" in table
@@ -463,17 +448,17 @@ def test_operator_sees_waiting_group_and_forces_its_assignment(
         assert "gets the new partitions" in capsys.readouterr().out
 
         _gets_the_new_partition(member, 5, watched)
-        until(lambda: not _waiting(url, group), watched.log)
-        until(lambda: _metric(url, "gated_partitions_released_total") > released_total, "the metric of released ones")
+        until(lambda: not _waiting(watched, group), watched.log)
+        until(
+            lambda: _metric(watched, "gated_partitions_released_total") > released_total, "the metric of released ones"
+        )
     assert main(["expansions", "--bootstrap", watched.bootstrap, "--json"]) == 0
     of_all = json.loads(capsys.readouterr().out)["expansions"]
     assert {each["topic"]: each["thresholds"] for each in of_all}[topic.name] == [7, 0]
 
 
-def _metric(url: str, name: str) -> float:
-    with urlopen(f"{url}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"fencepost_{name} "))
+def _metric(proxy: ProxyProcess, name: str) -> float:
+    return proxy.metrics()[f"fencepost_{name}"]
 
 
 def _committed(address: str, group: str, partitions: list[TopicPartition] | None = None) -> dict[int, int]:
@@ -485,9 +470,8 @@ def _committed(address: str, group: str, partitions: list[TopicPartition] | None
     return {each.partition: max(each.offset, -1) for each in found}
 
 
-def _waiting(url: str, group: str) -> list[dict[str, Any]]:
-    with urlopen(f"{url}/status.json", timeout=60) as answer:
-        return [each for each in json.load(answer)["gated"] if each["group"] == group]
+def _waiting(proxy: ProxyProcess, group: str) -> list[dict[str, Any]]:
+    return [each for each in json.loads(proxy.page("/status.json"))["gated"] if each["group"] == group]
 
 
 # ---- members that join and leave
@@ -583,15 +567,9 @@ def test_streams_application_is_not_gated_but_logged(
 )
 def test_assignments_are_gated_across_two_proxies(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     # Given a group with two members, each connected to another proxy.
-    ports = free_port(), free_port()
-    (token := tmp_path / "token").write_text("s3cret\n")
-    configs = [f'status = "127.0.0.1:{port}"\nstatus_token_file = "{token}"\n' for port in ports]
-    with (
-        ProxyProcess(groups_kafka.bootstrap, tmp_path, config=configs[0]) as first,
-        ProxyProcess(groups_kafka.bootstrap, tmp_path, config=configs[1]) as second,
-    ):
+    with _with_page(groups_kafka, tmp_path) as first, _with_page(groups_kafka, tmp_path) as second:
         topic = ExpandedTopic(groups_kafka.bootstrap, first.bootstrap, f"shared-{uuid4().hex[:8]}", 2)
-        group, urls = f"{client}-{topic.name}", [f"http://127.0.0.1:{port}" for port in ports]
+        group = f"{client}-{topic.name}"
         start = MEMBERS[client]
         with (
             start(first.bootstrap, topic.name, group, "earliest") as one,
@@ -603,11 +581,14 @@ def test_assignments_are_gated_across_two_proxies(client: str, groups_kafka: Kaf
             topic.expand(4)
             topic.write(2, 3)
             topic.write(3, 3)
-            until(lambda: {row["partition"] for url in urls for row in _waiting(url, group)} == {2, 3}, first.log)
+            until(
+                lambda: {row["partition"] for proxy in (first, second) for row in _waiting(proxy, group)} == {2, 3},
+                first.log,
+            )
             # When an operator releases the partitions at one of the proxies.
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
-            shown = {"Authorization": "Bearer s3cret"}
-            with urlopen(Request(urls[0] + path, method="POST", headers=shown), timeout=60) as answer:
+            shown = {"Authorization": "Bearer let-them-go"}
+            with urlopen(Request(f"http://{first.status}{path}", method="POST", headers=shown), timeout=60) as answer:
                 assert b"gets the new partitions" in answer.read()
             # Then both proxies learn of it and make their members rebalance.
             until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{second.log}")

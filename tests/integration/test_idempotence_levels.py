@@ -7,8 +7,6 @@ These tests verify what docs/other-clients.md states about `fencepost.idempotenc
 from __future__ import annotations
 
 import gc
-import re
-import urllib.request
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,7 +17,6 @@ from tests.kit.waiting import until
 from tests.support.clients import producer, read_all
 from tests.support.kafka import unique_topic
 from tests.support.old_kafka import OLD_FORMAT, OldKafka
-from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Observed
@@ -63,8 +60,9 @@ def old() -> Iterator[OldKafka]:
 
 @pytest.fixture(scope="module")
 def proxy(old: OldKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    status = f'status = "127.0.0.1:{free_port()}"\n'
-    with ProxyProcess(old.bootstrap, tmp_path_factory.mktemp("levels"), config=status + _CONFIG) as process:
+    with ProxyProcess(
+        old.bootstrap, tmp_path_factory.mktemp("levels"), config=_CONFIG, arguments=("--status", "127.0.0.1:0")
+    ) as process:
         yield process
         assert "crashed" not in process.log
 
@@ -78,12 +76,7 @@ def create(old: OldKafka, prefix: str, *, old_format: bool) -> str:
 
 
 def downgraded(proxy: ProxyProcess, why: str) -> int:
-    address = re.search(r'status = "([^"]+)"', proxy.config)
-    assert address is not None
-    with urllib.request.urlopen(f"http://{address[1]}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    found = re.search(rf'^fencepost_idempotence_downgraded_batches_total{{reason="{why}"}} (\S+)$', text, re.M)
-    return 0 if found is None else int(float(found[1]))
+    return int(proxy.metrics().get(f'fencepost_idempotence_downgraded_batches_total{{reason="{why}"}}', 0))
 
 
 def outcome(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Sequence[Observed]:
