@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-import confluent_kafka
 import pytest
 from kafka.protocol.producer import EndTxnRequest
 
@@ -24,7 +23,7 @@ from tests.support.ports import free_port
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess, blocked_by
 from tests.support.raw import Connection, Log, batch
 from tests.support.stopping_validator import Stops
-from tests.support.transactions import Transactional, abort_as_an_admin, transaction_state
+from tests.support.transactions import Transactional, abort_as_an_admin, committed, transaction_state
 
 pytestmark = pytest.mark.kafka
 
@@ -113,32 +112,9 @@ class Stage:
     def state(self, transactional: Transactional) -> str:
         return transaction_state(self.cluster.bootstrap, transactional.name)[0]
 
-    def committed(self, topic: str) -> list[list[bytes | None]]:
+    def committed(self, topic: str) -> list[list[bytes]]:
         """The records of each partition that a read_committed consumer gets."""
-        return [self._committed(topic, partition) for partition in range(2)]
-
-    def _committed(self, topic: str, partition: int) -> list[bytes | None]:
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": self.cluster.bootstrap,
-                "group.id": "nobody",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "enable.auto.commit": False,
-            }
-        )
-        values: list[bytes | None] = []
-        try:
-            consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
-            while (message := consumer.poll(PATIENCE_SECONDS)) is not None:
-                error = message.error()
-                if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                    return values
-                assert error is None, error
-                values.append(message.value())
-        finally:
-            consumer.close()
-        raise AssertionError("the consumer did not reach the end of the partition")
+        return list(committed(self.cluster.bootstrap, (topic, 0), (topic, 1)).values())
 
 
 @pytest.fixture
