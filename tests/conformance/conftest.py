@@ -20,13 +20,8 @@ def one_broker() -> Iterator[RealKafka]:
 
 
 @pytest.fixture(scope="module")
-def one_broker_that_expires() -> Iterator[RealKafka]:
-    with running_kafka(1, properties={"producer.id.expiration.check.interval.ms": "200"}) as cluster:
-        yield RealKafka(cluster)
-
-
-@pytest.fixture(scope="module")
 def three_brokers() -> Iterator[RealKafka]:
-    """With three, a majority of controllers survives one broker."""
-    with running_kafka(3, properties=_SESSION) as cluster:
+    """With three, a majority of controllers survives one broker. They expire producers often."""
+    often = {"producer.id.expiration.check.interval.ms": "200"}
+    with running_kafka(3, properties=_SESSION | often) as cluster:
         yield RealKafka(cluster)

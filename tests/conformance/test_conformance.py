@@ -34,7 +34,7 @@ def test_model(case: Case) -> None:
 @pytest.mark.no_cover
 @each_case
 def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
-    fixture = "one_broker_that_expires" if case.expires else "one_broker" if case.brokers == 1 else "three_brokers"
+    fixture = "one_broker" if case.brokers == 1 and not case.expires else "three_brokers"
     kafka = request.getfixturevalue(fixture)
     try:
         case.report(kafka)
