@@ -17,7 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
@@ -32,7 +31,7 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Producer, batch, produce_request
 from tests.support.stopping_validator import Stops
 from tests.support.three_brokers import FENCED, Stage3, leaders_listener
-from tests.support.transactions import transaction_state
+from tests.support.transactions import committed, transaction_state
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
@@ -283,34 +282,7 @@ class Stage:
             return int(connection.query(2, 4, body)["Topics"][0]["Partitions"][0]["Offset"])
 
     def committed(self) -> dict[tuple[str, int], list[bytes]]:
-        """The records that a read_committed consumer reads from Kafka directly."""
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": self.kafka.kafka.bootstrap,
-                "group.id": "nobody",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "enable.auto.commit": False,
-                "log_level": 0,
-            }
-        )
-        found: dict[tuple[str, int], list[bytes]] = {where: [] for where in self.visible}
-        ended: set[tuple[str, int]] = set()
-        try:
-            consumer.assign([confluent_kafka.TopicPartition(*where, 0) for where in self.visible])
-            while ended != self.visible.keys():
-                message = consumer.poll(PATIENCE_SECONDS)
-                assert message is not None, f"the end of {self.visible.keys() - ended} was not reached"
-                where, error = (message.topic(), message.partition()), message.error()
-                if error is None:
-                    found[where].append(message.value())
-                elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                    ended.add(where)
-                else:
-                    assert error.retriable(), error
-        finally:
-            consumer.close()
-        return found
+        return committed(self.kafka.kafka.bootstrap, *self.visible)
 
     def goes_on(self, value: bytes) -> None:
         """Append conditionally to every partition through the validating proxy."""

@@ -11,7 +11,6 @@ import json
 import re
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +45,6 @@ from tests.support.expanding import (
     writing,
 )
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
-from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
 from tests.support.transactions import Transactional
@@ -60,26 +58,15 @@ _REPORTED_SECONDS = 130.0
 @pytest.fixture(scope="module")
 def expanding_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """Its timeout for open transactions leaves time for the test's steps on a busy machine."""
-    port = free_port()
-    with ProxyProcess(
-        kafka.bootstrap,
-        tmp_path_factory.mktemp("growing"),
-        config=counted(),
-        arguments=("--status", f"127.0.0.1:{port}"),
-    ) as proxy:
-        proxy.arguments = (*proxy.arguments, str(port))
+    arguments = ("--status", "127.0.0.1:0")
+    directory = tmp_path_factory.mktemp("growing")
+    with ProxyProcess(kafka.bootstrap, directory, config=counted(), arguments=arguments) as proxy:
         yield proxy
 
 
-def status_of(proxy: ProxyProcess) -> dict[str, object]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.arguments[-1]}/status.json", timeout=30) as page:
-        found: dict[str, object] = json.load(page)
-        return found
-
-
-def metrics_of(proxy: ProxyProcess) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.arguments[-1]}/metrics", timeout=30) as page:
-        return str(page.read().decode())
+def status_of(proxy: ProxyProcess) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(proxy.page("/status.json"))
+    return found
 
 
 def count_checked_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "expands") -> str:
@@ -221,10 +208,10 @@ def test_append_block_time_is_logged_measured_and_shown(expanding_proxy: ProxyPr
     assert re.search(r" blocked_seconds=\d+\.\d+ ", line)
     for step in ("intent", "barriers", "transactions", "create", "leaders", "ends", "store"):
         assert re.search(rf"\b{step}=\d+\.\d+", line)
-    shown = {each["topic"]: each for each in status_of(expanding_proxy)["expansions"]}  # type: ignore[attr-defined]
+    shown = {each["topic"]: each for each in status_of(expanding_proxy)["expansions"]}
     assert (shown[topic]["from_count"], shown[topic]["to_count"], shown[topic]["state"]) == (1, 2, "done")
     assert shown[topic]["thresholds"] == [0]
-    metrics = metrics_of(expanding_proxy)
+    metrics = expanding_proxy.page("/metrics")
     assert 'fencepost_expansions_total{result="done"}' in metrics
     assert "fencepost_expansion_blocked_seconds_bucket" in metrics
     assert "fencepost_expansions_pending 0.0" in metrics
@@ -476,7 +463,7 @@ def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, expan
     assert " ERROR " in line
     shown = status_of(expanding_proxy)
     assert any(topic in each for each in shown["warnings"])  # type: ignore[attr-defined]
-    assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(expanding_proxy)
+    assert 'fencepost_expansions_total{result="unordered"}' in expanding_proxy.page("/metrics")
     # Later expansions are ordered again.
     assert expand(expanding_proxy.bootstrap, topic, 5) == (OK, None)
     assert [each.unordered for each in expansions(expanding_proxy.bootstrap, topic)] == [True, False]
