@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.kafka import unique_topic
-from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, batch
 
@@ -29,18 +27,13 @@ PAUSED_SECONDS = 1.5
 class Scraped:
     """One proxy, and the increase of its metrics since the previous scrape."""
 
-    def __init__(self, proxy: ProxyProcess, port: int) -> None:
+    def __init__(self, proxy: ProxyProcess) -> None:
         self.proxy = proxy
-        self._port = port
         self._before = self._series()
-
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=60) as answer:
-            return str(answer.read().decode())
 
     def _series(self) -> dict[str, float]:
         pattern = r"^fencepost_(added_request|added_response|sequencer_wait)_seconds_(count|sum) (\S+)$"
-        found = re.findall(pattern, self.get("/metrics"), re.MULTILINE)
+        found = re.findall(pattern, self.proxy.page("/metrics"), re.MULTILINE)
         return {f"{name} {what}": float(value) for name, what, value in found}
 
     def more(self) -> dict[str, float]:
@@ -50,10 +43,8 @@ class Scraped:
 
 @pytest.fixture
 def scraped(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Scraped]:
-    port = free_port()
-    options = (f"--status=127.0.0.1:{port}",)
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG, arguments=options) as proxy:
-        yield Scraped(proxy, port)
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG, arguments=("--status", "127.0.0.1:0")) as proxy:
+        yield Scraped(proxy)
 
 
 @pytest.mark.parametrize("prefix", ["free", "checked"])
@@ -112,8 +103,8 @@ def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
 
 
 def test_the_status_page_shows_it(scraped: Scraped, kafka: KafkaCluster) -> None:
-    assert json.loads(scraped.get("/status.json"))["added_seconds"] is None
+    assert json.loads(scraped.proxy.page("/status.json"))["added_seconds"] is None
     with Connection(scraped.proxy.bootstrap) as client:
         client.api_versions()
-    half, nearly_all = json.loads(scraped.get("/status.json"))["added_seconds"]
+    half, nearly_all = json.loads(scraped.proxy.page("/status.json"))["added_seconds"]
     assert 0 < half <= nearly_all

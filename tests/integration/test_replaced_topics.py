@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
@@ -15,7 +14,6 @@ from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version
 from tests.support.messages import RawConnection
-from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch, final_answer
 
@@ -29,9 +27,8 @@ FAR = 1_000_000_000
 class Proxies:
     def __init__(self, kafka: KafkaCluster, directory: Path, stack: ExitStack) -> None:
         self.processes = []
-        self._status = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        for number, status in enumerate(self._status):
-            config = f'config_lease_seconds = 1.0\nstatus = "{status}"\n'
+        config = 'config_lease_seconds = 1.0\nstatus = "127.0.0.1:0"\n'
+        for number in range(2):
             (directory / str(number)).mkdir()
             self.processes.append(
                 stack.enter_context(ProxyProcess(kafka.bootstrap, directory / str(number), config=config))
@@ -45,7 +42,7 @@ class Proxies:
         return codes
 
     def pages(self, path: str) -> list[str]:
-        return [urlopen(f"http://{status}{path}", timeout=30).read().decode() for status in self._status]
+        return [process.page(path) for process in self.processes]
 
     def report(self, count: int) -> bool:
         return all(f"\nfencepost_replaced_topics {count}.0" in page for page in self.pages("/metrics"))

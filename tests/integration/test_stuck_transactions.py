@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
@@ -27,7 +26,6 @@ from fencepost_dev.tools import run_tool
 from tests.kit.waiting import until
 from tests.support.instances import Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
-from tests.support.ports import free_port
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Log, Producer, batch
 from tests.support.transactions import Transactional, open_transactions, transaction_state
@@ -36,6 +34,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
 
 _PATIENCE_SECONDS = 120.0
 NOT_LEADER, OFFSET_MISMATCH = 6, 44
+
+
+#: Of proxies with a status page.
+STATUS = ("--status", "127.0.0.1:0")
 
 
 def hanging(reason: str) -> str:
@@ -54,26 +56,15 @@ def trusting_kafka() -> Iterator[KafkaCluster]:
         yield cluster
 
 
-class Page:
-    def __init__(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+def metric(proxy: ProxyProcess, name: str, requested: float) -> dict[str, float]:
+    """All metrics, once this one has the requested value."""
 
-    def text(self, path: str) -> str:
-        with urlopen(f"http://{self.address}{path}", timeout=60) as answer:
-            return str(answer.read().decode())
+    def there() -> dict[str, float] | None:
+        found = proxy.metrics()
+        return found if found.get(name) == requested else None
 
-    def metrics(self) -> dict[str, float]:
-        lines = [each for each in self.text("/metrics").splitlines() if not each.startswith("#")]
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
-    def metric(self, name: str, requested: float) -> dict[str, float]:
-        """All metrics, once this one has the requested value."""
-
-        def there() -> dict[str, float] | None:
-            found = self.metrics()
-            return found if found.get(name) == requested else None
-
-        return until(there, f"{name} {requested}", seconds=_PATIENCE_SECONDS)
+    found: dict[str, float] = until(there, f"{name} {requested}", seconds=_PATIENCE_SECONDS)
+    return found
 
 
 def create(kafka: KafkaCluster, topic: str) -> None:
@@ -122,13 +113,11 @@ def kafka_transactions(*arguments: str) -> str:
 
 
 def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
-    page, topic, name = Page(), unique_topic("checked"), unique_topic("payments")
+    topic, name = unique_topic("checked"), unique_topic("payments")
     create(trusting_kafka, topic)
     lag = f'fencepost_kafka_last_stable_offset_lag{{partition="0",topic="{topic}"}}'
     with (
-        ProxyProcess(
-            trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=("--status", page.address)
-        ) as proxy,
+        ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=STATUS) as proxy,
         Transactional(trusting_kafka.bootstrap, name, protocol=1) as producer,
     ):
         # A transaction is open on a checked topic.
@@ -136,17 +125,17 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         producer.append(topic, b"a", b"b")
 
         # The metrics show it, and it does not hang.
-        observed = page.metric(lag, 2)
+        observed = metric(proxy, lag, 2)
         assert observed[f'fencepost_kafka_last_stable_offset{{partition="0",topic="{topic}"}}'] == 0
         assert observed[f'fencepost_kafka_partition_producer_ids{{partition="0",topic="{topic}"}}'] == 1
-        observed = page.metric("fencepost_kafka_open_transactions", 1)
+        observed = metric(proxy, "fencepost_kafka_open_transactions", 1)
         assert observed['fencepost_kafka_transactional_ids{state="Ongoing"}'] == 1
         until(
-            lambda: page.metrics()["fencepost_kafka_open_transaction_age_seconds_max"] > 0,
+            lambda: proxy.metrics()["fencepost_kafka_open_transaction_age_seconds_max"] > 0,
             "its age",
             seconds=_PATIENCE_SECONDS,
         )
-        assert name in page.text("/status.json")
+        assert name in proxy.page("/status.json")
 
         # The command shows it, through the proxy and directly at Kafka.
         for bootstrap in (proxy.bootstrap, trusting_kafka.bootstrap):
@@ -183,16 +172,16 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
             assert stranger.append(topic, records, partition=1, **settings).error_code == 0
 
         # Both hang, according to the metrics, the page, the log, the command and Kafka's tool.
-        page.metric("fencepost_kafka_open_transactions", 0)
-        assert page.metric(HANGING, 1)[lag] == 1
-        page.metric(NOT_LISTED, 1)
+        metric(proxy, "fencepost_kafka_open_transactions", 0)
+        assert metric(proxy, HANGING, 1)[lag] == 1
+        metric(proxy, NOT_LISTED, 1)
         found, nobodys = sorted(
-            of_json("hanging", "--status", page.address)["hanging"], key=lambda each: each["partition"]
+            of_json("hanging", "--status", proxy.status)["hanging"], key=lambda each: each["partition"]
         )
         assert (found["topic"], found["partition"], found["start_offset"]) == (topic, 0, 3)
         assert (found["producer_id"], found["transactional_id"]) == (producer.producer.id, name)
         assert (nobodys["producer_id"], nobodys["transactional_id"]) == (987_654_321, None)
-        assert "its coordinator does not know of it" in page.text("/status.json")
+        assert "its coordinator does not know of it" in proxy.page("/status.json")
         line = f"hanging transaction: read_committed consumers of its partition are stuck partition={topic}-0"
         until(lambda: line in proxy.log, "a line in the log")
         status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
@@ -228,8 +217,8 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
 
         # No transaction hangs any more.
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the markers")
-        page.metric(NOT_LISTED, 0)
-        observed = page.metric(HANGING, 0)
+        metric(proxy, NOT_LISTED, 0)
+        observed = metric(proxy, HANGING, 0)
         assert lag not in observed
         # Conditional appends continue after the marker.
         appended_batch = until(
@@ -241,17 +230,15 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
 
 
 def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
-    page, topic, name = Page(), unique_topic("checked"), unique_topic("transfers")
+    topic, name = unique_topic("checked"), unique_topic("transfers")
     create(trusting_kafka, topic)
     with (
-        ProxyProcess(
-            trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=("--status", page.address)
-        ) as proxy,
+        ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=STATUS) as proxy,
         Transactional(proxy.bootstrap, name, protocol=1) as producer,
     ):
 
         def shown() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = json.loads(page.text("/status.json"))["abort_only_transactions"]
+            found: list[dict[str, Any]] = json.loads(proxy.page("/status.json"))["abort_only_transactions"]
             return found
 
         assert shown() == []
@@ -261,23 +248,23 @@ def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaClus
         (found,) = until(shown, "it on the page", seconds=_PATIENCE_SECONDS)
         assert (found["transactional_id"], found["producer_id"]) == (name, producer.producer.id)
         assert "expected=7" in found["why"]
-        assert name in page.text("/status.json")
+        assert name in proxy.page("/status.json")
 
         assert producer.end(commit=False) == 0
         until(lambda: not shown(), "it gone", seconds=_PATIENCE_SECONDS)
 
 
 def test_page_shows_opened_and_ended_transactions(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
-    page, topic, name = Page(), unique_topic("stuck"), unique_topic("payments")
+    topic, name = unique_topic("stuck"), unique_topic("payments")
     create(trusting_kafka, topic)
     with (
-        ProxyProcess(trusting_kafka.bootstrap, tmp_path, arguments=("--status", page.address)) as proxy,
+        ProxyProcess(trusting_kafka.bootstrap, tmp_path, arguments=STATUS) as proxy,
         Transactional(proxy.bootstrap, name, protocol=1) as producer,
     ):
         producer.begin(topic)
         producer.append(topic, b"a")
-        page.metric("fencepost_kafka_open_transactions", 1)
-        (opened,) = of_json("--status", page.address)["open"]
+        metric(proxy, "fencepost_kafka_open_transactions", 1)
+        (opened,) = of_json("--status", proxy.status)["open"]
         assert opened["transactional_id"] == name
 
         # An operator ends it with a newer Kafka tool.
@@ -287,17 +274,16 @@ def test_page_shows_opened_and_ended_transactions(trusting_kafka: KafkaCluster, 
             )
         else:
             assert producer.end(commit=False) == 0
-        page.metric("fencepost_kafka_open_transactions", 0)
+        metric(proxy, "fencepost_kafka_open_transactions", 0)
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the marker")
 
 
 def test_switched_off_transaction_watch_shows_nothing(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
-    page = Page()
     config = "watch_transactions = false"
-    with ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=config, arguments=("--status", page.address)):
-        assert json.loads(page.text("/status.json"))["transactions"] is None
-        assert not [name for name in page.metrics() if name.startswith("fencepost_kafka")]
-        status, text = transactions("--status", page.address)
+    with ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=config, arguments=STATUS) as proxy:
+        assert json.loads(proxy.page("/status.json"))["transactions"] is None
+        assert not [name for name in proxy.metrics() if name.startswith("fencepost_kafka")]
+        status, text = transactions("--status", proxy.status)
         assert (status, "watch_transactions" in text) == (2, True)
 
 
@@ -351,11 +337,11 @@ def create_on(proxy: ProxyProcess, topics: Mapping[str, Sequence[int]]) -> None:
 def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
     stubborn_kafka: KafkaCluster, tmp_path: Path
 ) -> None:
-    page, log = Page(), Log(stubborn_kafka.bootstrap)
+    log = Log(stubborn_kafka.bootstrap)
     fine, away = unique_topic("fine"), unique_topic("away")
     stopped = not_controller(stubborn_kafka)
     with (
-        ProxyProcess(stubborn_kafka.bootstrap, tmp_path, arguments=("--status", page.address)) as proxy,
+        ProxyProcess(stubborn_kafka.bootstrap, tmp_path, arguments=STATUS) as proxy,
         Process("kafka-python", stubborn_kafka.bootstrap, tmp_path) as producers,
     ):
         create_on(proxy, {fine: [1, 2, 3], away: [stopped]})
@@ -378,8 +364,8 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         assert answer.error_code == 0, answer
 
         # The late batch hangs and is not listed, although the coordinator knew its transaction at first.
-        page.metric(NOT_LISTED, 1)
-        (found,) = of_json("hanging", "--status", page.address)["hanging"]
+        metric(proxy, NOT_LISTED, 1)
+        (found,) = of_json("hanging", "--status", proxy.status)["hanging"]
         assert (found["producer_id"], found["start_offset"]) == (sent.producer_id, answer.base_offset)
 
         # A transaction commits while the leader of one of its partitions is paused.
@@ -393,13 +379,13 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
 
         # Its markers are missing, and the first transaction is overdue, according to the metrics, the page and the
         # command.
-        page.metric(OVERDUE, 1)
-        page.metric(MARKERS_MISSING, 1)
-        stuck = {each["transactional_id"]: each for each in of_json("--status", page.address)["open"]}
+        metric(proxy, OVERDUE, 1)
+        metric(proxy, MARKERS_MISSING, 1)
+        stuck = {each["transactional_id"]: each for each in of_json("--status", proxy.status)["open"]}
         assert stuck[overdue]["stuck"] == "overdue"
         assert (stuck[cut]["stuck"], stuck[cut]["state"]) == ("markers_missing", "PrepareCommit")
         assert stuck[cut]["first_partitions"] == [f"{away}-0"]
-        text = page.text("/status.json")
+        text = proxy.page("/status.json")
         for why in ("should have aborted it by now", "its markers are not written"):
             assert why in text
         others = ",".join(str(stubborn_kafka.address(each)) for each in (1, 2, 3) if each != stopped)
@@ -413,8 +399,8 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
         producers.do("init", "overdue", overdue, 60_000)
 
         # Neither is stuck any more.
-        page.metric(MARKERS_MISSING, 0)
-        page.metric(OVERDUE, 0)
+        metric(proxy, MARKERS_MISSING, 0)
+        metric(proxy, OVERDUE, 0)
 
 
 @pytest.mark.soak
@@ -424,11 +410,10 @@ def test_overdue_and_incomplete_transactions_are_shown_until_resolved(
 def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: bool, tmp_path: Path) -> None:
     """When the leader returns, the marker is written. Newer releases never write it (KAFKA-20734): the transaction
     hangs there, although Kafka reports it as committed."""
-    page = Page()
     fine, away = unique_topic("fine"), unique_topic("away")
     with (
         KafkaCluster(3, version=version) as kafka,
-        ProxyProcess(kafka.bootstrap, tmp_path, arguments=("--status", page.address)) as proxy,
+        ProxyProcess(kafka.bootstrap, tmp_path, arguments=STATUS) as proxy,
         Process("kafka-python", kafka.bootstrap, tmp_path) as producers,
     ):
         create_on(proxy, {fine: [1, 2, 3], away: [3]})
@@ -460,8 +445,8 @@ def test_partition_without_leader_gets_marker_or_hangs(version: str, skips_it: b
         kafka.resume(3)
         log = Log(kafka.bootstrap)
         if skips_it:
-            page.metric(HANGING, 1)
-            (found,) = of_json("hanging", "--status", page.address)["hanging"]
+            metric(proxy, HANGING, 1)
+            (found,) = of_json("hanging", "--status", proxy.status)["hanging"]
             assert (found["topic"], found["start_offset"], found["transactional_id"]) == (away, 0, cut)
             assert open_transactions(log.leader(away), away) == {found["producer_id"]}
         else:
