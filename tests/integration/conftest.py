@@ -11,6 +11,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log, filled_topic
 from tests.support.secured import Sides, proxy_of, secured_kafka
+from tests.support.senders import JavaProducers
 from tests.support.three_brokers import Stage3, three_brokers
 
 
@@ -45,6 +46,13 @@ def proxied3(kafka3: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProce
     """As `proxied`, for `kafka3`."""
     with ProxyProcess(kafka3.bootstrap, proxy_directory) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[JavaProducers]:
+    """Java's producers, for `Client.open`."""
+    with JavaProducers() as process:
+        yield process
 
 
 @pytest.fixture(scope="module")

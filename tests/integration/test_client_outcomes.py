@@ -48,12 +48,6 @@ IDEMPOTENT = [client for client in CLIENTS if client.idempotent]
 
 
 @pytest.fixture(scope="module")
-def java() -> Iterator[JavaProducers]:
-    with JavaProducers() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def mortal_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """Tests kill and restart this proxy on the same ports."""
     directory = tmp_path_factory.mktemp("proxy")

@@ -117,12 +117,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield Stage(kafka, proxy, front[0].address, {"client": front[1], "kafka": pipes[1]}, front)
 
 
-@pytest.fixture(scope="module")
-def java() -> Iterator[JavaProducers]:
-    with JavaProducers() as process:
-        yield process
-
-
 def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:
     def tried() -> bool:
         with Connection(stage.direct) as raw:

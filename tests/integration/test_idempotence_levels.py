@@ -47,12 +47,6 @@ _CONFIG = """
 
 
 @pytest.fixture(scope="module")
-def java() -> Iterator[JavaProducers]:
-    with JavaProducers() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def old() -> Iterator[OldKafka]:
     with OldKafka() as kafka:
         yield kafka

@@ -52,12 +52,6 @@ each_client = pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: c
 
 
 @pytest.fixture(scope="module")
-def java() -> Iterator[JavaProducers]:
-    with JavaProducers() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def forgetful() -> Iterator[KafkaCluster]:
     with running_kafka(1, properties=SETTINGS) as running:
         yield running
