@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fencepost._appending import Append, Failure, LogPosition, MaybeAppended
@@ -36,14 +36,20 @@ class Appender(Protocol):
 class LogWriterBase:
     """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
 
-    Each append is one batch, appended completely or not at all. Reads committed records only. `configs` (`config` for
+    `for record in log` (aiokafka: `async for`) reads each committed record from `next_offset` to the end that the log
+    has when the loop begins. `read_to_end` does the same with a callback. The writer's own appends are not read again.
+    A record counts as read when the loop requests the next one: after an error or `break`, it is read again. An
+    unreachable cluster is retried for `retry.total_seconds`, then the client library's error is raised. Raises
+    PositionLostError.
+
+    Each append is one batch, appended completely or not at all. `configs` (`config` for
     confluent-kafka): the library's connection settings for producer, consumer and admin client. `batch_bytes_max`:
     bytes, uncompressed. See docs/client.md.
 
     One append at a time; not thread-safe. With aiokafka, call `start` and `stop`, or use `async with`.
     """
 
-    # Here the methods are steps; each adapter's class runs them.
+    # Here `append` is steps; each adapter's class runs them.
 
     def __init__(  # noqa: PLR0917 - called by the adapters
         self,
@@ -58,32 +64,21 @@ class LogWriterBase:
         self.partition = partition
         self._position = LogPosition(topic, partition, retry, batch_bytes_max)
         self._appender = appender
-        self._consumer = consumer
-        self._reading = Reading(consumer, retry.attempt_seconds)
+        self._reading = Reading(consumer, retry)
         self._retry = retry
 
     @property
     def next_offset(self) -> int | None:
-        """The offset after the last record read or appended; None before the first `read_to_end`."""
+        """The offset after the last record read or appended; None before the first read."""
         return self._position.next_offset
-
-    def read_to_end(self, apply: Callable[[LogRecord], Any]) -> Any:
-        """Call `apply(record)` for each record from `next_offset` to the end of the log, in order.
-
-        With aiokafka, `apply` may be a coroutine function. Returns the offset that the next append expects. This
-        writer's own appends are not read again. If `apply` raises, the error propagates and the record counts as
-        unread. An unreachable cluster is retried for `retry.total_seconds`, then the client library's error is raised.
-        Raises PositionLostError.
-        """
-        return patiently(lambda: self._reading.read_to_end(self._position, apply), self._retry)
 
     def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 
-        Raises OffsetMismatchError (another writer was first: `read_to_end`, then decide again), NotAtEndError,
+        Raises OffsetMismatchError (another writer was first: read to the end, then decide again), NotAtEndError,
         BatchTooLargeError, CheckIsOffError or ValueError: nothing was appended. Raises InDoubtError if the outcome is
         unknown, OffsetViolationError if the batch was appended at another offset. Other errors are the client
-        library's. Call `read_to_end` before the next append, except after BatchTooLargeError, CheckIsOffError and
+        library's. Read to the end before the next append, except after BatchTooLargeError, CheckIsOffError and
         ValueError.
         """
         topic, partition = self.topic, self.partition
@@ -107,8 +102,15 @@ class LogWriterBase:
 class BlockingLogWriter(LogWriterBase, Closing):
     __doc__ = LogWriterBase.__doc__
 
+    def __iter__(self) -> Iterator[LogRecord]:
+        return self._reading.each(self._position)
+
     def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
-        return int(run(super().read_to_end(apply)))
+        """Call `apply(record)` for each record to the log end. Returns the offset that the next append expects."""
+        for record in self:
+            apply(record)
+        assert self.next_offset is not None
+        return self.next_offset
 
     def append(self, records: Sequence[Record]) -> int:
         return int(run(super().append(records)))
@@ -116,4 +118,4 @@ class BlockingLogWriter(LogWriterBase, Closing):
     def close(self) -> None:
         """Close the connections. No append is pending: `append` waits for its outcome."""
         self._appender.close()
-        self._consumer.close()
+        self._reading.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fencepost._appending import LogPosition, Observation
-from fencepost._steps import CannotRead, Closing, Steps, now, run
+from fencepost._steps import CannotRead, Closing, Steps, now, run, run_async
 from fencepost._transaction import topic_partition
+from fencepost.errors import PositionLostError
 from fencepost.records import LogRecord
 from fencepost.retries import RetryPolicy, patiently
 
@@ -27,6 +29,9 @@ class Consumer(Protocol):
     def bounds(self, topic: str, partition: int) -> Any:
         """Log start offset and last stable offset."""
 
+    def exists(self, topic: str, partition: int) -> Any:
+        """Whether the cluster lists the partition."""
+
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read from here on. The consumer has started."""
 
@@ -40,11 +45,12 @@ class Consumer(Protocol):
 
 
 class Reading:
-    """`attempt_seconds`: how long no record may arrive."""
+    """Reads with one consumer, one read at a time."""
 
-    def __init__(self, consumer: Consumer, attempt_seconds: float) -> None:
+    def __init__(self, consumer: Consumer, retry: RetryPolicy) -> None:
         self.consumer = consumer
-        self._attempt_seconds = attempt_seconds
+        self.retry = retry
+        self.current: Read | None = None
 
     def probe(self, topic: str, partition: int, offset: int) -> Steps[Observation | None]:
         """The log bounds and the first record from `offset`; None if the log could not be read."""
@@ -55,41 +61,16 @@ class Reading:
                 return Observation(log_start, log_end, None)
             self.consumer.seek(topic, partition, offset)
             try:
-                records, _ = yield from self._next(topic, partition, offset, log_end)
+                records, _ = yield from self.poll(topic, partition, offset, log_end)
             finally:
                 self.consumer.pause()
             return Observation(log_start, log_end, records[0] if records else None)
         except (CannotRead, self.consumer.error):
             return None
 
-    def read_to_end(self, at: LogPosition, apply: Callable[[LogRecord], Any]) -> Steps[int]:
-        """Apply each record from the position to the log end, and await the result if it is awaitable. Raises
-        CannotRead, PositionLostError, and the errors of `apply`."""
-        try:
-            log_start, log_end = yield self.consumer.bounds(at.topic, at.partition)
-        except self.consumer.error as error:
-            raise CannotRead from error
-        position = at.start_reading(log_start, log_end)
-        if position < log_end:
-            yield from self._apply_each(at, position, log_end, apply)
-        return at.reached(log_end)
-
-    def _apply_each(self, at: LogPosition, position: int, end: int, apply: Callable[[LogRecord], Any]) -> Steps[None]:
-        self.consumer.seek(at.topic, at.partition, position)
-        try:
-            while position < end:
-                records, position = yield from self._next(at.topic, at.partition, position, end)
-                for record in records:
-                    applied = apply(record)
-                    if applied is not None:
-                        yield applied
-                    at.next_offset = record.offset + 1
-        finally:
-            self.consumer.pause()
-
-    def _next(self, topic: str, partition: int, position: int, end: int) -> Steps[tuple[Sequence[LogRecord], int]]:
+    def poll(self, topic: str, partition: int, position: int, end: int) -> Steps[tuple[Sequence[LogRecord], int]]:
         """The next records and the position after them; none if there are none before `end`."""
-        give_up = now() + self._attempt_seconds
+        give_up = now() + self.retry.attempt_seconds
         records: Sequence[LogRecord] = ()
         while not records and position < end:
             try:
@@ -97,16 +78,118 @@ class Reading:
             except self.consumer.error as error:
                 raise CannotRead from error
             if reached is not None and reached > position:
-                position, give_up = reached, now() + self._attempt_seconds
+                position, give_up = reached, now() + self.retry.attempt_seconds
             elif now() >= give_up:
                 raise CannotRead from self.consumer.timeout_error(
-                    f"{topic}-{partition}: no records from offset {position} for {self._attempt_seconds:g} s"
+                    f"{topic}-{partition}: no records from offset {position} for {self.retry.attempt_seconds:g} s"
                 )
         return records, position
+
+    def close(self) -> Any:
+        self.current = None
+        return self.consumer.close()
+
+    def each(self, at: LogPosition) -> Iterator[LogRecord]:
+        """Each record from the position to the log end. A record counts as read when the next one is requested."""
+        read = Read(self, at)
+        try:
+            while records := run(read.next()):
+                for record in records:
+                    yield record
+                    read.passed(record)
+        finally:
+            read.end()
+
+    async def each_async(self, at: LogPosition) -> AsyncIterator[LogRecord]:
+        read = Read(self, at)
+        try:
+            while records := await run_async(read.next()):
+                for record in records:
+                    yield record
+                    read.passed(record)
+        finally:
+            read.end()
+
+
+class Read:
+    """One read from a position to the log end at its start. Holds the records of one poll at a time."""
+
+    def __init__(self, reading: Reading, at: LogPosition) -> None:
+        self._reading = reading
+        self._at = at
+        self._position = self._end = 0
+        self._begun = 0.0
+        self._seeked = False
+        reading.current = self
+
+    def next(self) -> Steps[Sequence[LogRecord]]:
+        """The next records; none at the log end. Raises PositionLostError, or the client library's error if the
+        cluster is unreachable for `retry.total_seconds`."""
+        self._verify_current()
+        self._begun = now()
+        return (yield from patiently(self._next, self._reading.retry))
+
+    def passed(self, record: LogRecord) -> None:
+        self._verify_current()
+        self._at.next_offset = record.offset + 1
+
+    def end(self) -> None:
+        """Fetch no further records. An abandoned asynchronous loop ends late: perhaps after the next read began."""
+        if self._reading.current is self:
+            self._reading.current = None
+            if self._seeked:
+                self._reading.consumer.pause()
+
+    def _next(self) -> Steps[Sequence[LogRecord]]:
+        at, consumer = self._at, self._reading.consumer
+        try:
+            if not self._seeked:
+                log_start, self._end = yield from self._bounds()
+                self._position = at.start_reading(log_start, self._end)
+                if self._position < self._end:
+                    consumer.seek(at.topic, at.partition, self._position)
+                    self._seeked = True
+            records, self._position = yield from self._reading.poll(at.topic, at.partition, self._position, self._end)
+        except CannotRead:
+            self._seeked = False
+            raise
+        records = [record for record in records if record.offset < self._end]
+        if not records:
+            at.reached(self._end)
+        return records
+
+    def _bounds(self) -> Steps[tuple[int, int]]:
+        topic, partition, consumer = self._at.topic, self._at.partition, self._reading.consumer
+        exists = True
+        try:
+            bounds: tuple[int, int] = yield consumer.bounds(topic, partition)
+            return bounds
+        except (CannotRead, consumer.error) as error:
+            failure = error if isinstance(error, CannotRead) else CannotRead()
+            failure.__cause__ = failure.__cause__ or error
+        if now() >= self._begun + self._reading.retry.attempt_seconds:  # before, a new topic may be unknown to a broker
+            with contextlib.suppress(CannotRead, consumer.error):
+                exists = yield consumer.exists(topic, partition)
+        if not exists:
+            raise PositionLostError(
+                f"{topic}-{partition}: the partition does not exist (it was deleted, or this client may not see it)"
+            ) from failure.__cause__
+        raise failure
+
+    def _verify_current(self) -> None:
+        if self._reading.current is not self:
+            raise RuntimeError(
+                f"{self._at.topic}-{self._at.partition}: another read began during this one, or the log was closed"
+            )
 
 
 class LogReaderBase:
     """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
+
+    `for partition, record in log` (aiokafka: `async for`) reads each unread record, one partition after the other, to
+    the log ends at the time when their partition is begun. `read_to_end` does the same with a callback. A record counts
+    as read when the loop requests the next one: after an error or `break`, it is read again. An unreachable cluster is
+    retried for `retry.total_seconds`, then the client library's error is raised. Raises PositionLostError.
 
     The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
     While another transaction is open, it is that transaction's first offset. A conditional append there waits until
@@ -116,35 +199,29 @@ class LogReaderBase:
     library's consumer settings.
     """
 
-    # As in `LogWriterBase`, the method is steps.
-
     def __init__(self, partitions: Iterable[Any], consumer: Consumer, retry: RetryPolicy) -> None:
-        self._consumer = consumer
-        self._reading = Reading(consumer, retry.attempt_seconds)
-        self._retry = retry
+        self._reading = Reading(consumer, retry)
         self._positions = {key: LogPosition(*topic_partition(key), retry, 0) for key in partitions}
 
-    def read_to_end(self, apply: Callable[[Any, LogRecord], Any]) -> Any:
-        """Call `apply(partition, record)` for each unread committed record, one partition after the other.
-
-        With aiokafka, `apply` may be a coroutine function. Returns {partition: expected offset}. If `apply` raises, the
-        error propagates and the record counts as unread. An unreachable cluster is retried for `retry.total_seconds`,
-        then the client library's error is raised. Raises PositionLostError.
-        """
-        ends = {}
-        for key, position in self._positions.items():
-            ends[key] = yield from patiently(
-                lambda k=key, at=position: self._reading.read_to_end(at, lambda record: apply(k, record)),  # type: ignore[misc]
-                self._retry,
-            )
-        return ends
+    @property
+    def next_offsets(self) -> dict[Any, int]:
+        """{partition: expected offset} of the partitions that were read."""
+        return {key: at.next_offset for key, at in self._positions.items() if at.next_offset is not None}
 
 
 class BlockingLogReader(LogReaderBase, Closing):
     __doc__ = LogReaderBase.__doc__
 
+    def __iter__(self) -> Iterator[tuple[Any, LogRecord]]:
+        for key, at in self._positions.items():
+            for record in self._reading.each(at):
+                yield key, record
+
     def read_to_end(self, apply: Callable[[Any, LogRecord], None]) -> dict[Any, int]:
-        return dict(run(super().read_to_end(apply)))
+        """Call `apply(partition, record)` for each unread record. Returns {partition: expected offset}."""
+        for key, record in self:
+            apply(key, record)
+        return self.next_offsets
 
     def close(self) -> None:
-        self._consumer.close()
+        self._reading.close()

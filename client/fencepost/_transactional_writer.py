@@ -77,7 +77,7 @@ class TransactionalWriterBase:
     previous one. With aiokafka, call `stop`, or use `async with`.
     """
 
-    # As in `LogWriterBase`, the method is steps.
+    # As in `LogWriterBase`, `append` is steps.
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TransactionalWriterBase:
         self.transactional_id = transactional_id
         self._producer = producer
         self._consumer = consumer
-        self._reading = Reading(consumer, retry.attempt_seconds)
+        self._reading = Reading(consumer, retry)
         self._retry = retry
         self._open = False
         self._fenced = False

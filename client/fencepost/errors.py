@@ -159,9 +159,9 @@ class NotAtEndError(FencepostError):
 
 
 class PositionLostError(FencepostError):
-    """The next offset to read is outside the log.
+    """The next offset to read is outside the log, or the partition does not exist.
 
-    Cause: unread records were deleted, the topic was recreated, or Kafka lost records at the end of the log.
+    Cause: unread records or the topic were deleted, the topic was recreated, or Kafka lost records at the log end.
 
     Action: discard the state built from the log and start again with a new log writer.
     """

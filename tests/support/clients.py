@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import confluent_kafka
@@ -186,6 +186,8 @@ class Log(Protocol):
     @property
     def next_offset(self) -> int | None: ...
 
+    def __iter__(self) -> Iterator[LogRecord]: ...
+
     def read_to_end(self, apply: Callable[[LogRecord], None]) -> int: ...
 
     def append(self, records: Sequence[Record]) -> int: ...
@@ -207,6 +209,15 @@ class AiokafkaLog:
     @property
     def next_offset(self) -> int | None:
         return self._log.next_offset
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        records = aiter(self._log)
+
+        async def following() -> LogRecord | None:
+            return await anext(records, None)
+
+        while (record := self._run(following())) is not None:
+            yield record
 
     def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
         return self._run(self._log.read_to_end(apply))

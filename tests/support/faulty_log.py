@@ -39,6 +39,9 @@ class FakeConsumer:
             raise ConnectionError("no broker")
         return 0, self.log.stable(partition)
 
+    def exists(self, topic: str, partition: int) -> bool:
+        return True
+
     def seek(self, topic: str, partition: int, offset: int) -> None:
         self.partition, self.position = partition, offset
 

@@ -214,3 +214,62 @@ def test_apply_exception_propagates_and_record_is_reread() -> None:
     read: list[LogRecord] = []
     writer.read_to_end(read.append)
     assert [record.value for record in read] == [b"b", b"c"]
+
+
+def test_missing_partition_is_reported_after_one_attempt(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = FakeLogWriter(Partition.quiet(), problem=1.1)
+    monkeypatch.setattr(FakeConsumer, "exists", lambda *_: False)
+    with pytest.raises(PositionLostError, match="t-0: the partition does not exist"):
+        list(writer)
+    assert POLICY.attempt_seconds <= clock.seconds < POLICY.total_seconds
+
+
+def test_loop_ends_where_the_log_ended_at_its_start() -> None:
+    partition = Partition.quiet()
+    partition.log = [(b"a", b"1"), None, (b"b", b"1"), None]
+    writer = FakeLogWriter(partition, problem=0.0)
+    read = []
+    for record in writer:
+        read.append(record.offset)
+        partition.log.append((b"later", b"1"))
+    assert read == [0, 2]
+    assert writer.next_offset == 4
+    assert [record.offset for record in writer] == [4, 5]
+
+
+def test_record_of_an_unfinished_loop_pass_is_read_again() -> None:
+    partition = Partition.quiet()
+    partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
+    writer = FakeLogWriter(partition, problem=0.0)
+    for record in writer:
+        if record.value == b"b":
+            break
+    with pytest.raises(NotAtEndError):
+        writer.append([Record(b"x")])
+    assert [record.value for record in writer] == [b"b", b"c"]
+    assert writer.append([Record(b"x")]) == 3
+
+
+def test_loop_inside_another_stops_the_outer_one() -> None:
+    partition = Partition.quiet()
+    partition.log = [(b"a", b"1"), (b"b", b"1")]
+    writer = FakeLogWriter(partition, problem=0.0)
+    outer = iter(writer)
+    next(outer)
+    assert [record.value for record in writer] == [b"a", b"b"]
+    with pytest.raises(RuntimeError, match="another read began during this one"):
+        next(outer)
+    assert writer.append([Record(b"x")]) == 2
+
+
+def test_loop_after_close_raises() -> None:
+    partition = Partition.quiet()
+    partition.log = [(b"a", b"1"), (b"b", b"1")]
+    writer = FakeLogWriter(partition, problem=0.0)
+    records = iter(writer)
+    next(records)
+    writer.close()
+    with pytest.raises(RuntimeError, match="the log was closed"):
+        next(records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -81,14 +81,22 @@ class LogWriter(LogWriterBase, _Stopping):
 
     async def start(self) -> None:
         await self._sender.start()
-        await self._consumer.start()
+        await self._reading.consumer.start()
 
     async def stop(self) -> None:
-        await self._consumer.close()
+        await self._reading.close()
         await self._appender.close()
 
+    def __aiter__(self) -> AsyncIterator[LogRecord]:
+        return self._reading.each_async(self._position)
+
     async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
-        return int(await run_async(super().read_to_end(apply)))
+        """Call `apply(record)` for each record to the log end, and await a coroutine. Returns the offset that the next
+        append expects."""
+        async for record in self:
+            await _applied(apply(record))
+        assert self.next_offset is not None
+        return self.next_offset
 
     async def append(self, records: Sequence[Record]) -> int:
         return int(await run_async(super().append(records)))
@@ -149,6 +157,10 @@ class _CommittedConsumer:
         start = (await self._consumer.beginning_offsets([tp]))[tp]
         return start, (await self._consumer.end_offsets([tp]))[tp]
 
+    async def exists(self, topic: str, partition: int) -> bool:
+        cluster = await self._consumer._client.fetch_all_metadata()
+        return partition in (cluster.partitions_for_topic(topic) or ())
+
     def seek(self, topic: str, partition: int, offset: int) -> None:
         tp = TopicPartition(topic, partition)
         if self._consumer.assignment() != {tp}:
@@ -186,14 +198,23 @@ class LogReader(LogReaderBase, _Stopping):
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
         super().__init__(partitions, _CommittedConsumer(configs), retry)
 
+    async def __aiter__(self) -> AsyncIterator[tuple[Any, LogRecord]]:
+        for key, at in self._positions.items():
+            async for record in self._reading.each_async(at):
+                yield key, record
+
     async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
-        return dict(await run_async(super().read_to_end(apply)))
+        """Call `apply(partition, record)` for each unread record, and await a coroutine. Returns {partition: expected
+        offset}."""
+        async for key, record in self:
+            await _applied(apply(key, record))
+        return self.next_offsets
 
     async def start(self) -> None:
-        await run_async(patiently(lambda: once(self._consumer.start), self._retry, KafkaError))
+        await run_async(patiently(lambda: once(self._reading.consumer.start), self._reading.retry, KafkaError))
 
     async def stop(self) -> None:
-        await self._consumer.close()
+        await self._reading.close()
 
 
 class TransactionalWriter(TransactionalWriterBase, _Stopping):
@@ -221,7 +242,7 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
         producer = _Transaction(
             producer_configs,
             TopicChecks(check_ttl_seconds, configs),
-            Reading(consumer, attempt_seconds),
+            Reading(consumer, retry),
             attempt_seconds,
         )
         super().__init__(transactional_id, producer, consumer, retry)
@@ -327,6 +348,11 @@ class _Transaction:
     @property
     def _id(self) -> str:
         return str(self._configs["transactional_id"])
+
+
+async def _applied(result: Awaitable[None] | None) -> None:
+    if result is not None:
+        await result
 
 
 async def _end(producer: ConditionalProducer) -> None:

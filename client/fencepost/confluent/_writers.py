@@ -210,6 +210,11 @@ class _CommittedConsumer:
             raise CannotRead
         return offset
 
+    def exists(self, topic: str, partition: int) -> bool:
+        self.start()
+        listed = self._consumer.list_topics(timeout=self._attempt_seconds).topics.get(topic)
+        return listed is not None and partition in listed.partitions
+
     def seek(self, topic: str, partition: int, offset: int) -> None:
         self.start()
         self._consumer.assign([TopicPartition(topic, partition, offset)])

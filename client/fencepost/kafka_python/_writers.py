@@ -139,6 +139,7 @@ class _CommittedConsumer:
         self._configs = {
             "fetch_max_wait_ms": _FETCH_WAIT_MS,  # a read never waits for future records
             **{k: v for k, v in configs.items() if k in KafkaConsumer.DEFAULT_CONFIG},
+            "allow_auto_create_topics": False,
             "auto_offset_reset": "none",
             "enable_auto_commit": False,
             "isolation_level": "read_committed",
@@ -154,6 +155,10 @@ class _CommittedConsumer:
         self.start()
         start = self._consumer.beginning_offsets([tp], self._timeout_ms)[tp]
         return start, self._consumer.end_offsets([tp], self._timeout_ms)[tp]
+
+    def exists(self, topic: str, partition: int) -> bool:
+        listed = topic in self._consumer.topics()  # also refreshes what the next method returns
+        return listed and partition in self._consumer.partitions_for_topic(topic)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         tp = TopicPartition(topic, partition)

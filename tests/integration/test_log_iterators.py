@@ -1,0 +1,153 @@
+"""`for record in log`, with each of the three Kafka clients, through a proxy to real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost import LogRecord, NotAtEndError, PositionLostError, Record, RetryPolicy
+from tests.support import clients
+from tests.support.clients import LIBRARIES
+from tests.support.kafka import running_kafka
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.parametrize("library", LIBRARIES),
+    # kafka-python leaves the socket of a failed connection attempt to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+_CONFIG = """
+[topics."iterated-*"]
+"fencepost.check.expected.offsets" = "required"
+"""
+_MANY = 3000
+_BIG_BYTES, _BIG = 20_000, 2500
+#: Of a log of 50 MB. One poll returns at most 10 MB (500 records), and the next one may be there already.
+_PEAK_BYTES = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def own_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """With a Kafka that does not create topics when a client asks for them, as aiokafka does."""
+    with (
+        running_kafka(1, properties={"auto.create.topics.enable": "false"}) as kafka,
+        ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CONFIG) as process,
+    ):
+        yield process
+
+
+@pytest.fixture
+def topic(own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    return clients.create_topic(own_proxy.bootstrap, unique_topic("iterated"))
+
+
+def _values(records: Iterator[LogRecord] | clients.Log) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def test_loop_reads_in_order_to_the_end_at_its_start(library: str, own_proxy: ProxyProcess, topic: str) -> None:
+    values = [b"%d" % number for number in range(_MANY)]
+    with (
+        closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log,
+        closing(clients.log_writer("kafka-python", topic, own_proxy.bootstrap)) as other,
+    ):
+        assert _values(log) == []
+        assert log.append([Record(value) for value in values[: _MANY // 2]]) == 0
+        other.read_to_end(lambda record: None)
+        other.append([Record(value) for value in values[_MANY // 2 :]])
+
+        read = []
+        for record in log:
+            if not read:
+                other.append([Record(b"during the loop")])
+            read.append((record.offset, record.value))
+        assert read == list(enumerate(values))[_MANY // 2 :]
+        assert log.next_offset == _MANY
+        assert _values(log) == [b"during the loop"]
+        assert log.append([Record(b"after it")]) == _MANY + 1
+
+
+def test_loop_that_breaks_continues_with_its_last_record(library: str, own_proxy: ProxyProcess, topic: str) -> None:
+    with (
+        closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log,
+        closing(clients.log_writer("kafka-python", topic, own_proxy.bootstrap)) as other,
+    ):
+        other.read_to_end(lambda record: None)
+        other.append([Record(b"a"), Record(b"b"), Record(b"c")])
+        for record in log:
+            if record.value == b"b":
+                break
+        with pytest.raises(NotAtEndError):
+            log.append([Record(b"too early")])
+        assert _values(log) == [b"b", b"c"]
+        assert log.append([Record(b"d")]) == 3
+
+
+def test_loop_holds_a_bounded_part_of_the_log(library: str, own_proxy: ProxyProcess, topic: str) -> None:
+    with closing(clients.log_writer("kafka-python", topic, own_proxy.bootstrap)) as other:
+        other.read_to_end(lambda record: None)
+        for _ in range(_BIG // 25):
+            other.append([Record(bytes(_BIG_BYTES))] * 25)
+    with closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log:
+        tracemalloc.start()
+        try:
+            count = sum(1 for _ in log)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert count == _BIG
+    assert peak < _PEAK_BYTES
+
+
+def test_deleted_partition_is_reported_clearly_and_soon(library: str, own_proxy: ProxyProcess, topic: str) -> None:
+    retry = RetryPolicy(attempt_seconds=4, total_seconds=300)
+    with closing(clients.log_writer(library, topic, own_proxy.bootstrap, retry)) as log:
+        log.read_to_end(lambda record: None)
+        with closing(KafkaAdminClient(bootstrap_servers=own_proxy.bootstrap)) as admin:
+            admin.delete_topics([topic])
+        began = time.monotonic()
+        with pytest.raises(PositionLostError, match=f"{topic}-0: the partition does not exist"):
+            _values(log)
+    assert time.monotonic() - began < retry.total_seconds / 2
+
+
+async def _pairs(places: list[tuple[str, int]], bootstrap: str) -> tuple[list[Any], dict[Any, int]]:
+    async with fencepost.aiokafka.LogReader(places, bootstrap_servers=bootstrap) as log:
+        return [(place, record.value) async for place, record in log], log.next_offsets
+
+
+def test_reader_of_several_partitions_iterates_over_pairs(
+    library: str, own_proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = unique_topic("iterated-pairs")
+    with closing(KafkaAdminClient(bootstrap_servers=own_proxy.bootstrap)) as admin:
+        admin.create_topics([NewTopic(topic, 2, 1)])
+    with closing(fencepost.kafka_python.ConditionalProducer(bootstrap_servers=own_proxy.bootstrap)) as producer:
+        for partition, offset, value in ((0, 0, b"a"), (1, 0, b"b"), (0, 1, b"c")):
+            producer.send(topic, value, partition=partition, expected_offset=offset).get(90)
+    places = [(topic, 0), (topic, 1)]
+    if library == "aiokafka":
+        read, ends = asyncio.run(_pairs(places, own_proxy.bootstrap))
+    else:
+        with (
+            fencepost.kafka_python.LogReader(places, bootstrap_servers=own_proxy.bootstrap)
+            if library == "kafka-python"
+            else fencepost.confluent.LogReader(places, {"bootstrap.servers": own_proxy.bootstrap}) as log
+        ):
+            assert log.next_offsets == {}
+            read, ends = [(place, record.value) for place, record in log], log.next_offsets
+    assert read == [(places[0], b"a"), (places[0], b"c"), (places[1], b"b")]
+    assert ends == {places[0]: 2, places[1]: 1}
