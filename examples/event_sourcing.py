@@ -143,7 +143,8 @@ def measure(bootstrap: str, layout: Layout, writers: int, count: int) -> bool:
     appended, refused = sum(each.appended for each in running), sum(each.refused for each in running)
     truth = Accounts()
     with LogReader([(topic, number) for number in range(layout.partitions)], bootstrap_servers=bootstrap) as log:
-        log.read_to_end(lambda _, record: truth.apply(record))
+        for _, record in log:
+            truth.apply(record)
     print(f"{layout.partitions:>10} {layout!s:>24} {appended / seconds:>12.0f} {refused / appended:>19.2f}")
     right = truth.gaps == 0 and sum(truth.versions.values()) == appended == writers * count
     return right and min(truth.balances.values()) >= 0

@@ -5,13 +5,15 @@
 #     FENCEPOST_BASE_IMAGE=fencepost-base:local deploy/docker/build-local.sh
 #
 # FENCEPOST_BASE_IMAGE: an image with the Python of .venv (same minor version), venv, Java 17+ and bash.
-# FENCEPOST_KAFKA: a Kafka release with a lock file; default: the newest.
+# FENCEPOST_KAFKA: a Kafka release with a lock file; default: that of docker-compose.yml.
+# Writes both image names into .env, where docker-compose reads them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 base=${FENCEPOST_BASE_IMAGE:?name the local image to build from, see deploy/docker/README.md}
 python=${PYTHON:-.venv/bin/python}
 fetched=build/docker
+kafka=${FENCEPOST_KAFKA:-$(sed -n 's|.*apache/kafka:\([0-9.]*\)}.*|\1|p' docker-compose.yml)}
 
 fail() {
     echo "build-local: $1" >&2
@@ -35,33 +37,40 @@ for image in proxy spark; do
         echo "build-local: fetching what locks/$image.txt pins"
         rm -rf "${fetched:?}/$image"
         mkdir -p $fetched/$image
-        "$python" -m pip download -q --disable-pip-version-check --require-hashes -r locks/$image.txt -d $fetched/$image
+        "$python" -m pip download --disable-pip-version-check --require-hashes -r locks/$image.txt -d $fetched/$image
         echo "$lock" > $fetched_lock
     fi
 done
 
-"$python" - "$fetched" <<'PYTHON'
-import os, shutil, sys
+echo "build-local: fetching the jars of Kafka $kafka and Spark"
+"$python" - "$fetched" "$kafka" <<'PYTHON'
+import shutil, sys
 from pathlib import Path
 
-from fencepost_dev.jars import DEFAULT_VERSION, SPARK_LOCK, fetch, release
+from fencepost_dev.jars import SPARK_LOCK, fetch, release
 
 fetched = Path(sys.argv[1])
 kafka, connector = fetched / "kafka", fetched / "spark" / "jars"
 for directory in (kafka, connector):
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-for jar in fetch(release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION).broker_lock):
+for jar in fetch(release(sys.argv[2]).broker_lock):
     shutil.copyfile(jar, kafka / jar.name)  # not its mode: a cache is private, an image's user is another
 for jar in fetch(SPARK_LOCK):
     shutil.copytree(jar.parent, connector / jar.parent.name)  # the cache's own layout
 PYTHON
 
 build() {
-    echo "build-local: $2"
-    docker build -q --network none --build-arg BASE="$base" -f "deploy/docker/$1" -t "$2" .
+    echo "build-local: building $2"
+    docker build --network none --build-arg BASE="$base" -f "deploy/docker/$1" -t "$2" .
 }
 build Dockerfile fencepost:local
 build Dockerfile.kafka fencepost-kafka:local
 build Dockerfile.spark fencepost-spark:local
-echo "build-local: done. Now: FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local docker-compose up -d"
+
+settings="FENCEPOST_BASE_IMAGE=$base
+FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local"
+others=$(grep -vE '^FENCEPOST_(BASE|KAFKA)_IMAGE=' .env 2>/dev/null || true)
+echo "${others:+$others
+}$settings" > .env
+echo "build-local: done, .env names the images. Now: docker-compose up -d"

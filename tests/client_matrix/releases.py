@@ -71,16 +71,18 @@ class Release:
 
     def observed(self, given: Given) -> dict[str, str]:
         """What its program prints."""
-        done = _run(self.command(self, given))
+        done = run(self.command(self, given))
         assert done.returncode == 0, done.stderr[-3000:]
         return dict(line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line)
 
 
-def _run(command: Sequence[str | Path], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=cwd)
+def run(
+    command: Sequence[str | Path], cwd: Path | None = None, seconds: float = _SECONDS
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, cwd=cwd)
 
 
-def _installed(release: Release, sources: Sequence[Path], install: Callable[[Path], None]) -> Path:
+def installed(release: Release, sources: Sequence[Path], install: Callable[[Path], None]) -> Path:
     """The release's directory in the cache, where `install` is executed once for each state of `sources`."""
     state = hashlib.sha256(b"".join(each.read_bytes() for each in sources) + sys.version.encode()).hexdigest()[:16]
     directory = jars.cache_directory() / "clients" / f"{release}-{state}"
@@ -93,10 +95,10 @@ def _installed(release: Release, sources: Sequence[Path], install: Callable[[Pat
     return directory
 
 
-def _must(release: Release, *command: str | Path, cwd: Path | None = None) -> str:
+def must(release: Release, *command: str | Path, cwd: Path | None = None, seconds: float = _SECONDS) -> str:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{release} requires {command[0]}")
-    done = _run(command, cwd)
+    done = run(command, cwd, seconds)
     assert "DO NOT MATCH THE HASHES" not in done.stderr, done.stderr
     if done.returncode:
         pytest.skip(
@@ -112,12 +114,12 @@ def _python(release: Release, given: Given) -> list[str]:
     else:
 
         def install(directory: Path) -> None:
-            _must(release, sys.executable, "-m", "venv", "--without-pip", directory)
+            must(release, sys.executable, "-m", "venv", "--without-pip", directory)
             command = [sys.executable, "-m", "pip", "--python", directory / "bin" / "python", "install", "-q"]
             command += ["--disable-pip-version-check", "--retries", "1", "--only-binary", ":all:", "--require-hashes"]
-            _must(release, *command, "-r", pinned)
+            must(release, *command, "-r", pinned)
 
-        python = _installed(release, [pinned], install) / "bin" / "python"
+        python = installed(release, [pinned], install) / "bin" / "python"
     return [str(python), "-I", str(_PROGRAMS / "client.py"), json.dumps({**asdict(given), "library": release.name})]
 
 
@@ -129,24 +131,24 @@ def _go(release: Release, given: Given) -> list[str]:
         (directory / "go.mod").write_text(f"module client\n\nrequire github.com/{module} v{release.version}\n")
         for each in (program, common):
             shutil.copy(each, directory)
-        _must(release, "go", "mod", "tidy", cwd=directory)
+        must(release, "go", "mod", "tidy", cwd=directory)
         assert f"{module} v{release.version}" in (directory / "go.mod").read_text()
-        _must(release, "go", "build", "-o", "client", ".", cwd=directory)
+        must(release, "go", "build", "-o", "client", ".", cwd=directory)
 
-    return [str(_installed(release, [program, common], install) / "client"), json.dumps(asdict(given))]
+    return [str(installed(release, [program, common], install) / "client"), json.dumps(asdict(given))]
 
 
 def _node(release: Release, given: Given) -> list[str]:
     program = _PROGRAMS / f"{release.name}.js"
 
     def install(directory: Path) -> None:
-        package = _must(release, "npm", "pack", "--silent", f"{release.name}@{release.version}", cwd=directory).strip()
+        package = must(release, "npm", "pack", "--silent", f"{release.name}@{release.version}", cwd=directory).strip()
         found = base64.b64encode(hashlib.sha512((directory / package).read_bytes()).digest()).decode()
         assert found == release.integrity, f"{package} has another hash: {found}"
-        _must(release, "npm", "install", "--silent", "--ignore-scripts", f"./{package}", cwd=directory)
+        must(release, "npm", "install", "--silent", "--ignore-scripts", f"./{package}", cwd=directory)
         shutil.copy(program, directory)
 
-    directory = _installed(release, [program], install)
+    directory = installed(release, [program], install)
     return ["node", str(directory / program.name), json.dumps(asdict(given))]
 
 

@@ -1,7 +1,7 @@
 """docker-compose.yml on a Docker daemon: what clients get and what they cannot reach.
 
-FENCEPOST_IMAGE, FENCEPOST_SPARK_IMAGE and FENCEPOST_KAFKA_IMAGE name the images. Without them, the images of the proxy
-and of Spark are built from this work tree on FENCEPOST_BASE_IMAGE.
+FENCEPOST_IMAGE, FENCEPOST_SPARK_IMAGE and FENCEPOST_KAFKA_IMAGE, or .env, name the images. Without them, the images of
+the proxy and of Spark are built from this work tree on FENCEPOST_BASE_IMAGE.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _need(variable: str) -> None:
     """Skip the test if a third-party image of the compose file is not available."""
     default = re.search(rf"\$\{{{variable}:-(.+)\}}", (ROOT / "docker-compose.yml").read_text())
     assert default is not None
-    image = os.environ.get(variable) or default[1]
+    file = ROOT / ".env"
+    named = dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line) if file.exists() else {}
+    image = os.environ.get(variable) or named.get(variable) or default[1]
     if _run(["docker", "image", "inspect", image], 30).returncode == 0:
         return
     pulled = _run(["docker", "pull", "--quiet", image], UP_SECONDS)
@@ -101,11 +103,12 @@ class Stack:
         self._command = [*command, "-f", str(ROOT / "docker-compose.yml"), "-p", self.project]
         port = free_ports_in_a_row(3)  # the last one is for broker 1
         self.bootstrap = f"{HOST}:{port}"
-        self.status_port = free_port()
+        self.status_port, self.jobs_status_port = free_port(), free_port()
         self._environment = {
             "FENCEPOST_PORT": str(port),
             "FENCEPOST_BROKER_PORT": str(port + 2),
             "FENCEPOST_STATUS_PORT": str(self.status_port),
+            "FENCEPOST_JOBS_STATUS_PORT": str(self.jobs_status_port),
             "FENCEPOST_DATA": str(data),
         }
 
@@ -197,10 +200,11 @@ def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
 
 
 def test_the_status_page_is_on_the_loopback(stack: Stack) -> None:
-    with urllib.request.urlopen(f"http://{HOST}:{stack.status_port}/readyz", timeout=10) as answer:
-        assert answer.read() == b"ready\n"
-    (published,) = stack.inspect("proxy")["NetworkSettings"]["Ports"]["8080/tcp"]
-    assert published["HostIp"] == HOST
+    for service, port in (("proxy", stack.status_port), ("proxy-jobs", stack.jobs_status_port)):
+        with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=10) as answer:
+            assert answer.read() == b"ready\n"
+        (published,) = stack.inspect(service)["NetworkSettings"]["Ports"]["8080/tcp"]
+        assert published["HostIp"] == HOST
 
 
 def test_no_container_runs_as_root(stack: Stack) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidPartitionsError, PolicyViolationError
 
 from fencepost import CheckIsOffError, OffsetMismatchError
+from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.errors import ToolError
 from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.config import reference
@@ -134,6 +137,42 @@ def test_readme_commands_append_and_refuse(proxy: ProxyProcess) -> None:
     assert (code, stated.startswith("fencepost: refused: ")) == (1, True)
     assert "the log end offset is 1" in stated
     assert run(printed[4]) == (0, f"0\t0\t-\tfirst\n{topic}-0: the next record gets offset 1\n")
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_commands_of_the_docker_guide_run_without_docker(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """What the guide runs on the host and in Spark's container, with a proxy that has the mounted file's topics."""
+    checks = (ROOT / "deploy" / "fencepost.toml").read_text("utf-8").partition("[topics.")
+    assert checks[1]
+    with ProxyProcess(kafka.bootstrap, tmp_path, config="".join(checks[1:])) as proxy, running_spark({}) as spark:
+        environment = {**os.environ, "FENCEPOST_BOOTSTRAP_SERVER": proxy.bootstrap}
+        printed = []
+        for text in (each.text for each in commands(ROOT / "deploy" / "docker" / "README.md")):
+            if words := re.match(r"\.venv/bin/fencepost (.*)", text):
+                done = subprocess.run(
+                    [sys.executable, "-m", "fencepost_proxy", *words[1].split()],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=150,
+                    check=False,
+                )
+                printed.append((done.returncode, done.stdout + done.stderr))
+                # Brokers learn of a topic shortly after the controller.
+                time.sleep(2)
+            elif words := re.match(r"docker-compose run --rm spark bulk_load (.*)", text):
+                jobs = runpy.run_path(str(ROOT / "spark_jobs" / "bulk_load.py"))
+                given = [each.replace("/data/", f"{ROOT}/") for each in words[1].split()]
+                jobs["load"](spark, jobs["arguments"]().parse_args([*given, "--bootstrap", proxy.bootstrap]))
+    trial, first, second, flights = printed
+    assert (trial[0], flights[0]) == (0, 0)
+    assert first == (0, "appended at offset 0\n")
+    assert second[0] == 1
+    assert "the log end offset is 1" in second[1]
+    log, rows = Log(kafka.bootstrap), (ROOT / "examples" / "flights.csv").read_text("utf-8").splitlines()[1:]
+    loaded = [json.loads(value) for partition in range(4) for value in log.values("checked-flights", partition)]
+    assert sorted(",".join(each.values()) for each in loaded) == sorted(rows)
 
 
 @pytest.mark.spark

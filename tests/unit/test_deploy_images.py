@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fencepost_dev.jars import release
 from fencepost_proxy.cli import main
 from fencepost_proxy.config import Limits
 
@@ -107,6 +109,27 @@ def test_what_compose_publishes_is_on_the_loopback(compose: dict[str, Any]) -> N
     assert len(published) >= 4
     for port in published:
         assert port.startswith(("127.0.0.1:", "${FENCEPOST_BIND:-127.0.0.1}:")), port
+
+
+def test_both_image_paths_have_one_kafka_release(compose: dict[str, Any]) -> None:
+    """build-local.sh reads the release from the compose file. There must be a lock file for it."""
+    (image,) = re.findall(r"apache/kafka:([\d.]+)\}", (ROOT / "docker-compose.yml").read_text("utf-8"))
+    assert release(image).version == image
+    script = (ROOT / "deploy" / "docker" / "build-local.sh").read_text("utf-8")
+    (read,) = re.findall(r"sed -n '(.*?)' docker-compose\.yml", script)
+    found = subprocess.run(["sed", "-n", read, ROOT / "docker-compose.yml"], capture_output=True, text=True, check=True)
+    assert found.stdout == f"{image}\n"
+
+
+def test_local_build_names_its_images_in_a_file_that_git_ignores(tmp_path: Path) -> None:
+    script = (ROOT / "deploy" / "docker" / "build-local.sh").read_text("utf-8")
+    writes = "base=base:local\n" + script[script.index('settings="') : script.index('echo "build-local: done')]
+    (tmp_path / ".env").write_text("FENCEPOST_PORT=1\nFENCEPOST_BASE_IMAGE=old\n")
+    for _ in range(2):
+        subprocess.run(["bash", "-euo", "pipefail", "-c", writes], cwd=tmp_path, check=True)
+    lines = ["FENCEPOST_PORT=1", "FENCEPOST_BASE_IMAGE=base:local", "FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local"]
+    assert (tmp_path / ".env").read_text().splitlines() == lines
+    assert "/.env" in (ROOT / ".gitignore").read_text("utf-8").split()
 
 
 def test_what_compose_mounts_is_there_and_read_only(compose: dict[str, Any]) -> None:

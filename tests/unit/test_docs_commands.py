@@ -55,10 +55,11 @@ RUN_BY: Final = {
     "::test_verify_detects_missing_duplicate_and_unknown_records",
     r"spark-submit --packages \S+ stream\.py .*": "tests/integration/test_spark.py"
     "::test_stream_with_sink_id_survives_lost_commit",
-    r"docker-compose up -d|docker build .*|deploy/docker/build-local\.sh": f"{_IMAGES}"
+    r"docker-compose up -d|docker build .*|(FENCEPOST_BASE_IMAGE=\S+ )?deploy/docker/build-local\.sh": f"{_IMAGES}"
     "::test_clients_on_the_host_produce_and_consume",
     r"docker run .*": f"{_IMAGES}::test_image_runs_alone_with_minimal_rights",
     r"docker-compose run --rm spark .*": f"{_IMAGES}::test_every_spark_job_runs",
+    r"export FENCEPOST_BOOTSTRAP_SERVER=.*": f"{_DOCS}::test_commands_of_the_docker_guide_run_without_docker",
     r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
     r"curl localhost:18080/readyz": f"{_IMAGES}::test_the_status_page_is_on_the_loopback",
     r"\.venv/bin/python -m pytest -m docker": f"{_IMAGES}::pytest.mark.docker",
@@ -75,8 +76,7 @@ NOT_RUN: Final = {
     r"pip install '\.\[spark,proxy\]'": "half a gigabyte; its extra: tests/integration/test_distribution.py",
     r"unshare -n sh -c .*": "needs root; the rows: tests/unit/test_benchmarks.py",
     r"apt-get .*|debootstrap .*|tar -C base .*": "makes an image to begin with, as root",
-    r"make \.venv/\.installed-run": "what make demo does first",
-    r"export FENCEPOST_\w+=.*": "names an image for tests/integration/test_compose.py, which reads them",
+    r"make \.venv/\.installed-(run|all)": "what make demo and make test do first",
 }
 
 COMMANDS: Final = tuple(commands())

@@ -1,4 +1,4 @@
-"""One of the Python clients, perhaps an old release: see `programs.py`."""
+"""One of the Python clients, perhaps an old release: see `releases.py`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import (
 
 const records = 3
 
-// What the test passes to each program; see programs.py.
+// What the test passes to each program; see releases.py.
 type Given struct {
 	Bootstrap, Topic, Group, Transaction, Mechanism, User, Password, Token string
 	CaFile                                                                  string `json:"ca_file"`

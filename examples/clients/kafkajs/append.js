@@ -1,0 +1,68 @@
+// Appends one record at the end of partition 0. Arguments: proxy, topic, value.
+//
+//     npm install kafkajs && node append.js 127.0.0.1:19092 orders one
+const { randomUUID } = require('node:crypto')
+const { Kafka, logLevel } = require('kafkajs')
+
+const [proxy, topic, value] = process.argv.slice(2)
+const writeId = randomUUID()
+const kafka = new Kafka({ brokers: [proxy], logLevel: logLevel.NOTHING })
+
+async function main() {
+  const producer = kafka.producer()
+  await producer.connect()
+  let expected = 0 // nothing is read yet
+  for (;;) {
+    const headers = { 'fencepost-expected-offset': `${expected}`, 'fencepost-write-id': writeId }
+    try {
+      const [sent] = await producer.send({ topic, messages: [{ partition: 0, value, headers }] })
+      console.log('appended at', sent.baseOffset)
+      break
+    } catch (error) {
+      if (error.type !== 'POLICY_VIOLATION') throw error // the outcome is unknown, or a retry does not help
+      console.log('refused: expected', expected)
+    }
+    // Read what others have appended, then decide again. This also shows whether an earlier attempt succeeded.
+    const records = await readToEnd(expected)
+    const own = records.find(({ headers }) => `${headers['fencepost-write-id']}` === writeId)
+    if (own) {
+      console.log('appended at', own.offset)
+      break
+    }
+    if (records.length) expected = Number(records.at(-1).offset) + 1
+  }
+  await producer.disconnect()
+}
+
+async function readToEnd(from) {
+  const admin = kafka.admin()
+  await admin.connect()
+  const end = (await admin.fetchTopicOffsets(topic)).find(({ partition }) => partition === 0).high
+  await admin.disconnect()
+  const consumer = kafka.consumer({ groupId: `append-${writeId}`, maxWaitTimeInMs: 100 })
+  await consumer.connect()
+  await consumer.subscribe({ topic })
+  const read = []
+  let next = from
+  await new Promise((done, failed) => {
+    consumer.on(consumer.events.CRASH, ({ payload }) => failed(payload.error))
+    if (next >= end) done()
+    consumer.run({
+      autoCommit: false,
+      eachMessage: async ({ partition, message }) => {
+        if (partition !== 0 || Number(message.offset) !== next) return
+        read.push(message)
+        next += 1
+        if (next >= end) done()
+      },
+    })
+    consumer.seek({ topic, partition: 0, offset: `${from}` })
+  })
+  await consumer.disconnect()
+  return read
+}
+
+main().catch((error) => {
+  console.error(error)
+  process.exit(1)
+})
