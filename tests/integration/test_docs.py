@@ -265,7 +265,7 @@ async def _awaited(running: Any) -> None:
 def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path) -> None:
     """Page by page, in order, with separate topics. The test creates topics that the page does not create."""
     prefix = unique_topic("docs")
-    shown = [each for each in commands() if re.match(r"kafka-(topics|configs)", each.text)]
+    shown = [each for each in commands() if re.match(r"(fencepost )?kafka-(topics|configs)", each.text)]
     given = [_with_names(each, prefix, proxy.bootstrap) for each in shown]
     creating = [words for words in given if "--create" in words]
     others = [words for words in given if words not in creating]
@@ -317,7 +317,9 @@ def test_printed_kafka_configs_commands_change_the_topic(
 
 
 def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:
-    words = shlex.split(command.text)
+    words = shlex.split(command.text.removeprefix("fencepost "))
+    if command.text.startswith("fencepost "):  # which adds the address of `fencepost dev`
+        words += ["--bootstrap-server", bootstrap]
     page = re.sub(r"\W", "-", command.where.partition(":")[0])
     words[words.index("--bootstrap-server") + 1] = bootstrap
     words[_named(words)] = f"{prefix}-{page}-{words[_named(words)]}"

@@ -49,9 +49,9 @@ RUN_BY: Final = {
     r"python3 -m venv \S+( && \. \S+/bin/activate)?": f"{_SHIPPED}::test_commands_run_where_nothing_else_is_installed",
     r"(/opt/fencepost/bin/)?pip install '\.\[proxy(,dev)?\]'": f"{_SHIPPED}"
     "::test_commands_run_where_nothing_else_is_installed",
-    r"spark-submit bulk_load\.py .*": "tests/integration/test_spark.py"
+    r"spark-submit (spark_jobs/)?bulk_load\.py .*": "tests/integration/test_spark.py"
     "::test_bulk_load_partitions_keys_like_kafka_in_order",
-    r"spark-submit verify\.py .*": "tests/integration/test_spark.py"
+    r"spark-submit (spark_jobs/)?verify\.py .*": "tests/integration/test_spark.py"
     "::test_verify_detects_missing_duplicate_and_unknown_records",
     r"spark-submit --packages \S+ stream\.py .*": "tests/integration/test_spark.py"
     "::test_stream_with_sink_id_survives_lost_commit",
@@ -73,7 +73,7 @@ NOT_RUN: Final = {
     r"kubectl .*": "needs a cluster; the manifests: tests/unit/test_deploy_kubernetes.py",
     r".*spark-submit --master (yarn|k8s).*": "needs a cluster; the jobs: tests/integration/test_spark.py",
     r"python -m venv env && .*venv-pack.*": "packs what the user has; the jobs: tests/integration/test_spark.py",
-    r"pip install '\.\[spark,proxy\]'": "half a gigabyte; its extra: tests/integration/test_distribution.py",
+    r"pip install '\.\[spark,proxy,dev\]'": "half a gigabyte; its extra: tests/integration/test_distribution.py",
     r"unshare -n sh -c .*": "needs root; the rows: tests/unit/test_benchmarks.py",
     r"apt-get .*|debootstrap .*|tar -C base .*": "makes an image to begin with, as root",
     r"make \.venv/\.installed-(run|all)": "what make demo and make test do first",
