@@ -59,7 +59,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         from.add_partition_offset(&topic, 0, Offset::Offset(expected))?;
         consumer.assign(&from)?;
         while expected < end {
-            let read = consumer.poll(SECONDS).ok_or("no records")??;
+            let Ok(read) = consumer.poll(SECONDS).ok_or("no records")? else {
+                continue; // such as a lost connection: librdkafka reconnects
+            };
             let id = read.headers().and_then(|all| all.iter().find(|each| each.key == "fencepost-write-id"));
             if id.and_then(|each| each.value) == Some(write_id.as_bytes()) {
                 return Ok(println!("appended at {}", read.offset()));
