@@ -259,21 +259,19 @@ def test_later_batches_omit_the_id_until_expiry() -> None:
     talk.silent()
 
 
-def test_other_errors_do_not_cause_a_resend() -> None:
+@pytest.mark.parametrize(
+    ("code", "transactional"),
+    [
+        *((code, False) for code in (TIMED_OUT, NOT_LEADER, OUT_OF_ORDER, POLICY_VIOLATION, INVALID_RECORD)),
+        (OLD_FORMAT, True),  # a transaction is never sent without its producer
+    ],
+)
+def test_other_errors_do_not_cause_a_resend(code: int, transactional: bool) -> None:
     talk = Levels()
-    for correlation, code in enumerate([TIMED_OUT, NOT_LEADER, OUT_OF_ORDER, POLICY_VIOLATION, INVALID_RECORD]):
-        talk.forwards(("safe", 0, idempotent(sequence=correlation)), correlation=correlation)
-        talk.says(("safe", 0, code, -1), correlation=correlation)
-        talk.commands = [each for each in talk.commands if not isinstance(each, m.TopicStale)]
-        assert talk.reported()["safe", 0][0] == code
-        talk.silent()
-
-
-def test_a_transaction_is_never_sent_without_its_producer() -> None:
-    talk = Levels()
-    talk.forwards(("safe", 0, idempotent(transactional=True)))
-    talk.says(("safe", 0, OLD_FORMAT, -1))
-    assert talk.reported()["safe", 0][0] == OLD_FORMAT
+    talk.forwards(("safe", 0, idempotent(transactional=transactional)))
+    talk.says(("safe", 0, code, -1))
+    talk.commands = [each for each in talk.commands if not isinstance(each, m.TopicStale)]
+    assert talk.reported()["safe", 0][0] == code
     talk.silent()
 
 
@@ -318,7 +316,9 @@ def test_requests_in_progress_keep_their_order() -> None:
     assert reported == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
+@pytest.mark.parametrize("in_socket", [False, True])
+def test_append_waiting_on_silent_broker_gets_retriable_error(in_socket: bool) -> None:
+    """So does the next batch if it is in the socket when the first is answered."""
     talk = Levels()
     talk.forwards(("safe", 0, idempotent()), correlation=1)
     talk.services.idempotence.refused("safe", talk.now)
@@ -327,11 +327,13 @@ def test_append_waiting_on_silent_broker_gets_retriable_error() -> None:
     talk.tick(1.1)  # a third of the request's timeout
     talk.metric()
     talk.silent()
+    if in_socket:
+        talk.produces(("safe", 0, idempotent(sequence=2)), correlation=3)
+        talk.metric()
     talk.says(("safe", 0, 0, 0), correlation=1)
-    first, second = frames(talk.answer())
-    assert read(first)["safe", 0][0] == 0
-    assert read(second)["safe", 0][0] == NOT_LEADER
-    assert not talk.session._core.pipelines.failed  # all that was sent before is read
+    codes = [read(each)["safe", 0][0] for each in frames(talk.answer())]
+    assert codes == [0, NOT_LEADER, NOT_LEADER][: 2 + in_socket]
+    assert in_socket or not talk.session._core.pipelines.failed  # all that was sent before is read
 
 
 @pytest.mark.parametrize("producer_id", [9, MADE_UP], ids=["its own id", "an id made up here"])
@@ -385,23 +387,6 @@ def test_resend_waits_for_a_streamed_frames_end() -> None:
     rest = talk.upstream()
     assert rest.startswith(streamed[200:])
     assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NO_PRODUCER
-
-
-def test_batches_after_a_timed_out_one_are_refused() -> None:
-    talk = Levels()
-    talk.forwards(("safe", 0, idempotent()), correlation=1)
-    talk.services.idempotence.refused("safe", talk.now)
-    second, third = (query(("safe", 0, idempotent(sequence=n)), correlation=n + 1) for n in (1, 2))
-    talk.client(second)
-    talk.silent()
-    talk.tick(1.1)
-    talk.metric()
-    # When the first is answered, the next one is in the socket.
-    talk.client(third)
-    talk.metric()
-    talk.says(("safe", 0, 0, 0), correlation=1)
-    codes = [read(each)["safe", 0][0] for each in frames(talk.answer())]
-    assert codes == [0, NOT_LEADER, NOT_LEADER]
 
 
 def test_batch_reported_unknown_is_not_resent() -> None:

@@ -786,54 +786,53 @@ class NewBase:
     violation: bool = False
 
 
-@pytest.mark.parametrize(
-    "case",
-    {
-        "two records came around the proxy": NewBase(
-            12, (12, 0, 10, (0, 0), SHARED), (1, 12), (12, 0, 10, (1, 12), SHARED), g.Fence(SHARED, 1, 0)
-        ),
-        "another process proposed 11 first, and appended two": NewBase(
-            13, (12, 0, 10, (0, 0), SHARED), (1, 12), (13, 1, 2, (1, 11), SHARED), g.Fence(SHARED, 1, 2)
-        ),
-        "the view of the published epoch is one poll old": NewBase(
-            12, (12, 2, 2, (1, 5), SHARED), (2, 10), (12, 2, 2, (2, 10), SHARED), g.Fence(SHARED, 2, 2), ours=False
-        ),
-        "a foreign epoch": NewBase(
-            12,
-            (12, LAST - 1, 2, (0, 0), SHARED),
-            (LAST - 1, 10),
-            (12, LAST - 1, 2, (LAST - 1, 10), SHARED),
-            g.Fence(SHARED, LAST - 1, 2),
-            violation=True,
-        ),
-        "the last epoch, used by another": NewBase(
-            12,
-            (12, LAST, 2, (0, 0), SHARED),
-            (LAST + 1, 12),
-            (12, 0, None, (LAST + 1, 12), NEXT_ID),
-            g.Fence(NEXT_ID, 0, 0),
-            violation=True,
-        ),
-        "the last epoch, forgotten by Kafka": NewBase(
-            13,
-            (13, 0, None, (LAST, 12), SHARED),
-            (LAST + 1, 13),
-            (13, 0, None, (LAST + 1, 13), NEXT_ID),
-            g.Fence(NEXT_ID, 0, 0),
-        ),
-        "the next producer id": NewBase(
-            20,
-            (20, LAST + 6, 3, (LAST + 6, 10), NEXT_ID),
-            (LAST + 7, 20),
-            (20, LAST + 6, 3, (LAST + 7, 20), NEXT_ID),
-            g.Fence(NEXT_ID, 6, 0),
-        ),
-    }.items(),
-    ids=lambda case: case[0],
-)
-def test_required_topic_publishes_new_fence_base_before_use(case: tuple[str, NewBase]) -> None:
+NEW_BASES = {
+    "two records came around the proxy": NewBase(
+        12, (12, 0, 10, (0, 0), SHARED), (1, 12), (12, 0, 10, (1, 12), SHARED), g.Fence(SHARED, 1, 0)
+    ),
+    "another process proposed 11 first, and appended two": NewBase(
+        13, (12, 0, 10, (0, 0), SHARED), (1, 12), (13, 1, 2, (1, 11), SHARED), g.Fence(SHARED, 1, 2)
+    ),
+    "the view of the published epoch is one poll old": NewBase(
+        12, (12, 2, 2, (1, 5), SHARED), (2, 10), (12, 2, 2, (2, 10), SHARED), g.Fence(SHARED, 2, 2), ours=False
+    ),
+    "a foreign epoch": NewBase(
+        12,
+        (12, LAST - 1, 2, (0, 0), SHARED),
+        (LAST - 1, 10),
+        (12, LAST - 1, 2, (LAST - 1, 10), SHARED),
+        g.Fence(SHARED, LAST - 1, 2),
+        violation=True,
+    ),
+    "the last epoch, used by another": NewBase(
+        12,
+        (12, LAST, 2, (0, 0), SHARED),
+        (LAST + 1, 12),
+        (12, 0, None, (LAST + 1, 12), NEXT_ID),
+        g.Fence(NEXT_ID, 0, 0),
+        violation=True,
+    ),
+    "the last epoch, forgotten by Kafka": NewBase(
+        13,
+        (13, 0, None, (LAST, 12), SHARED),
+        (LAST + 1, 13),
+        (13, 0, None, (LAST + 1, 13), NEXT_ID),
+        g.Fence(NEXT_ID, 0, 0),
+    ),
+    "the next producer id": NewBase(
+        20,
+        (20, LAST + 6, 3, (LAST + 6, 10), NEXT_ID),
+        (LAST + 7, 20),
+        (20, LAST + 6, 3, (LAST + 7, 20), NEXT_ID),
+        g.Fence(NEXT_ID, 6, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("why", NEW_BASES)
+def test_required_topic_publishes_new_fence_base_before_use(why: str) -> None:
     """An earlier sequence offset is no violation at the start: perhaps the topic was not checked yet."""
-    _, new = case
+    new = NEW_BASES[why]
 
     def read(end: int, epoch: int, next_sequence: int | None, fence_base: tuple[int, int], producer_id: int) -> None:
         talk.snapshot(end, epoch=epoch, next_sequence=next_sequence, fence_base=fence_base, producer_id=producer_id)
@@ -1599,19 +1598,20 @@ def test_retry_of_appended_transactional_batch_succeeds() -> None:
     talk.accepted(again, 10)
 
 
-@pytest.mark.parametrize(
-    ("there", "end", "facts"),
-    {
-        "another sequence": (own(10, (5, 0, 2)), 12, {}),
-        "another epoch": (own(10, (5, 1, 0)), 12, {}),
-        "another producer": (own(10, (6, 0, 0)), 12, {}),
-        "other records": (OTHER_RECORDS, 12, {}),
-        "its transaction has not come to it": (ANOTHERS, 14, in_transaction(0)),
-        "a transaction of another epoch": (ANOTHERS, 14, in_transaction(2, epoch=1)),
-        "no transaction": (ANOTHERS, 14, {}),
-    }.values(),
-)
-def test_different_batch_at_the_offset_is_no_success(there: g.Found, end: int, facts: dict[str, Any]) -> None:
+DIFFERENT: dict[str, tuple[g.Found, int, dict[str, Any]]] = {
+    "another sequence": (own(10, (5, 0, 2)), 12, {}),
+    "another epoch": (own(10, (5, 1, 0)), 12, {}),
+    "another producer": (own(10, (6, 0, 0)), 12, {}),
+    "other records": (OTHER_RECORDS, 12, {}),
+    "its transaction has not come to it": (ANOTHERS, 14, in_transaction(0)),
+    "a transaction of another epoch": (ANOTHERS, 14, in_transaction(2, epoch=1)),
+    "no transaction": (ANOTHERS, 14, {}),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_different_batch_at_the_offset_is_no_success(difference: str) -> None:
+    there, end, facts = DIFFERENT[difference]
     talk, again = retried(there, end, facts, after_seconds=40)  # its first try sits in no queue any more
     talk.mismatch(again, expected=10, actual=end)
 
