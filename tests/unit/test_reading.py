@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames
 from fencepost_proxy.wire.records import RECORDS_MAX
 from tests.support import bytewise
 from tests.support.batches import expecting
+from tests.support.line_counts import lines_of
 from tests.support.sequencer_calls import Call
 from tests.unit.test_partition_counts import Barriers, query
 from tests.unit.test_session import Talk, produce, read, request
@@ -123,10 +122,10 @@ def test_many_relayed_partitions_are_forwarded_in_order(talk: Talk) -> None:
 def test_many_partitions_are_parsed_outside_the_event_loop(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     queried = _many("unchecked", "other", partitions=65_536 // 2)
     talk.services.free_bytes = len(queried)
-    assert _lines_of(lambda: talk.client(queried)) < 2_000
+    assert lines_of(lambda: talk.client(queried)) < 2_000
     requested = talk.next(m.ReadBatches)
     requested.read()
-    assert _lines_of(lambda: talk.report(m.BatchesRead(requested.token))) < 2_000
+    assert lines_of(lambda: talk.report(m.BatchesRead(requested.token))) < 2_000
     assert talk.upstream() == queried
 
 
@@ -152,19 +151,19 @@ def test_partitions_at_the_limit_are_not_refused(talk: Talk) -> None:
     assert not any(isinstance(each, m.ReadBatches | m.CloseClient) for each in talk.commands)
 
 
-def test_many_partitions_are_refused_while_configs_unknown(talk: Talk) -> None:
-    talk.services.is_fresh = False
-    talk.client(_many("unchecked", "other", partitions=PARTITIONS_MAX))
-    talk.read_elsewhere()
-    assert "not (re)read yet" in _closed(talk)
-
-
 def test_unreadable_request_of_many_partitions_closes_connection(talk: Talk) -> None:
     queried = bytearray(_many("unchecked", "other", partitions=PARTITIONS_MAX))
     queried[-4] = 0x40  # the length of the last one's records
     talk.client(bytes(queried))
     talk.read_elsewhere()
     assert "malformed" in _closed(talk)
+
+
+def test_many_partitions_are_refused_while_configs_unknown(talk: Talk) -> None:
+    talk.services.is_fresh = False
+    talk.client(_many("unchecked", "other", partitions=PARTITIONS_MAX))
+    talk.read_elsewhere()
+    assert "not (re)read yet" in _closed(talk)
 
 
 # --- work is bounded --------------------------------------------------------------------------------------------------
@@ -182,23 +181,6 @@ BOMBS = {
 }
 
 
-def _lines_of(call: Any) -> int:
-    lines = 0
-
-    def count(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return lines
-
-
 @pytest.mark.parametrize("codec", bytewise.CODECS)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_work_done_here_is_bounded_for_any_batch(bomb: str, codec: str) -> None:
@@ -206,7 +188,7 @@ def test_work_done_here_is_bounded_for_any_batch(bomb: str, codec: str) -> None:
     batch = bytewise.batch(records, count=count, codec=codec)
     readings = Readings(HeaderNames(), 100 << 20)
     readings.add(WHERE, batch, TopicPolicy(source_is_base=True), None)
-    assert _lines_of(readings.here) < 20 * HERE_STEPS_MAX
+    assert lines_of(readings.here) < 20 * HERE_STEPS_MAX
 
 
 def test_batches_of_a_request_share_the_local_limit() -> None:
