@@ -32,6 +32,9 @@ REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
 LATER = Decision(Outcome.LATER, "unknown")
 
 
+each_end = pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+
+
 def proved_talk(**services: Any) -> Talk:
     """Kafka has let this client use its transactional id."""
     talk = unproved_talk(**services)
@@ -171,7 +174,7 @@ def test_end_refused_by_kafka_changes_nothing() -> None:
     talk.silent()
 
 
-@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+@each_end
 def test_commit_on_broken_connection_counts_as_queued_temporarily(end: m.Event) -> None:
     """The commit may take effect and may be repeated elsewhere. Under v1 the next transaction has the same epoch."""
     talk = proved_talk()
@@ -223,7 +226,7 @@ def test_answered_commit_leaves_no_state(appended: bool, error: int) -> None:
     assert not len(talk.services.transactions)
 
 
-@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+@each_end
 def test_late_commit_decision_changes_nothing(end: m.Event) -> None:
     talk = proved_talk()
     talk.client(end_txn())
@@ -259,8 +262,9 @@ def transaction(talk: Talk) -> Any:
     return found
 
 
-def send(talk: Talk) -> g.PendingAppend:
-    talk.client(append())
+def send(talk: Talk, sequence: int = 0) -> g.PendingAppend:
+    talk.client(append(sequence=sequence))
+    assert transaction(talk).under_way
     pending = talk.admitted(fenced=False)
     talk.upstream()
     return pending
@@ -272,10 +276,7 @@ def may_be_committed(talk: Talk) -> bool:
 
 def land(talk: Talk, sequence: int = 0) -> None:
     """An append at 5."""
-    talk.client(append(sequence=sequence))
-    assert transaction(talk).under_way
-    pending = talk.admitted(fenced=False)
-    talk.upstream()
+    pending = send(talk, sequence)
     assert transaction(talk).has_partitions
     talk.completed(pending, produced(("checked-a", 0, OK, 5), version=11), PartitionResult(0, OK, 5))
     assert read(talk.answer(), 11)["checked-a", 0][:2] == (OK, 5)
@@ -284,12 +285,8 @@ def land(talk: Talk, sequence: int = 0) -> None:
 def refuse(talk: Talk, error: int = POLICY_VIOLATION, **settings: Any) -> AbortOnly:
     """The sequencer refuses an append; returns the record to store. Nothing is answered yet."""
     talk.client(append(**settings))
-    pending = talk.submitted()
-    talk.complete(
-        pending,
-        PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …"),
-        "offset_mismatch",
-    )
+    result = PartitionResult(0, error, 57, error_message="OFFSET_MISMATCH …")
+    talk.complete(talk.submitted(), result, "offset_mismatch")
     talk.metric()
     prove(talk)
     return talk.next(m.RecordAbortOnly).abort_only
@@ -299,6 +296,12 @@ def recorded(talk: Talk, token: int = 1, *, stored: bool = True) -> tuple[int, i
     """The record is stored, or could not be; returns the answer of partition 0: error, base offset, message."""
     talk.report(m.AbortOnlyRecorded(token, stored))
     return read(talk.answer(), 11)["checked-a", 0]
+
+
+def codes(talk: Talk) -> list[int]:
+    """The errors of partitions 0 and 1."""
+    reported = read(talk.answer(), 11)
+    return [reported["checked-a", partition][0] for partition in (0, 1)]
 
 
 def prove(talk: Talk) -> None:
@@ -423,11 +426,8 @@ def test_a_client_that_left_is_not_waited_for() -> None:
     talk = proved_talk()
     pending = send(talk)
     talk.report(m.ClientLost())
-    talk.completed(
-        pending,
-        produced(("checked-a", 0, OK, 6), version=11),
-        PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION"),
-    )
+    violation = PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION")
+    talk.completed(pending, produced(("checked-a", 0, OK, 6), version=11), violation)
     assert talk.next(m.RecordAbortOnly).abort_only.reason == "OFFSET_VIOLATION"
     talk.next(m.CloseUpstream)
 
@@ -442,7 +442,7 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
     assert transaction(talk).pending
 
 
-@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+@each_end
 def test_unsent_refusal_does_not_delay_the_commit(end: m.Event) -> None:
     """The first partition refuses, the append to the second waits, and the connection breaks."""
     talk = proved_talk()
@@ -473,8 +473,7 @@ def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
     recording = talk.next(m.RecordAbortOnly)
     assert recording.abort_only.pending is not None
     assert {partition.partition for partition, _ in recording.abort_only.pending} == {0, 1}
-    reported = read(talk.answer(), 11)
-    assert [reported["checked-a", each][0] for each in (0, 1)] == [NOT_LEADER, REQUEST_TIMED_OUT]
+    assert codes(talk) == [NOT_LEADER, REQUEST_TIMED_OUT]
     assert transaction(talk).under_way is None
     # The sequencer resolves the second.
     talk.complete(pending, PartitionResult(1, OK, 5))
@@ -508,12 +507,7 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
 def test_several_partitions_are_answered_together() -> None:
     talk = proved_talk()
     talk.client(append(0, 1))
-    first = talk.submitted()
-    talk.complete(
-        first,
-        PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"),
-        "x",
-    )
+    talk.complete(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     talk.metric()
     second = talk.admitted(fenced=False)
     talk.upstream()
@@ -521,8 +515,7 @@ def test_several_partitions_are_answered_together() -> None:
     talk.next(m.RecordAbortOnly)
     talk.silent()
     talk.report(m.AbortOnlyRecorded(1, False))
-    reported = read(talk.answer(), 11)
-    assert [reported["checked-a", each][0] for each in (0, 1)] == [NOT_LEADER, OK]
+    assert codes(talk) == [NOT_LEADER, OK]
 
 
 # ---- permissions
@@ -645,7 +638,7 @@ def test_unanswered_permission_query_closes_the_connection(what: bytes) -> None:
 
 
 @pytest.mark.parametrize("what", [append(), end_txn()], ids=["append", "commit"])
-@pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
+@each_end
 def test_lost_connection_ends_the_permission_query(what: bytes, end: m.Event) -> None:
     talk = unproved_talk()
     free_bytes = talk.services.free_bytes
