@@ -53,6 +53,9 @@ def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
     for at in (0, 2):
         watched = side_by_side.test_producer_ids_of_relayed_requests_are_read_wherever_they_are_cut
         yield "producer ids", lambda at=at, watched=watched: watched(12, SHARED, at)  # type: ignore[misc]
+    for version in (12, 13):
+        by_id = side_by_side.test_topic_id_is_the_clients_for_both
+        yield "topic ids", lambda version=version, by_id=by_id: by_id(version)  # type: ignore[misc]
     yield "addresses", side_by_side.test_addresses_after_records_are_rewritten_in_the_same_way
     malformed = side_by_side.test_malformed_response_that_arrives_in_pieces_closes_the_connection
     yield "malformed response", lambda: malformed(33, b"\xff" * 5)

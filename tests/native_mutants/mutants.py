@@ -119,6 +119,10 @@ MUTANTS = [
             ("permit.rs", "            && it.leader_epoch == self.confirmed_epoch;", ";"),
         ),
         (
+            "a replaced topic gets what was meant for the former one",
+            ("connection.rs", ")?.is(&held.policy)\n                && self", ")?.is(&held.policy)\n                || self"),
+        ),
+        (
             "appends may be too old",
             ("permit.rs", "            && scan.max_timestamp_ms > oldest as i64\n", ""),
         ),
