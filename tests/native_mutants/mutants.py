@@ -120,7 +120,11 @@ MUTANTS = [
         ),
         (
             "a replaced topic gets what was meant for the former one",
-            ("connection.rs", ")?.is(&held.policy)\n                && self", ")?.is(&held.policy)\n                || self"),
+            (
+                "connection.rs",
+                ")?.is(&held.policy)\n                && self",
+                ")?.is(&held.policy)\n                || self",
+            ),
         ),
         (
             "appends may be too old",
