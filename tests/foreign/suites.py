@@ -183,7 +183,9 @@ def get_confluent(into: Path, sources: Path | None) -> Path:
 
 
 def run_confluent(root: Path, run: Run, only: Sequence[str] | None) -> Outcomes:
-    return pytest(root, run, only or ["tests/integration/producer/test_transactions.py"])
+    share_consumers = [f"share_consumer/test_share_consumer{part}.py" for part in ("", "_ack", "_close", "_commit")]
+    files = ("producer/test_transactions.py", *share_consumers)
+    return pytest(root, run, only or [f"tests/integration/{file}" for file in files])
 
 
 # --- one process for each test ----------------------------------------------------------------------------------------
@@ -313,8 +315,9 @@ LIBRDKAFKA_3 = Suite("librdkafka-3", "2.15.1", "transactions, three brokers", ge
 LIBRDKAFKA_SHARE = Suite("librdkafka-share", "2.15.1", "share consumers", get_librdkafka,
                          partial(run_librdkafka, tests=SHARE_TESTS), LIBRDKAFKA.properties)  # fmt: skip
 FRANZ_GO = Suite("franz-go", "1.20.4", "kgo tests with a broker", get_franz_go, run_franz_go)
-CONFLUENT = Suite("confluent-kafka-python", "2.15.0", "tests/integration/producer/test_transactions.py",
-                  get_confluent, run_confluent)  # fmt: skip
+CONFLUENT = Suite("confluent-kafka-python", "2.15.0", "tests/integration: transactions, share consumers",
+                  get_confluent, run_confluent,
+                  {f"group.share.{least}record.lock.duration.ms": "1000" for least in ("", "min.")})  # fmt: skip
 KAFKA_PYTHON = Suite("kafka-python", "3.0.12", "test/integration: admin, consumer, producer",
                      get_kafka_python, run_kafka_python,
                      {"num.partitions": "4", "group.min.session.timeout.ms": "1000", **AUTHORIZER})  # fmt: skip

@@ -1,36 +1,34 @@
-"""confluent-kafka-python's tests/integration/conftest.py needs trivup; this one uses the Kafka that `KAFKA` names."""
+"""confluent-kafka-python's tests/integration/conftest.py needs trivup; this one uses the Kafka that `KAFKA` names.
+
+Modules that start a Kafka or need a schema registry are replaced by empty ones.
+"""
 
 import os
-import time
-import uuid
+import sys
+from types import ModuleType
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 
-class Cluster:
-    def client_conf(self, conf=None):
-        return {"bootstrap.servers": os.environ["KAFKA"], **(conf or {})}
+class Absent(ModuleType):
+    __path__ = ()
 
-    def producer(self, conf=None):
-        return Producer(self.client_conf(conf))
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
 
-    def create_topic_and_wait_propogation(self, prefix, conf=None):
-        name = f"{prefix}-{uuid.uuid1()}"
-        admin = AdminClient(self.client_conf())
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result()
-        while admin.list_topics(name, 10).topics[name].error is not None:
-            time.sleep(0.1)
-        return name
 
-    def seed_topic(self, topic):
-        producer = self.producer()
-        for number in range(100):
-            producer.produce(topic, f"test-data{number}")
-        producer.flush()
+for absent in (
+    *("trivup", "trivup.clusters", "trivup.clusters.KafkaCluster", "confluent_kafka.avro"),
+    *("confluent_kafka.schema_registry", "confluent_kafka.schema_registry.schema_registry_client"),
+    *("confluent_kafka.schema_registry._async", "confluent_kafka.schema_registry._async.schema_registry_client"),
+):
+    sys.modules[absent] = Absent(absent)
+
+from tests.integration.cluster_fixture import ByoFixture  # noqa: E402 - it imports the absent modules
 
 
 @pytest.fixture(scope="session")
 def kafka_cluster():
-    return Cluster()
+    return ByoFixture({"bootstrap.servers": os.environ["KAFKA"]})
