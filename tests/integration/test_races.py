@@ -36,6 +36,7 @@ from tests.support.raw import (
     final_answer,
     produce_request,
 )
+from tests.support.writers import expected_of, value_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
@@ -72,6 +73,16 @@ class Tally:
             assert answer.error_code in (POLICY_VIOLATION, NOT_LEADER), answer
             self.refused.add(value)
 
+    def take(self, *others: Tally) -> Tally:
+        """Add other tallies to this one. Return itself."""
+        for each in others:
+            self.accepted |= each.accepted
+            self.refused |= each.refused
+            self.unknown |= each.unknown
+            self.violated |= each.violated
+            self.codes.update(each.codes)
+        return self
+
     def check(self, log: Log, topic: str) -> list[bytes]:
         """Check that the log agrees with the responses and has no other values. Return the values at a wrong offset."""
         there = offsets(log, topic)
@@ -81,15 +92,6 @@ class Tally:
         unauthorized_clients = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
         assert not unauthorized_clients
         return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
-
-
-def value_of(writer: str, number: int, expected: int | None) -> bytes:
-    return f"{writer}/{number}/{'' if expected is None else expected}".encode()
-
-
-def expected_of(value: bytes) -> int | None:
-    stated = value.rpartition(b"/")[2]
-    return int(stated) if stated else None
 
 
 def offsets(log: Log, topic: str) -> dict[bytes, int]:
@@ -203,14 +205,9 @@ def test_each_offset_has_one_winner(  # noqa: PLR0917
         )
     )
     winners: Counter[int] = Counter()
-    all_of_them = Tally()
     for tally in tallies:
         winners.update(tally.accepted.values())
-        all_of_them.accepted |= tally.accepted
-        all_of_them.refused |= tally.refused
-        all_of_them.unknown |= tally.unknown
-        all_of_them.violated |= tally.violated
-        all_of_them.codes.update(tally.codes)
+    all_of_them = Tally().take(*tallies)
     say(
         f"{writers} writers, {proxies} proxies: {len(winners)} offsets won, by "
         f"{' + '.join(str(len(tally.accepted)) for tally in tallies)}; {len(all_of_them.refused)} refused"
@@ -271,10 +268,7 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
         return write
 
     together(*(writer(name, address, tally) for name, address, tally in zip("ab", addresses, tallies, strict=True)))
-    both = Tally()
-    for tally in tallies:
-        both.accepted |= tally.accepted
-        both.refused |= tally.refused
+    both = Tally().take(*tallies)
     say(
         f"chains of ten, {proxies} proxies: {len(both.accepted)} appends accepted, {len(both.refused)} refused; "
         f"{won_whole} chains won whole, {torn} torn"
@@ -373,12 +367,7 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
         unconditional("plain", other, tallies[2], idempotent=False),
         unconditional("idempotent", proxy.bootstrap, tallies[3], idempotent=True),
     )
-    total = Tally()
-    for tally in tallies:
-        total.accepted |= tally.accepted
-        total.refused |= tally.refused
-        total.violated |= tally.violated
-        total.unknown |= tally.unknown
+    total = Tally().take(*tallies)
     misplaced = total.check(log, topic)
     say(
         f"{proxies} proxies: conditional {len(tallies[0].accepted)} + {len(tallies[1].accepted)} accepted, "
@@ -610,13 +599,7 @@ def test_the_broker_is_killed_while_writers_race(stage: Stage, unique_topic: Cal
         kill_and_restart,
         *(writer(f"w{i}", stage.proxies[i % 2].bootstrap, tally) for i, tally in enumerate(tallies)),
     )
-    total = Tally()
-    for tally in tallies:
-        total.accepted |= tally.accepted
-        total.refused |= tally.refused
-        total.unknown |= tally.unknown
-        total.violated |= tally.violated
-        total.codes.update(tally.codes)
+    total = Tally().take(*tallies)
     say(f"broker killed: {len(total.accepted)} accepted, {len(total.unknown)} unknown, answers {dict(total.codes)}")
     assert total.check(stage.log, topic) == []
     assert not total.violated
