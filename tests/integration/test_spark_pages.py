@@ -61,11 +61,10 @@ class Pages:
             "localhost:19092": self.proxy.bootstrap,
             "kafka:9092": self.kafka.bootstrap,
             "s3a://…": str(self.home),
-            "flights.csv": str(self.home / "flights.csv"),
         }
         for shown, used in here.items():
             text = text.replace(shown, used)
-        return text
+        return re.sub(r"(examples/)?flights\.csv", str(self.home / "flights.csv"), text)
 
     def run(self, page: Path, containing: str, replaced: dict[str, str] | None = None) -> None:
         [block] = [each for each in blocks(page) if each.language == "python" and containing in each.text]
@@ -124,7 +123,7 @@ def test_commands_of_the_jobs_load_and_verify(pages: Pages, capsys: pytest.Captu
     """Also the one for Airflow: the same rows as another load."""
     run = 0
     for command in commands(QUICKSTART, PAGE):
-        if found := re.fullmatch(r"spark-submit (bulk_load|verify)\.py (.*)", command.text):
+        if found := re.fullmatch(r"spark-submit (?:spark_jobs/)?(bulk_load|verify)\.py (.*)", command.text):
             words = shlex.split(pages.text(found[2]).replace("--topic flights", "--topic jobs"))
             module = job(found[1])
             args = module.arguments().parse_args(words)
