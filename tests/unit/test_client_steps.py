@@ -78,28 +78,30 @@ def test_library_error_is_raised_after_the_timeout(runner: Callable[[Steps[Any]]
 
 
 def test_cancelled_caller_leaves_uninterrupted_steps_running() -> None:
-    ended: list[str] = []
-
-    def abort() -> Steps[None]:
-        yield Pause(0.02)
-        ended.append("aborted")
-
-    def steps() -> Steps[None]:
-        try:
-            yield asyncio.sleep(10)
-        except asyncio.CancelledError:
-            yield Uninterrupted(abort())
-            raise
-
     async def cancelled_twice() -> None:
+        began, aborting, may_end, ended = (asyncio.Event() for _ in range(4))
+
+        def abort() -> Steps[None]:
+            aborting.set()
+            yield may_end.wait()
+            ended.set()
+
+        def steps() -> Steps[None]:
+            began.set()
+            try:
+                yield asyncio.sleep(60)
+            except asyncio.CancelledError:
+                yield Uninterrupted(abort())
+                raise
+
         task = asyncio.create_task(run_async(steps()))
-        for _ in range(2):
-            await asyncio.sleep(0.005)
+        for reached in (began, aborting):
+            await reached.wait()
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not ended
-        await asyncio.sleep(0.05)
+        assert not ended.is_set()
+        may_end.set()
+        await ended.wait()
 
-    asyncio.run(cancelled_twice())
-    assert ended == ["aborted"]
+    asyncio.run(asyncio.wait_for(cancelled_twice(), 20))
