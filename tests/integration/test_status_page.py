@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -33,18 +32,13 @@ class Shown(ProxyProcess):
     """A proxy with a status page."""
 
     def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
-        self.status = f"127.0.0.1:{free_ports_in_a_row(1)}"
+        status = f"127.0.0.1:{free_ports_in_a_row(1)}"
         super().__init__(
-            upstream, directory, config=CHECKED_WITH_LONG_LEASE, arguments=("--status", self.status, *arguments)
+            upstream, directory, config=CHECKED_WITH_LONG_LEASE, arguments=("--status", status, *arguments)
         )
 
-    def text(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{self.status}{path}", timeout=60) as answer:
-            text: str = answer.read().decode()
-            return text
-
     def rows(self, what: str, **queried: object) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.text(f"/{what}.json?{urlencode(queried)}"))["rows"]
+        found: list[dict[str, Any]] = json.loads(self.page(f"/{what}.json?{urlencode(queried)}"))["rows"]
         return found
 
 
@@ -108,7 +102,7 @@ def test_log_ends_and_refusals_are_shown(
         # No record content appears on any page.
         lists = ("topics", "partitions", "clients", "refusals")
         for path in ("/status.json", "/metrics", *(f"/{each}.json?search={topic}" for each in lists)):
-            assert "secret" not in page.text(path), path
+            assert "secret" not in page.page(path), path
 
     # Disconnected clients are removed.
     until(lambda: not page.rows("clients", search=f"{topic}-writer"), "nobody left", seconds=_PATIENCE_SECONDS)
@@ -132,7 +126,7 @@ def test_clients_of_every_day_say_what_they_are(page: Shown) -> None:
                 seconds=_PATIENCE_SECONDS,
             )
             assert found[0]["software"] == software
-        assert "kafka-python" in page.text("/status.json")
+        assert "kafka-python" in page.page("/status.json")
     finally:
         admin.close()
 
@@ -147,7 +141,7 @@ def test_proxies_of_the_cluster_and_rates_are_shown(tmp_path: Path) -> None:
 
         def status() -> dict[str, Any]:
             client.api_versions(3)
-            found: dict[str, Any] = json.loads(one.text("/status.json"))
+            found: dict[str, Any] = json.loads(one.page("/status.json"))
             return found
 
         found = until(
@@ -161,12 +155,12 @@ def test_proxies_of_the_cluster_and_rates_are_shown(tmp_path: Path) -> None:
         assert this["version"] == another["version"] == found["version"]
         assert {this["instance_id"], another["instance_id"]} == {1, 2}
         assert (found["connections"], found["connections_max"]) == (1, 2_000)
-        assert "fencepost_event_loop_cpu_wait_seconds_total" in one.text("/metrics")
+        assert "fencepost_event_loop_cpu_wait_seconds_total" in one.page("/metrics")
 
 
 def test_unreachable_broker_is_named_with_suggested_action(tmp_path: Path) -> None:
     with FakeClusterProcess(brokers=1) as cluster, Shown(cluster.bootstrap, tmp_path) as proxy:
-        (broker,) = json.loads(proxy.text("/status.json"))["brokers"]
+        (broker,) = json.loads(proxy.page("/status.json"))["brokers"]
         assert broker["problem"] is None
         host, _, port = broker["listener"].rpartition(":")
 
@@ -175,14 +169,14 @@ def test_unreachable_broker_is_named_with_suggested_action(tmp_path: Path) -> No
         def problems() -> list[str]:
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=10) as client:
                 client.recv(1)  # until the proxy closes it
-            return [each["what"] for each in json.loads(proxy.text("/status.json"))["problems"]]
+            return [each["what"] for each in json.loads(proxy.page("/status.json"))["problems"]]
 
         until(
             lambda: any(f"Broker {broker['node_id']}" in each for each in problems()),
             "its name",
             seconds=_PATIENCE_SECONDS,
         )
-        status = json.loads(proxy.text("/status.json"))
+        status = json.loads(proxy.page("/status.json"))
         assert "Is that broker up" in str(status["problems"])
         assert status["state"] in ("degraded", "not_ready")
 
@@ -193,6 +187,6 @@ def test_silent_connections_do_not_stop_health_checks(page: Shown) -> None:
         for _ in range(64):
             silent.enter_context(socket.create_connection((host, int(port))))
         for number in range(42):
-            assert page.text("/livez") == "ok\n", number
+            assert page.page("/livez") == "ok\n", number
             silent.enter_context(socket.create_connection((host, int(port))))
-        assert page.text("/readyz") == "ready\n"
+        assert page.page("/readyz") == "ready\n"

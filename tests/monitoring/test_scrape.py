@@ -33,13 +33,11 @@ CONFIG = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\nmetric_partitions_shown_max = {S
 
 class Watched(ProxyProcess):
     def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
-        self.status = f"127.0.0.1:{free_port()}"
-        super().__init__(upstream, directory, config=CONFIG, arguments=("--status", self.status, *arguments))
+        status = f"127.0.0.1:{free_port()}"
+        super().__init__(upstream, directory, config=CONFIG, arguments=("--status", status, *arguments))
 
     def scrape(self) -> str:
-        with urllib.request.urlopen(f"http://{self.status}/metrics", timeout=60) as answer:
-            text: str = answer.read().decode()
-            return text
+        return self.page("/metrics")
 
 
 @pytest.fixture(scope="module")
