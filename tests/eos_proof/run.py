@@ -298,8 +298,10 @@ class Stage(kit.Stage):
 
 @contextmanager
 def stage(directory: Path, *, lie: str = "") -> Iterator[Stage]:
-    """`lie` – the fault that `tests/support/lying_proxy.py` injects."""
-    lying: dict[str, Any] = {"module": "tests.support.lying_proxy", "environment": {"LIE": lie}} if lie else {}
+    """`lie` – the fault that `tests/support/lying_proxy.py` injects into code in Python."""
+    lying: dict[str, Any] = (
+        {"module": "tests.support.lying_proxy", "environment": {"LIE": lie, "FENCEPOST_NATIVE": "off"}} if lie else {}
+    )
     with running_kafka(3, properties=_PROPERTIES) as kafka, Stage(kafka, directory) as ready:
         ready.start_proxies({f"proxy{i}": {"config": CHECKED_BY_NAME} | lying for i in range(_PROXIES)})
         yield ready

@@ -41,7 +41,7 @@ def test_each_input_is_once_in_the_output(stage: proof.Stage, say: Callable[[str
 @pytest.mark.soak
 @pytest.mark.parametrize("lie", ["commits", "offsets"])
 def test_lying_proxy_is_detected(tmp_path: Path, lie: str, say: Callable[[str], None]) -> None:
-    """Given a proxy that aborts a third of the transactions but reports success, or that commits offset 0."""
+    """Given a proxy that aborts half of the transactions but reports success, or that commits offset 0."""
     with proof.stage(tmp_path, lie=lie) as stage:
         result = proof.run(stage, proof.Plan(2, victims=("application",)))
     say("\n    ".join(proof.table(result)))

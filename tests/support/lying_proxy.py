@@ -2,20 +2,19 @@
 
 `$LIE` is one of
 
-    commits     every third validated commit goes to Kafka as an abort; its client gets success
+    commits     every second validated commit of a transactional id goes to Kafka as an abort; its client gets success
     offsets     each TxnOffsetCommit of one partition goes to Kafka with offset 0
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.transactions import Ending
+from fencepost_proxy.session.commits import Ending, EndTxnRequests
 from fencepost_proxy.transport.proxied_connection import ClientSocket
 from tests.support.mutants import Mutant, wrap
 
@@ -23,17 +22,17 @@ LIE = os.environ["LIE"]
 #: The first EndTxn and the first TxnOffsetCommit with tagged fields, and the first with a leader epoch.
 _END_TXN_FLEXIBLE, _OFFSETS_FLEXIBLE, _OFFSETS_EPOCH = 3, 3, 2
 _TXN_OFFSET_COMMIT = (28).to_bytes(2)
-_LATER = 3
 
-_ends = itertools.count(1)
+_commits: Counter[str] = Counter()
 
 
-def forward_aborts(forward_end: Callable[..., None], session: Session, ending: Ending) -> None:
-    if ending.commits and next(_ends) % _LATER == 0:
+def forward_aborts(forward_end: Callable[..., None], requests: EndTxnRequests, ending: Ending) -> None:
+    _commits[ending.transactional_id] += ending.commits
+    if ending.commits and _commits[ending.transactional_id] % 2 == 0:
         frame = bytearray(ending.frame)
         frame[-2 if ending.pending_response.version >= _END_TXN_FLEXIBLE else -1] = False
         ending.frame = bytes(frame)
-    forward_end(session, ending)
+    forward_end(requests, ending)
 
 
 def receive_other_offsets(received: Callable[..., None], client: ClientSocket, data: memoryview) -> None:
@@ -48,7 +47,7 @@ def receive_other_offsets(received: Callable[..., None], client: ClientSocket, d
 
 
 if __name__ == "__main__":
-    commits = wrap(Session, "_forward_end", forward_aborts)
+    commits = wrap(EndTxnRequests, "_forward_end", forward_aborts)
     offsets = wrap(ClientSocket, "_received", receive_other_offsets)
     with Mutant(LIE, "see the module", (), commits if LIE == "commits" else offsets).live():
         sys.exit(main())

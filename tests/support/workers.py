@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: can be distributed one by one.
 LONGEST = (
     "test_spark",
+    "test_spark_sink",
     "test_conformance",
     "test_soak",
     "test_races",

@@ -1,10 +1,18 @@
-"""No cycle among the modules that a module imports: at load time, within a function, or for types only."""
+"""No cycle among the modules that a module imports: at load time, within a function, or for types only.
+
+And each name that a test imports exists: some tests run rarely.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from collections.abc import Iterator
+from types import ModuleType
 
 import grimp
+
+from tests.support.docs import ROOT
 
 PACKAGES = ("fencepost_policies", "fencepost_proxy", "fencepost_dev", "fencepost")
 
@@ -29,3 +37,21 @@ def test_cycles_are_found() -> None:
 def test_modules_import_each_other_in_no_cycle() -> None:
     found = _cycles(grimp.build_graph(*PACKAGES, cache_dir=None))
     assert not [sorted(cycle) for cycle in found], "move what both need into a module below them"
+
+
+def test_names_that_tests_import_exist() -> None:
+    missing = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGES):
+                module = importlib.import_module(str(node.module))
+                missing |= {
+                    (path.name, module.__name__, each.name) for each in node.names if not _has(module, each.name)
+                }
+    assert not missing
+
+
+def _has(module: ModuleType, name: str) -> bool:
+    """As an attribute, or as a module of a package."""
+    submodule = f"{module.__name__}.{name}"
+    return hasattr(module, name) or (hasattr(module, "__path__") and importlib.util.find_spec(submodule) is not None)
