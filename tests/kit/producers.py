@@ -87,7 +87,11 @@ class KafkaPython:
         _bounded(self._producer.abort_transaction, self._seconds)
 
     def close(self) -> None:
-        self._producer.close(1)
+        try:
+            self._producer.close(1)
+        except kafka.errors.KafkaTimeoutError:  # it has records that it cannot send
+            self._producer._sender.force_close()  # noqa: SLF001 - `close` would wait for them again
+            self._producer.close()
 
 
 def _bounded(call: Callable[[], object], seconds: float) -> None:
