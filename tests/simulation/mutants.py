@@ -1232,11 +1232,17 @@ def hunt(one: Mutant, seeds: int) -> tuple[str, int, str] | None:
     """(scenario, seed, finding) of the first run that fails with the mutant and passes without it, or None."""
     for seed in range(seeds):
         for name in one.where:
-            with one.live():
-                found = _found(name, seed)
-            if found is not None and _found(name, seed) is None:
+            found = shown(one, name, seed)
+            if found is not None:
                 return name, seed, found
     return None
+
+
+def shown(one: Mutant, name: str, seed: int) -> str | None:
+    """What fails in that run with the mutant, and not without it."""
+    with one.live():
+        found = _found(name, seed)
+    return found if found is not None and _found(name, seed) is None else None
 
 
 def _found(name: str, seed: int) -> str | None:
