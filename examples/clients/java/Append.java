@@ -17,9 +17,9 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 /**
  * Appends one record at the end of partition 0. Arguments: proxy, topic, value.
  *
- * <p>javac -cp 'libs/*' Append.java && java -cp 'libs/*:.' Append 127.0.0.1:19092 orders one
+ * <p>mvn -q compile exec:java -Dexec.args="127.0.0.1:19092 orders one"
  *
- * <p>libs: org.apache.kafka:kafka-clients 2.8 or later, with its dependencies.
+ * <p>Works with kafka-clients 2.8 or later.
  */
 public final class Append {
     public static void main(String[] args) throws Exception {
