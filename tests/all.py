@@ -23,6 +23,9 @@ RESULTS = ROOT / "build" / "test-all.jsonl"
 QUICK = ROOT / "tests" / "quick.txt"
 #: Duration of the longest soak test.
 _LONG_FORM_MINUTES = 15
+_ERROR_LINES = 5
+#: pytest's exit codes.
+TESTS_FAILED, INTERRUPTED, NO_TESTS_COLLECTED = 1, 2, 5
 _COVERAGE = ("--cov", "--cov-append", "--cov-report=", "--cov-fail-under=0")
 _I = "tests/integration/test_"
 #: Paths of the product, and the test files or folders that a change there needs. The first match counts. Each file that
@@ -190,8 +193,25 @@ def summary(last: Mapping[str, Mapping[str, Any]]) -> str:
         rows.append(f"{folder:20}" + "".join(f"{counts[c]:9}" for c in columns) + f"{seconds[folder]:9.0f}")
     slowest = sorted(last.values(), key=lambda each: -each["seconds"])[:10]
     rows += ["", "slowest:", *(f"{each['seconds']:7.1f} s  {each['id']}" for each in slowest)]
-    failed = [each["id"] for each in last.values() if each["outcome"] == "failed"]
-    return "\n".join([*rows, *(["", "failed:", *failed] if failed else ())])
+    return "\n".join([*rows, *listed("failed:", failures(last))])
+
+
+def failures(last: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [each for each in last.values() if each["outcome"] == "failed"]
+
+
+def listed(title: str, failed: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Each failed test and the first lines of its error."""
+    lines: list[str] = []
+    for each in failed:
+        lines += [each["id"], *(f"    {line}" for line in each.get("error", "").splitlines()[:_ERROR_LINES])]
+    return ["", title, *lines] if lines else []
+
+
+def _run(markers: str, options: Sequence[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--results={RESULTS}", "--resume", *options]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return 0 if status == NO_TESTS_COLLECTED else status
 
 
 def main() -> int:
@@ -201,6 +221,9 @@ def main() -> int:
     parser.add_argument("--without-long", action="store_true", help="leave out the long forms (marker soak)")
     parser.add_argument("--base", metavar="REV", help="order tests by what changed since REV")
     parser.add_argument("--coverage", action="store_true", help="measure coverage, and report it at the end")
+    parser.add_argument(
+        "--again", metavar="N", type=int, default=0, help="if at most N tests fail, run them again, alone; lists them"
+    )
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
     given = parser.parse_args()
     files = [file for file in test_files() if not (given.without_quick and file in quick_files())]
@@ -209,20 +232,23 @@ def main() -> int:
     ends_at = float("inf") if given.minutes is None else time.monotonic() + 60 * given.minutes
     if given.coverage and results.read(RESULTS).code != code:
         _coverage("erase")
-    status = 0
+    status, once = 0, []
     for markers in ("not soak",) if given.without_long else ("not soak", "soak"):
         left = (ends_at - time.monotonic()) / 60
         if markers == "soak" and left < _LONG_FORM_MINUTES:
             print("no time left for the long forms of tests", file=sys.stderr)
             break
         limit = () if given.minutes is None else (f"--minutes={left}",)
-        command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--results={RESULTS}", "--resume", *limit]
-        command += _COVERAGE if given.coverage else ()
-        result = subprocess.run([*command, *given.options, *ordered], cwd=ROOT, check=False).returncode
-        status = status or (0 if result == 5 else result)  # 5: no test was left
-        if result == 2:  # interrupted
+        result = _run(markers, [*limit, *(_COVERAGE if given.coverage else ()), *given.options, *ordered])
+        failed = failures(results.read(RESULTS).last)
+        if result == TESTS_FAILED and len(failed) <= given.again:
+            result = _run(markers, [each["id"] for each in failed])
+            once += failed
+        status = status or result
+        if result == INTERRUPTED:
             break
-    print(summary(results.read(RESULTS).last))
+    again = listed("failed at first, and were run again alone:", once)
+    print("\n".join([summary(results.read(RESULTS).last), *again]))
     return status or (_coverage("report", "--skip-covered") if given.coverage else 0)
 
 

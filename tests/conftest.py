@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from _pytest.unraisableexception import collect_unraisable
-from hypothesis import HealthCheck, settings
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
@@ -24,8 +23,8 @@ from fencepost_dev import ports
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy
 from tests.kit.stage import piped_kafka
+from tests.support import examples, results, workers  # noqa: F401
 from tests.support import kafka as support
-from tests.support import results, workers
 from tests.support.ports import own_ports
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 
@@ -57,18 +56,6 @@ def _tls_of_kafka_python(config: dict[str, Any], build: Any = KafkaSSLTransport.
 
 KafkaNetSocket.socket = lambda self, *arguments: _SocketOfKafkaPython(*arguments)  # type: ignore[method-assign]
 KafkaSSLTransport._build_ssl_context = staticmethod(_tls_of_kafka_python)  # type: ignore[method-assign]
-
-# No deadline, because the machine may be busy. The examples are the same on each run, so that a change is not blamed
-# for a random find. `make fuzz` draws others.
-settings.register_profile(
-    "busy",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-    derandomize="FENCEPOST_EXAMPLES" not in os.environ,
-    max_examples=int(os.environ.get("FENCEPOST_EXAMPLES", "100")),
-)
-settings.load_profile("busy")
 
 
 @pytest.hookimpl(optionalhook=True)

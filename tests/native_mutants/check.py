@@ -14,6 +14,7 @@ from pathlib import Path
 import fencepost_native
 
 from tests.fuzz.dialogue import SHARED
+from tests.support import examples  # noqa: F401
 from tests.support.executors import NATIVE
 from tests.unit import test_native as side_by_side
 from tests.unit.spark_sink import test_native as of_the_sink

@@ -63,8 +63,8 @@ def found(package: Path) -> str | None:
     environment.pop("FENCEPOST_NATIVE", None)
     command = [sys.executable, "-m", "tests.native_mutants.check", str(package)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"the check itself failed:\n{done.stdout}{done.stderr}")
+    if done.returncode not in (0, 1) or bool(done.stdout) != bool(done.returncode):
+        raise RuntimeError(f"the check itself failed ({done.returncode}):\n{done.stdout}{done.stderr}")
     return done.stdout.strip() if done.returncode else None
 
 

@@ -1,8 +1,8 @@
 """Test results in a file, a time limit, and a resumed run: pytest's options `--results`, `--minutes`, `--resume`.
 
-`--results FILE` appends a JSON line per test: its id, outcome and seconds. With `--resume`, tests that passed in FILE
-are deselected, so an interrupted run continues. The file's first line names the commit and a digest of the uncommitted
-changes: results of other code are discarded.
+`--results FILE` appends a JSON line per test: its id, outcome, seconds and error. With `--resume`, tests that passed in
+FILE are deselected, so an interrupted run continues. The file's first line names the commit and a digest of the
+uncommitted changes: results of other code are discarded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NO_TIME = "no time left (--minutes)"
+_ERROR_CHARACTERS = 2000
 
 
 class Stored(NamedTuple):
@@ -71,7 +72,7 @@ class Results:
         self._config = config
         self._file: Path | None = config.getoption("--results")
         self._seconds: dict[str, float] = {}
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
         self._passed: frozenset[str] = frozenset()
         worker = getattr(config, "workerinput", None)
@@ -111,7 +112,8 @@ class Results:
             return
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
-            self._failed.add(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self._failed.setdefault(report.nodeid, crash.message if crash else report.longreprtext)
         elif report.skipped:
             self._skipped[report.nodeid] = "no time" if NO_TIME in str(report.longrepr) else "skipped"
         if report.when != "teardown":
@@ -119,5 +121,7 @@ class Results:
         outcome = "failed" if report.nodeid in self._failed else self._skipped.get(report.nodeid, "passed")
         if self._file is not None:
             line = {"id": report.nodeid, "outcome": outcome, "seconds": round(self._seconds[report.nodeid], 2)}
+            if report.nodeid in self._failed:
+                line["error"] = self._failed.pop(report.nodeid)[:_ERROR_CHARACTERS]
             with self._file.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -52,6 +52,26 @@ def test_later_result_of_a_test_counts(tmp_path: Path) -> None:
     assert "failed:\ntests/unit/a" in all_tests.summary(results.read(file).last)
 
 
+@pytest.mark.parametrize("limit", [1, 0])
+def test_failed_tests_run_again_alone_unless_too_many(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails_once = "def test_b():\n    runs.open('a').write('b')\n    assert runs.read_text() == 'abb', 'too busy'\n"
+    passes = "def test_a(): runs.open('a').write('a')\n"
+    in_project(tmp_path, f"from pathlib import Path\nruns = Path('runs')\n{passes}{fails_once}")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "test_it.py").rename(tmp_path / "tests" / "test_it.py")
+    monkeypatch.setattr(all_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(all_tests, "RESULTS", tmp_path / "r.jsonl")
+    monkeypatch.setattr(all_tests, "test_files", lambda: ["tests/test_it.py"])
+    monkeypatch.setenv("PYTHONPATH", str(results.ROOT))
+    monkeypatch.setattr(sys, "argv", ["all", "--without-long", f"--again={limit}", "--", "-p", "no:cacheprovider"])
+
+    assert all_tests.main() == 1 - limit
+    assert (tmp_path / "runs").read_text() == "ab" + "b" * limit
+    assert ("again alone:\ntests/test_it.py::test_b\n    AssertionError: too busy" in capsys.readouterr().out) == limit
+
+
 def test_uncommitted_contents_are_other_code(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "new.py").write_text("one")
