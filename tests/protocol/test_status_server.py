@@ -62,7 +62,8 @@ async def status_server(
     **more: Any,
 ) -> AsyncIterator[Address]:
     shown = metrics or Metrics()
-    server = StatusServer(snapshot, lambda: shown, **{"lists": canned({"topics": TOPICS}), **more})
+    given = {"lists": canned({"topics": TOPICS}), "not_ready": lambda: snapshot().not_ready, **more}
+    server = StatusServer(snapshot, lambda: shown, **given)
     try:
         yield await server.start(Address(host, 0))
     finally:

@@ -41,7 +41,8 @@ def status_page(
 ) -> Iterator[Address]:
     """Served by a thread, for commands that query it."""
     loop, address = asyncio.new_event_loop(), Address("127.0.0.1", free_port())
-    server = StatusServer(lambda: snapshot, Metrics, lists(rows), release=release, token_file=token_file, **more)
+    more |= {"not_ready": lambda: snapshot.not_ready, "release": release, "token_file": token_file}
+    server = StatusServer(lambda: snapshot, Metrics, lists(rows), **more)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(address), loop).result(60)

@@ -87,7 +87,7 @@ Lists = Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]
 
 
 class StatusServer:
-    """`snapshot`, `metrics`: called for each response, must not block.
+    """`snapshot`, `metrics`, `not_ready` (for `/readyz`): called for each response, must not block.
 
     `lists`: returns pages of lists.
 
@@ -103,6 +103,7 @@ class StatusServer:
         metrics: Callable[[], Metrics],
         lists: Lists,
         *,
+        not_ready: Callable[[], Sequence[Reason]],
         release: Release | None = None,
         token_file: Path | None = None,
         read_token_file: Path | None = None,
@@ -111,6 +112,7 @@ class StatusServer:
         self._snapshot = snapshot
         self._metrics = metrics
         self._lists = lists
+        self._not_ready = not_ready
         self._release = release
         self._token_file = token_file
         self._read_token_file = read_token_file
@@ -193,9 +195,9 @@ class StatusServer:
         if path == "/metrics":
             return Response(_PROMETHEUS, exposition(self._metrics()))
         if path == "/readyz":
-            snapshot = self._snapshot()
-            text = "ready" if snapshot.ready else "\n".join(("not ready", *map(str, snapshot.not_ready)))
-            return Response(TEXT, f"{text}\n".encode(), 200 if snapshot.ready else 503)
+            reasons = self._not_ready()
+            text = "\n".join(("not ready", *map(str, reasons))) if reasons else "ready"
+            return Response(TEXT, f"{text}\n".encode(), 503 if reasons else 200)
         if path == "/status.json":
             limit = _number(_queried(request.query), "limit", _FIRST_ROWS_MAX, 1, _FIRST_ROWS_MAX)
             lists = await self._lists([PageRequest(what, limit=limit) for what in _FIRST])

@@ -85,6 +85,7 @@ class ProcessStatus:
             self.snapshot,
             lambda: self.metrics,
             self._listed,
+            not_ready=self.not_ready,
             release=self.cluster.groups.release,
             token_file=self.config.status_token_file,
             read_token_file=self.config.status_read_token_file,
