@@ -36,9 +36,9 @@ from tests.support.raw import Log
 from tests.support.sasl_ssl import ADMIN, sasl_ssl_kafka
 from tests.support.spark import (
     JOBS,
+    MARKS,
     QUERY_SECONDS,
     SETTINGS,
-    TEST_SECONDS,
     Read,
     append,
     contents,
@@ -47,14 +47,7 @@ from tests.support.spark import (
     session_of,
 )
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.no_cover,
-    pytest.mark.spark,
-    pytest.mark.timeout(TEST_SECONDS),
-    # PySpark leaves sockets to the garbage collector and warns about this pandas version.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = MARKS
 
 PARTITIONS = 2
 #: Topics with this prefix are checked by the proxy's configuration.

@@ -19,9 +19,9 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
-from tests.support.spark import QUERY_SECONDS, TEST_SECONDS, contents, create, expand, session_of
+from tests.support.spark import MARKS, QUERY_SECONDS, contents, create, expand, session_of
 
-pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.spark, pytest.mark.timeout(TEST_SECONDS)]
+pytestmark = MARKS
 
 _KEYS = 60
 #: Per key, before and after the expansion.

@@ -24,15 +24,9 @@ from tests.kit.waiting import until
 from tests.support.docs import ROOT, Block, blocks, commands
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
-from tests.support.spark import JOBS, QUERY_SECONDS, TEST_SECONDS, contents, job, running_spark
+from tests.support.spark import JOBS, MARKS, QUERY_SECONDS, contents, job, running_spark
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.no_cover,
-    pytest.mark.spark,
-    pytest.mark.timeout(TEST_SECONDS),
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = MARKS
 
 PAGE, QUICKSTART = ROOT / "docs" / "spark.md", ROOT / "docs" / "spark-quickstart.md"
 _TARGETS = "arranged", "changes", "enriched", "flights", "invoices", "jobs", "sql"

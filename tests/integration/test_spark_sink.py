@@ -18,16 +18,9 @@ from kafka.partitioner import murmur2
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
-from tests.support.spark import QUERY_SECONDS, TEST_SECONDS, append, contents, create, expand, running_spark
+from tests.support.spark import MARKS, QUERY_SECONDS, append, contents, create, expand, running_spark
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.no_cover,
-    pytest.mark.spark,
-    pytest.mark.timeout(TEST_SECONDS),
-    # PySpark leaves sockets to the garbage collector and warns about this pandas version.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = MARKS
 
 PARTITIONS = 3
 CHECKED, REQUIRED, COUNT_CHECKED = "checked", "required", "counted"

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
@@ -28,6 +29,14 @@ JOBS = Path(__file__).parents[2] / "spark_jobs"
 QUERY_SECONDS = 600.0
 #: Limit for a whole test with its fixtures and several queries.
 TEST_SECONDS = 1800
+#: Of modules that start Spark. PySpark leaves sockets to the garbage collector and warns about this pandas version.
+MARKS = [
+    pytest.mark.kafka,
+    pytest.mark.no_cover,
+    pytest.mark.spark,
+    pytest.mark.timeout(TEST_SECONDS),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
 _READ_SECONDS = 120.0
 _STOP_SECONDS = 60.0
 SETTINGS = {
