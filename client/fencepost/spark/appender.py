@@ -20,6 +20,9 @@ from fencepost.spark.resumer import Resumer
 from fencepost.spark.rows import Rows, by_partition, fitting, joined
 from fencepost.spark.write import Flight, PartitionWrite, Patience, Write
 
+#: For each partition with rows: one append in flight, and the next one.
+_APPENDS_WAITING = 2
+
 
 class Appender:
     """`appended`: rows; `appends`: batches; `refused`: appends that lost to another writer; `deferred`: the partition
@@ -34,8 +37,11 @@ class Appender:
         self.deferred: TopicPartition | None = None
         self.appended = self.appends = self.refused = 0
 
-    def waiting_bytes(self) -> int:
-        return sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in self._write.partitions.values())
+    def is_full(self) -> bool:
+        """Whether more rows wait than memory is for, or than keep the partitions busy."""
+        plan, active = self._write.plan, [p for p in self._write.partitions.values() if p.queue or p.flight]
+        waiting_bytes = sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in active)
+        return waiting_bytes > min(plan.buffer_bytes, _APPENDS_WAITING * plan.append_bytes_max * len(active))
 
     def pending(self) -> bool:
         """Whether rows wait for an append or for its response."""
@@ -55,7 +61,7 @@ class Appender:
             ):
                 self._repartition(topic)
         now = self._write.clock.now()
-        full = self.waiting_bytes() > self._write.plan.buffer_bytes
+        full = self.is_full()
         partitions = list(self._write.partitions)
         first = self._write.task % len(partitions)  # tasks that end together start at different partitions
         for topic_partition in partitions[first:] + partitions[:first]:

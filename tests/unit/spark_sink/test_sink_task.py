@@ -579,6 +579,32 @@ def test_resumed_arranged_load_holds_one_append_of_the_log(log: Log) -> None:
     assert (done.found, done.rows) == (150, 200)
 
 
+def test_rows_wait_for_one_append_in_flight_and_the_next(log: Log) -> None:
+    unanswered: list[tuple[Future[Any], Any]] = []
+
+    class SlowLog(Log):
+        def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
+            unanswered.append((Future(), super().append(topic, partition, batch).result()))
+            return unanswered[-1][0]
+
+    class Answering(Clock):
+        def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+            answer, result = unanswered.pop()
+            answer.set_result(result)
+
+    slow = SlowLog(2)
+    current = Write(PLAN, probed(slow), "q", 0, 0, "a", slow, ModelFraming(), Answering())
+    task = Task(current)
+    task.begin()
+    waiting = []
+    for at in range(0, 2000, 10):
+        rows = pa.array(values(*range(at, at + 10)), pa.large_binary())
+        task.feed(TOPIC, rows, [0] * 10)
+        waiting.append(current.partitions[TOPIC, 0].queued_bytes)
+    assert max(waiting) <= 2 * PLAN.append_bytes_max < rows.nbytes * 200
+    assert task.finish().appended == 2000
+
+
 def test_stream_defers_no_row(log: Log) -> None:
     done = write(log, probed(log), keyed(1, 2), task=0)
     assert (done.deferred, done.total.rows, lying(log)) == (None, 0, Counter(keyed(1, 2)))
