@@ -46,11 +46,11 @@ def test_tasks_of_one_machine_need_no_requests_but_appends(tasks: int, partition
     assert world.drivers.queries <= 2 * partitions * batches + (20 if load else 0)  # of later runs of a finished load
 
 
-@pytest.mark.parametrize("tasks", [4, 12])
-def test_tasks_of_several_machines_are_seldom_refused(tasks: int) -> None:
+@pytest.mark.parametrize(("tasks", "limit"), [(4, 1.3), (12, 1.5)])
+def test_tasks_of_several_machines_are_seldom_refused(tasks: int, limit: float) -> None:
     story = Story("requests", Faults(), tasks=tasks, partitions=4, rows=600, explicit=True, machines=3)
-    world = play(story, seed=1).world
-    assert world.sent <= 1.25 * world.appends
+    worlds = [play(story, seed=seed).world for seed in (1, 2, 3)]
+    assert sum(world.sent for world in worlds) <= limit * sum(world.appends for world in worlds)
 
 
 @pytest.mark.no_cover  # coverage of broken code means nothing

@@ -37,11 +37,13 @@ class Appender:
         self.deferred: TopicPartition | None = None
         self.appended = self.appends = self.refused = 0
 
-    def is_full(self) -> bool:
-        """Whether more rows wait than memory is for, or than keep the partitions busy."""
-        plan, active = self._write.plan, [p for p in self._write.partitions.values() if p.queue or p.flight]
-        waiting_bytes = sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in active)
-        return waiting_bytes > min(plan.buffer_bytes, _APPENDS_WAITING * plan.append_bytes_max * len(active))
+    def is_busy(self) -> bool:
+        """Whether the rows that wait keep all partitions with rows busy, or need more memory than the plan has."""
+        plan, active = self._write.plan, sum(1 for p in self._write.partitions.values() if p.queue or p.flight)
+        return self._waiting_bytes() > min(plan.buffer_bytes, _APPENDS_WAITING * plan.append_bytes_max * active)
+
+    def _waiting_bytes(self) -> int:
+        return sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in self._write.partitions.values())
 
     def pending(self) -> bool:
         """Whether rows wait for an append or for its response."""
@@ -61,7 +63,7 @@ class Appender:
             ):
                 self._repartition(topic)
         now = self._write.clock.now()
-        full = self.is_full()
+        full = self._waiting_bytes() > self._write.plan.buffer_bytes
         partitions = list(self._write.partitions)
         first = self._write.task % len(partitions)  # tasks that end together start at different partitions
         for topic_partition in partitions[first:] + partitions[:first]:

@@ -84,7 +84,7 @@ class Task:
         for partition, rows in by_partition(bodies, placed, explicit):
             self._take((topic, partition), rows)
         self._appender.pump(flush=False)
-        while self._appender.is_full() and self._appender.pending():
+        while self._appender.is_busy() and self._appender.pending():
             self._patience.wait()
             self._appender.pump(flush=False)
 
