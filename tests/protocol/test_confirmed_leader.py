@@ -241,7 +241,7 @@ async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sy
         renewed = state.fresh_until
         await until_async(lambda: state.fresh_until > renewed + 0.6, "the next renewal")
         assert LIST_OFFSETS not in {key for _, key in kafka.queried}
-        assert not queried_nodes(kafka)
+        assert set(queried_nodes(kafka)) <= {1}  # the leader: the client looks for it if a fetch takes too long
 
 
 @in_event_loop
