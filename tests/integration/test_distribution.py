@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import os
 import re
@@ -171,6 +172,21 @@ def test_commands_run_where_nothing_else_is_installed(installed: Path, wheel: Pa
     )
     assert demo.returncode == 2
     assert "pip install 'fencepost[proxy,dev,spark]'" in demo.stderr
+
+
+def test_proxy_extra_has_all_that_the_proxy_imports(installed: Path) -> None:
+    """Some modules import others only when they are needed, such as those of a login."""
+    imported = set()
+    for file in (ROOT / "proxy" / "fencepost_proxy").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module))
+    find = "import sys; from importlib.util import find_spec; print([m for m in sys.argv[1:] if not find_spec(m)])"
+    packages = sorted({name.partition(".")[0] for name in imported} - {"fencepost_native"})
+    assert "kafka" in packages
+    assert run(installed / "python", "-c", find, *packages) == "[]\n"
 
 
 @pytest.fixture

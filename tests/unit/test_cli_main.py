@@ -42,7 +42,7 @@ def test_mistake_is_answered_with_what_was_meant(
     [
         ("proxy", "proxy"),
         ("check", "proxy"),
-        ("append", "proxy,dev"),
+        ("append", "proxy"),
         ("dev", "proxy,dev"),
         ("demo", "proxy,dev,spark"),
     ],

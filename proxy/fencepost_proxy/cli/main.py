@@ -47,7 +47,7 @@ _COMMANDS: Final = {
 _ALIKE: Final = 0.75
 _KAFKA_TOOLS: Final = "fencepost_dev.commands.kafka_tools"
 #: Command → the extras that it needs, if others than `proxy`.
-_EXTRAS: Final = {"demo": "proxy,dev,spark"} | dict.fromkeys(("dev", "append", "read", "expansions"), "proxy,dev")
+_EXTRAS: Final = {"demo": "proxy,dev,spark", "dev": "proxy,dev"}
 
 
 class _ShowVersion(argparse.Action):
