@@ -17,7 +17,7 @@ from uuid import UUID
 
 import pytest
 from crc32c import crc32c
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -468,6 +468,8 @@ def test_relayed_streams_are_cut_in_the_same_way(seed: int, cuts: list[int], cut
     st.integers(0, 200),
     st.integers(0, 2**32),
 )
+@example(["tags"], 17, 0, 1)
+@example(["endpoints"], 17, 0, 1)
 def test_addresses_after_records_are_rewritten_in_the_same_way(
     kinds: list[str], version: int, cut: int, seed: int
 ) -> None:
