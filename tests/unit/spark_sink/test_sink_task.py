@@ -579,7 +579,7 @@ def test_resumed_arranged_load_holds_one_append_of_the_log(log: Log) -> None:
     assert (done.found, done.rows) == (150, 200)
 
 
-def test_rows_wait_for_one_append_in_flight_and_the_next(log: Log) -> None:
+def test_rows_wait_for_one_append_in_flight_and_the_next() -> None:
     unanswered: list[tuple[Future[Any], Any]] = []
 
     class SlowLog(Log):
