@@ -646,7 +646,14 @@ impl Connection {
         let Some(known) = self.matching(py, rest, version) else {
             return Ok(false);
         };
-        if !known.borrow(py).is_checked || it.grounds(&known.borrow(py))?.is_none() || !it.reserve(length)? {
+        if !known.borrow(py).is_checked {
+            return Ok(false);
+        }
+        if it.grounds(&known.borrow(py))?.is_none() {
+            self.missing = Some(Vec::new());
+            return Ok(false);
+        }
+        if !it.reserve(length)? {
             return Ok(false);
         }
         self.large[UP] = whole >= LARGE_BYTES;

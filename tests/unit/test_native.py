@@ -372,6 +372,16 @@ def test_usual_batches_are_for_native_code(version: int) -> None:
     both.end()
 
 
+def test_appends_that_never_arrive_whole_are_for_native_code() -> None:
+    """Batches of a megabyte arrive in pieces from a connection's first one on."""
+    both = _Both()
+    for number in range(3):
+        both.append({0: expecting(1 + number, b"v" * 10_000, timestamp_ms=NOW_MS)}, [900], number)
+        both.answer()
+    assert both.counts["native: collected"] == 2  # Python reads the first one
+    both.end()
+
+
 # --- several partitions, several requests -----------------------------------------------------------------------------
 
 
