@@ -293,4 +293,4 @@ def test_unloadable_certificate_is_a_user_error() -> None:
 
 
 def test_request_repr_contains_no_records() -> None:
-    assert "secret" not in repr(module._Produce_v8("t", 0, 1000, chunk("secret")))
+    assert "secret" not in repr(module._Produce_v9("t", 0, 1000, chunk("secret")))
