@@ -32,9 +32,12 @@ class Scraped:
         self._before = self._series()
 
     def _series(self) -> dict[str, float]:
+        page = self.proxy.page("/metrics")
         pattern = r"^fencepost_(added_request|added_response|sequencer_wait)_seconds_(count|sum) (\S+)$"
-        found = re.findall(pattern, self.proxy.page("/metrics"), re.MULTILINE)
-        return {f"{name} {what}": float(value) for name, what, value in found}
+        found = re.findall(pattern, page, re.MULTILINE)
+        sent = re.search(r'^fencepost_relayed_bytes_total\{direction="to_kafka"\} (\S+)$', page, re.MULTILINE)
+        assert sent is not None
+        return {f"{name} {what}": float(value) for name, what, value in found} | {"bytes": float(sent[1])}
 
     def more(self) -> dict[str, float]:
         before, self._before = self._before, self._series()
@@ -56,11 +59,12 @@ def test_each_request_and_response_is_measured_once(
     with Connection(kafka.bootstrap) as direct, Connection(scraped.proxy.bootstrap) as client:
         direct.create_topic(topic)
         client.api_versions()
-        until(lambda: client.append(topic, batch(b"first")).error_code == 0, "the topic to be served")
+        until(lambda: client.append(topic, batch(b"x" * size)).error_code == 0, "the topic to be served")
         scraped.more()
         for _ in range(20):
             assert client.append(topic, batch(b"x" * size)).error_code == 0
         more = scraped.more()
+    assert 20 * size < more["bytes"] < 20 * (size + 300)
     assert more["added_request count"] == 20
     assert more["added_response count"] == 20
     assert more["sequencer_wait count"] == (20 if prefix == "checked" else 0)

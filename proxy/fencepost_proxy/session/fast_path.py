@@ -134,7 +134,6 @@ class FastPath:
         native = self.native
         if self._pipelines.failed or now >= self._state.login_ends:
             return 0, len(data) if native.empty else 0
-        native.disarm()
         native.prepare()
         taken, made = native.take_up(bytes(data), now)
         if made:

@@ -188,13 +188,15 @@ class ClientSocket(_ConnectionSocket):
         session, upstream = proxied.session, proxied.upstream
         assert session is not None
         assert upstream is not None
-        requests, native = session.requests, self.reader is not None
+        requests, native, state = session.requests, self.reader is not None, session.state
         waiting = session.unanswered_count if native else len(requests)
+        session.fast_path.native.disarm()
+        received = state.received_bytes
         taken, out = session.fast_path.take_up(data, now)
         if taken:
             upstream.write(out)
             traffic = proxied.driver.traffic
-            traffic.bytes_to_kafka += taken
+            traffic.bytes_to_kafka += state.received_bytes - received  # a frame that native code collects, at its end
             traffic.request_seconds.observe(
                 monotonic() - now, (session.unanswered_count if native else len(requests)) - waiting
             )
