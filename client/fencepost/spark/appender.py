@@ -22,6 +22,11 @@ from fencepost.spark.write import Flight, PartitionWrite, Patience, Write
 
 #: For each partition with rows: one append in flight, and the next one.
 _APPENDS_WAITING = 2
+#: Of one task. With more, a slow broker answers the last ones too late, and the locks of all of them keep other tasks
+#: from appending.
+_IN_FLIGHT_MAX = 32
+#: The fractional parts of its multiples are spread evenly.
+_GOLDEN_RATIO = 0.618034
 
 
 class Appender:
@@ -65,8 +70,12 @@ class Appender:
         now = self._write.clock.now()
         full = self._waiting_bytes() > self._write.plan.buffer_bytes
         partitions = list(self._write.partitions)
-        first = self._write.task % len(partitions)  # tasks that end together start at different partitions
+        in_flight = sum(1 for p in self._write.partitions.values() if p.flight)
+        # Tasks that end together start at different partitions.
+        first = int(self._write.task * _GOLDEN_RATIO % 1 * len(partitions))
         for topic_partition in partitions[first:] + partitions[:first]:
+            if in_flight >= _IN_FLIGHT_MAX:
+                break
             partition = self._write.partitions[topic_partition]
             if partition.flight is not None or partition.not_before > now:
                 continue
@@ -78,6 +87,7 @@ class Appender:
             )
             if (enough or flush or full) and topic_partition[0] not in self._expanding:
                 self._send(topic_partition, partition)
+                in_flight += partition.flight is not None
 
     def _send(self, topic_partition: TopicPartition, partition: PartitionWrite) -> None:
         if not self._has_lock(topic_partition, partition):

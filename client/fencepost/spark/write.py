@@ -23,7 +23,7 @@ _CONTENTION_SECONDS_MAX = 1.0
 _CONTENDED = 10
 _LOCK_SECONDS = 0.005
 _LOCK_SECONDS_MAX = 0.1
-#: A lock is waited for while its holder appends at least this often.
+#: A lock is waited for while something is appended at least this often, in any partition.
 _LOCK_HOLDER_SECONDS = 5.0
 
 AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
@@ -78,10 +78,9 @@ class PartitionWrite:
     fed: bool = False
     #: Other writers append here: reading the log end first is cheaper than a refused large batch.
     rivals: bool = False
-    #: The wait for the append lock: since when its last append ended at `lock_end`, and pauses since then. `unlocked`:
-    #: append without it, because its holder does not go on.
+    #: The wait for the append lock: where its last append ended, and pauses since then. `unlocked`: append without it,
+    #: because its holder does not go on.
     lock_end: int = -2
-    waits_since: float = 0.0
     waits: int = 0
     unlocked: bool = False
     tries: int = 0
@@ -200,9 +199,9 @@ class Patience:
         """Whether to wait for an append lock. `end`: of the last append under it."""
         now = self._clock.now()
         if partition.lock_end != end:
-            partition.lock_end, partition.waits_since, partition.waits = end, now, 0
+            partition.lock_end, partition.waits = end, 0
             self.progressed()
-        if now - partition.waits_since > _LOCK_HOLDER_SECONDS:
+        if now - self._progress_at > _LOCK_HOLDER_SECONDS:
             partition.unlocked = True
             return False
         pause = min(_LOCK_SECONDS_MAX, _LOCK_SECONDS * 2**partition.waits)

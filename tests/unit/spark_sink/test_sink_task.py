@@ -18,7 +18,7 @@ from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Known, probe
 from fencepost.spark.errors import SinkError
-from fencepost.spark.interfaces import TopicPartition
+from fencepost.spark.interfaces import NO_APPEND, LastAppend, TopicPartition
 from fencepost.spark.task import Task
 from fencepost.spark.write import NoLocks, Outcome, Plan, Write
 from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
@@ -579,30 +579,73 @@ def test_resumed_arranged_load_holds_one_append_of_the_log(log: Log) -> None:
     assert (done.found, done.rows) == (150, 200)
 
 
-def test_rows_wait_for_one_append_in_flight_and_the_next() -> None:
-    unanswered: list[tuple[Future[Any], Any]] = []
+class SlowLog(Log):
+    """Responds to one append at each wait, a second later. `sent_at`: partition and time of each append."""
 
-    class SlowLog(Log):
-        def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
-            unanswered.append((Future(), super().append(topic, partition, batch).result()))
-            return unanswered[-1][0]
+    def __init__(self, partitions: int) -> None:
+        super().__init__(partitions)
+        self.clock = AnsweringClock()
+        self.sent_at: list[tuple[int, float]] = []
+        self.in_flight_max = 0
 
-    class Answering(Clock):
-        def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
-            answer, result = unanswered.pop()
+    def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self.clock.unanswered.append((answer, super().append(topic, partition, batch).result()))
+        self.in_flight_max = max(self.in_flight_max, len(self.clock.unanswered))
+        self.sent_at.append((partition, self.clock.time))
+        return answer
+
+    def write(self, **more: Any) -> Write:
+        return Write(PLAN, probed(self), "q", 0, 0, "a", self, ModelFraming(), self.clock, **more)
+
+
+class AnsweringClock(Clock):
+    def __init__(self) -> None:
+        self.unanswered: list[tuple[Future[Any], Any]] = []
+
+    def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        self.time += 1.0
+        if self.unanswered:
+            answer, result = self.unanswered.pop()
             answer.set_result(result)
 
-    slow = SlowLog(2)
-    current = Write(PLAN, probed(slow), "q", 0, 0, "a", slow, ModelFraming(), Answering())
-    task = Task(current)
+
+def test_rows_wait_for_one_append_in_flight_and_the_next() -> None:
+    current = SlowLog(2).write()
+    task, waiting = Task(current), []
     task.begin()
-    waiting = []
     for at in range(0, 2000, 10):
         rows = pa.array(values(*range(at, at + 10)), pa.large_binary())
         task.feed(TOPIC, rows, [0] * 10)
         waiting.append(current.partitions[TOPIC, 0].queued_bytes)
     assert max(waiting) <= 2 * PLAN.append_bytes_max < rows.nbytes * 200
     assert task.finish().appended == 2000
+
+
+def test_few_of_many_partitions_have_an_append_in_flight() -> None:
+    """So a slow broker's answers arrive in time."""
+    slow = SlowLog(100)
+    task = Task(slow.write())
+    task.begin()
+    task.feed(TOPIC, pa.array(values(*range(100)), pa.large_binary()), list(range(100)))
+    assert task.finish().appended == 100
+    assert slow.in_flight_max == 32
+
+
+def test_lock_is_waited_for_while_other_partitions_get_rows() -> None:
+    """Its holder waits for the same slow broker."""
+    slow, free_at = SlowLog(2), 20.0
+
+    class Held(NoLocks):
+        def take(self, topic_partition: TopicPartition) -> tuple[bool, LastAppend]:
+            return topic_partition[1] == 1 or slow.clock.time >= free_at, NO_APPEND
+
+    task = Task(slow.write(locks=Held()))
+    task.begin()
+    task.feed(TOPIC, pa.array(values(*range(430)), pa.large_binary()), [0] * 30 + [1] * 400)
+    assert task.finish().appended == 430
+    assert min(at for partition, at in slow.sent_at if partition == 0) >= free_at
+    assert len([at for partition, at in slow.sent_at if partition == 1 and at < free_at]) > 15
 
 
 def test_stream_defers_no_row(log: Log) -> None:
