@@ -10,22 +10,27 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log, filled_topic
-from tests.support.secured import Sides, proxy_of, secured_kafka
+from tests.support.sasl_ssl import Secured, sasl_ssl_kafka
+from tests.support.secured import Sides, proxy_of
 from tests.support.senders import JavaProducers
 from tests.support.three_brokers import Stage3, three_brokers
 
 
 @pytest.fixture(scope="session")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    """One broker with logins and permissions and its proxy, for the files of `workers.SECURED`. Leave both running."""
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """One broker with TLS, logins and an authorizer, shared as `kafka` is."""
+    with sasl_ssl_kafka(tmp_path_factory.mktemp("secured")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def sides(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    """A proxy of `secured` whose clients log in without TLS. Leave it running."""
     expanding = '[topics."shared-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
     config = f"{CHECKED_BY_NAME}\n{expanding}\n[limits]\nexpansion_wait_seconds = 600\n"
     status = ("--status", "127.0.0.1:0")
-    with (
-        secured_kafka() as kafka,
-        proxy_of(kafka, tmp_path_factory.mktemp("secured"), config, arguments=status) as proxy,
-    ):
-        yield Sides(kafka, proxy)
+    with proxy_of(secured.kafka, tmp_path_factory.mktemp("rights"), config, arguments=status) as proxy:
+        yield Sides(secured.kafka, proxy)
         assert "Traceback" not in proxy.log
 
 

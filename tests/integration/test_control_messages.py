@@ -16,7 +16,6 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import DEFAULT_VERSION, classpath, release, say
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.types import Address
@@ -31,20 +30,12 @@ from fencepost_proxy.wire.control import (
     parse_response_header,
 )
 from fencepost_proxy.wire.schema import Message
-from tests.support.kafka import running_kafka
+from tests.support.sasl_ssl import Secured, plain
 
 pytestmark = pytest.mark.kafka
 
 TOPIC = 2
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
-PROPERTIES = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.sasl.plain.sasl.jaas.config": (
-        'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="secret";'
-    ),
-}
 
 
 class Connection:
@@ -80,25 +71,19 @@ class Connection:
         return data
 
 
-@pytest.fixture(scope="module")
-def secured_kafka() -> Iterator[KafkaCluster]:
-    with running_kafka(properties=PROPERTIES, listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def admin(secured_kafka: KafkaCluster) -> Iterator[Connection]:
-    connection = Connection(secured_kafka.address(1))
+def admin(secured: Secured) -> Iterator[Connection]:
+    connection = Connection(secured.kafka.address(1))
     yield connection
     connection.close()
 
 
 @pytest.fixture
-def reader(secured_kafka: KafkaCluster) -> Iterator[Connection]:
+def reader(secured: Secured) -> Iterator[Connection]:
     """A user without any rights."""
-    connection = Connection(secured_kafka.address(1, "SASL"))
+    connection = Connection(secured.kafka.address(1, "LOOPBACK"))
     connection.query(SASL_HANDSHAKE, 1, Message(mechanism="PLAIN"))
-    assert connection.query(SASL_AUTHENTICATE, 2, Message(auth_bytes=b"\0reader\0secret")).error_code == 0
+    assert connection.query(SASL_AUTHENTICATE, 2, Message(auth_bytes=plain("reader"))).error_code == 0
     yield connection
     connection.close()
 
@@ -205,7 +190,7 @@ def test_every_real_broker_response_is_reencoded_unchanged(admin: Connection) ->
 
 
 @pytest.mark.brokers
-def test_rewritten_response_never_names_the_broker(secured_kafka: KafkaCluster, admin: Connection, topic: str) -> None:
+def test_rewritten_response_never_names_the_broker(secured: Secured, admin: Connection, topic: str) -> None:
     book = AddressBook(19092, advertised_host="proxy.example.com")
     queried = [
         *((apis.METADATA, v, Message(topics=None if v else [])) for v in range(14)),
@@ -221,15 +206,15 @@ def test_rewritten_response_never_names_the_broker(secured_kafka: KafkaCluster, 
         if (api_key, version) not in submitted:
             continue
         response = admin.query(api_key, version, request)
-        assert secured_kafka.address(1).host in repr(response), "the response contains no address: nothing is tested"
+        assert secured.kafka.address(1).host in repr(response), "the response contains no address: nothing is tested"
         learn_brokers(api_key, response, book)
         rewrite_response(api_key, response, book, "127.0.0.2")
 
         reported = encode_response(api_key, version, response)
 
-        assert secured_kafka.address(1).host.encode() not in reported
+        assert secured.kafka.address(1).host.encode() not in reported
         assert b"proxy.example.com" in reported
-    assert book.nodes == {1: secured_kafka.address(1)}
+    assert book.nodes == {1: secured.kafka.address(1)}
 
 
 @pytest.mark.brokers

@@ -43,7 +43,6 @@ from tests.support.sasl_ssl import (
     SecuredConnection,
     password,
     plain,
-    sasl_ssl_kafka,
 )
 from tests.support.senders import JavaProducers, open_sender
 
@@ -57,12 +56,6 @@ CHECKS = """
 [topics."checked-*"]
 "fencepost.check.expected.offsets" = "true"
 """
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with sasl_ssl_kafka(tmp_path_factory.mktemp("sasl-ssl")) as scene:
-        yield scene
 
 
 @pytest.fixture(scope="module")

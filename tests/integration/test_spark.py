@@ -33,7 +33,7 @@ from tests.support import spark as support
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
-from tests.support.sasl_ssl import ADMIN, sasl_ssl_kafka
+from tests.support.sasl_ssl import ADMIN, Secured
 from tests.support.spark import (
     JOBS,
     MARKS,
@@ -175,15 +175,13 @@ def test_headers_column_makes_a_write_conditional(
     assert [record.value for record in contents(kafka, topic)[0]] == [b"a", b"b", b"c", b"d"]
 
 
-def test_sinks_and_source_work_with_tls_and_login(spark: Any, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
+def test_sinks_and_source_work_with_tls_and_login(
+    spark: Any, secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
+) -> None:
     register(spark)
     topic = unique_topic(OFFSETS_CHECKED)
-    with (
-        sasl_ssl_kafka(tmp_path / "kafka", more={"authorizer.class.name": ""}) as secured,
-        ProxyProcess(
-            secured.kafka.bootstrap_of("SECURED"), tmp_path, config=secured.proxy_config("SCRAM-SHA-256") + CONFIG
-        ) as proxy,
-    ):
+    config = secured.proxy_config("SCRAM-SHA-256") + CONFIG
+    with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config) as proxy:
         # A checked topic, and the connection settings of Spark's connector.
         create(secured.kafka, topic, partitions=1)
         login = {f"kafka.{name}": value for name, value in secured.java(ADMIN, "SCRAM-SHA-512").items()}

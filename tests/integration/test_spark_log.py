@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.helpers import create_ssl_context
 from aiokafka.record.util import encode_varint
 from kafka.protocol.admin import DeleteRecordsRequest, IncrementalAlterConfigsRequest
 
@@ -26,10 +23,10 @@ from fencepost.spark.log import Answer, Log, OffsetsDeleted
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import raw
-from tests.support.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import LZ4, ZSTD, Connection, Record, batch
+from tests.support.sasl_ssl import ADMIN, Secured
 from tests.support.transactions import Transactional
 
 pytestmark = pytest.mark.kafka
@@ -469,46 +466,20 @@ def test_read_in_flight_at_close_is_unknown(kafka: KafkaCluster, topic: str) -> 
 # --- TLS and logins ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed broker certificate. `key.pem` in the same directory is the broker's key."""
-    directory = tmp_path_factory.mktemp("tls")
-    certificate, key = directory / "certificate.pem", directory / "key.pem"
-    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name]
-    subprocess.run([*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    (directory / "both.pem").write_text(key.read_text() + certificate.read_text())
-    return certificate
-
-
-@pytest.fixture(scope="module")
-def secured(certificate: Path) -> Iterator[dict[str, str]]:
-    """Client settings for a Kafka with TLS and SASL."""
-    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_loader="right";'
-    properties = {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.secured.plain.sasl.jaas.config": login,
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(certificate.with_name("both.pem")),
-    }
-    with running_kafka(properties=properties, listeners={"SECURED": "SASL_SSL"}) as cluster:
-        yield {
-            "bootstrap_servers": cluster.bootstrap_of("SECURED"),
-            "security_protocol": "SASL_SSL",
-            "sasl_mechanism": "PLAIN",
-            "sasl_plain_username": "loader",
-            "sasl_plain_password": "right",
-            "ssl_cafile": str(certificate),
-        }
+@pytest.fixture
+def login(secured: Secured) -> dict[str, Any]:
+    """Client settings for Kafka's listener with TLS and logins."""
+    return {"bootstrap_servers": secured.kafka.bootstrap_of("SECURED"), **secured.kafka_python(ADMIN)}
 
 
 def test_log_works_with_tls_and_a_password(
-    secured: dict[str, str], certificate: Path, unique_topic: Callable[..., str]
+    secured: Secured, login: dict[str, Any], unique_topic: Callable[..., str]
 ) -> None:
     name = unique_topic("secured")
-    trusted = {key: value for key, value in secured.items() if key != "ssl_cafile"}
-    with Log(secured) as log, Log(trusted | {"ssl_cadata": certificate.read_text()}) as by_text:
-        create(secured, name)
+    trusted = {key: value for key, value in login.items() if key != "ssl_cafile"}
+    with Log(login) as log, Log(trusted | {"ssl_cadata": secured.authority.file.read_text()}) as by_text:
+        with Connection(secured.kafka.bootstrap) as admin:
+            assert admin.create_topic(name) == (OK, None)
         until(lambda: log.partition_count(name) == 1, "the topic")
 
         assert answer(log.append(name, 0, build(rows("a"), commit_tag=MARK, expected=0, now_ms=now()))).code == OK
@@ -516,28 +487,17 @@ def test_log_works_with_tls_and_a_password(
         assert [each.commit_tag for each in by_text.read(name, 0, 0, 1)] == [MARK]
 
 
-def create(secured: dict[str, str], name: str) -> None:
-    async def created() -> None:
-        options = {key: value for key, value in secured.items() if key != "ssl_cafile"}
-        admin = AIOKafkaAdminClient(**options, ssl_context=create_ssl_context(cafile=secured["ssl_cafile"]))
-        await admin.start()
-        await admin.create_topics([NewTopic(name, 1, 1)])
-        await admin.close()
-
-    asyncio.run(created())
-
-
-def test_a_wrong_password_is_final_and_says_so(secured: dict[str, str]) -> None:
+def test_a_wrong_password_is_final_and_says_so(login: dict[str, Any]) -> None:
     with (
-        Log(secured | {"sasl_plain_password": "wrong"}) as log,
+        Log(login | {"sasl_plain_password": "wrong"}) as log,
         pytest.raises(LogRefused, match=r"SASL authentication with .+ failed: SaslAuthenticationFailed") as refused,
     ):
         log.partition_count("any")
     assert "wrong" not in str(refused.value)
 
 
-def test_untrusted_broker_is_refused(secured: dict[str, str]) -> None:
-    unknown = {key: value for key, value in secured.items() if key != "ssl_cafile"}
+def test_untrusted_broker_is_refused(login: dict[str, Any]) -> None:
+    unknown = {key: value for key, value in login.items() if key != "ssl_cafile"}
     with Log(unknown) as log, pytest.raises(LogRefused, match=r"is not trusted: .*kafka\.ssl\.truststore\.location"):
         log.partition_count("any")
 

@@ -29,6 +29,11 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 #: The proxy's user, which may do everything; another such user; and two users without permissions.
 CONTROL, ADMIN, ALICE, BOB = "control", "admin", "alice", "bob"
 USERS = (CONTROL, ADMIN, ALICE, BOB)
+#: Users with a password only, and without permissions but those that a test gives them on unique names.
+STRANGERS = (
+    *("nobody", "describer", "reader", "writer", "leaving", "blind", "configurer", "grower"),
+    *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway"),
+)
 #: Lifetime of a login at the listener SHORT.
 SHORT_SECONDS = 3
 _WAIT_SECONDS = 60.0
@@ -210,7 +215,7 @@ def server_properties(
     authority: Authority, server: Certificate, listeners: Sequence[str] = ("secured", "short", "loopback")
 ) -> dict[str, str]:
     """`listeners` – those with logins, in lower case."""
-    passwords = " ".join(f'user_{user}="{password(user)}"' for user in USERS)
+    passwords = " ".join(f'user_{user}="{password(user)}"' for user in (*USERS, *STRANGERS))
     properties = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # Clients of the plaintext listener may do everything: they set up the test.
@@ -222,6 +227,8 @@ def server_properties(
         "ssl.truststore.location": str(authority.file),
         "listener.name.mutual.ssl.client.auth": "required",
         "listener.name.short.connections.max.reauth.ms": str(SHORT_SECONDS * 1000),
+        # Permits a second login, but no test lasts long enough to require it.
+        "listener.name.loopback.connections.max.reauth.ms": "86400000",
     }
     for listener in listeners:
         for mechanism in MECHANISMS:

@@ -1,6 +1,6 @@
-"""A Kafka with passwords and an authorizer: clients and the proxy are its users.
+"""Clients and proxies that are users of Kafka, and their permissions.
 
-Any client of its plaintext listener may do everything, for test setup.
+`admin` is a superuser, as is any client of the plaintext listener, for test setup. Others: `sasl_ssl.STRANGERS`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ from typing import Any
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
-from tests.support.kafka import running_kafka
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log, Producer
+from tests.support.sasl_ssl import ADMIN, password, plain
 
-PASSWORD = "secret"
-#: `admin` is a superuser. The tests that share the cluster give the others permissions on unique names.
-USERS = (
-    *("admin", "nobody", "describer", "reader", "writer", "leaving", "blind", "configurer", "grower"),
-    *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway"),
-)
 PRODUCE, CREATE_TOPICS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN, CREATE_PARTITIONS = 0, 19, 22, 24, 26, 37
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE, _DESCRIBE_ACLS, _CREATE_ACLS = 17, 36, 29, 30
 #: Resource types and operations of ACLs.
@@ -36,32 +30,14 @@ OK, NOT_LEADER = 0, 6
 _LATER = frozenset({3, NOT_LEADER, 7, 14, 15, 16, 51})
 
 
-_PROPERTIES = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS;User:admin",
-    "sasl.enabled.mechanisms": "PLAIN",
-    # Permits reauthentication, but no test lasts long enough to require it.
-    "listener.name.sasl.connections.max.reauth.ms": "86400000",
-    "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    + " ".join(f'user_{name}="{PASSWORD}"' for name in USERS)
-    + ";",
-}
-
-
-@contextmanager
-def secured_kafka() -> Iterator[KafkaCluster]:
-    with running_kafka(properties=_PROPERTIES, listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
-        yield cluster
-
-
 @contextmanager
 def proxy_of(
     kafka: KafkaCluster, directory: Path, config: str, *, arguments: tuple[str, ...] = ()
 ) -> Iterator[ProxyProcess]:
     """It logs in as `admin`, and its clients as themselves."""
-    (secret := directory / "password").write_text(PASSWORD)
-    login = f'\n[control_sasl]\nmechanism = "PLAIN"\nusername = "admin"\npassword_file = "{secret}"\n'
-    with ProxyProcess(kafka.bootstrap_of("SASL"), directory, config=config + login, arguments=arguments) as proxy:
+    (secret := directory / "password").write_text(password(ADMIN))
+    login = f'\n[control_sasl]\nmechanism = "PLAIN"\nusername = "{ADMIN}"\npassword_file = "{secret}"\n'
+    with ProxyProcess(kafka.bootstrap_of("LOOPBACK"), directory, config=config + login, arguments=arguments) as proxy:
         yield proxy
 
 
@@ -74,7 +50,7 @@ class User(RawConnection):
 
     def log_in(self, name: str) -> Fields:
         assert self.query(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
-        return self.query(_SASL_AUTHENTICATE, 2, {"AuthBytes": f"\0{name}\0{PASSWORD}".encode()})
+        return self.query(_SASL_AUTHENTICATE, 2, {"AuthBytes": plain(name)})
 
 
 def allow(kafka: KafkaCluster, user: str, kind: int, name: str, operation: int) -> None:
@@ -120,7 +96,7 @@ class Sides:
 
     @property
     def direct(self) -> Address:
-        return self.kafka.address(1, "SASL")
+        return self.kafka.address(1, "LOOPBACK")
 
     @property
     def through(self) -> Address:

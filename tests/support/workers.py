@@ -43,8 +43,6 @@ LONGEST = (
     "test_contract",
     "test_checked_transactions",
 )
-#: Files that share a cluster, and therefore a process.
-SECURED = ("test_rights", "test_group_rights", "test_kip98_rights")
 #: Tests that are distributed one by one.
 _ALONE = ("tests/simulation/", "tests/unit/test_fast_path.py")
 
@@ -60,10 +58,7 @@ class ByFile(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::", 1)[0]
-        if path.rpartition("/")[2].removesuffix(".py") in SECURED:
-            return "secured"
-        return nodeid if nodeid.startswith(_ALONE) else path
+        return nodeid if nodeid.startswith(_ALONE) else nodeid.split("::", 1)[0]
 
 
 def longest_first(item: pytest.Item) -> tuple[bool, int]:
