@@ -186,7 +186,7 @@ def pipe(_kafka_and_pipe: tuple[KafkaCluster, FaultProxy]) -> FaultProxy:
 def kafka3() -> Iterator[KafkaCluster]:
     """Three brokers, shared by one test file. A test that stops a broker starts it again.
 
-    Three idle brokers take a tenth of a core, so sharing them for the whole run costs more than starting them per file.
+    Three idle brokers take a fifth of a core: as much in a minute as their start. So they do not run all the time.
     """
     with support.running_kafka(3) as cluster:
         yield cluster
