@@ -338,7 +338,8 @@ class _Produce_v9(RequestStruct):  # type: ignore[misc]
     The proxy has a faster path for this version than for aiokafka's own, 8 (`session/fast_path.py`).
     """
 
-    API_KEY, API_VERSION, FLEXIBLE_VERSION, RESPONSE_TYPE, SCHEMA = 0, 9, True, _ProduceResponse_v9, Schema()
+    API_KEY, API_VERSION, FLEXIBLE_VERSION = 0, 9, True
+    RESPONSE_TYPE, SCHEMA = _ProduceResponse_v9, Schema()  # `encode` uses none
 
     def __init__(self, topic: str, partition: int, timeout_ms: int, batch: bytes) -> None:
         super().__init__()
