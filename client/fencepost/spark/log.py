@@ -19,7 +19,6 @@ import contextlib
 import os
 import random
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -38,24 +37,14 @@ from aiokafka.errors import (
 )
 from aiokafka.helpers import create_ssl_context
 from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.protocol.types import (
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    TaggedFields,
-    UnsignedVarInt32,
-)
 
 from fencepost.spark.encoding import Logged, batches
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 from fencepost.spark.interfaces import Answer
+from fencepost.spark.produce import Produce
 
 __all__ = ["Answer", "Log", "Logged", "OffsetsDeleted"]
 
@@ -301,70 +290,6 @@ async def _answered(call: Coroutine[Any, Any, _T]) -> _T:
         raise Unknown("the connection was closed by this process") from None
 
 
-class _ProduceResponse_v9(Response):  # type: ignore[misc]
-    API_KEY, API_VERSION = 0, 9
-    SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(
-                ("topic", CompactString()),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("offset", Int64),
-                        ("timestamp", Int64),
-                        ("log_start_offset", Int64),
-                        (
-                            "record_errors",
-                            CompactArray(("batch_index", Int32), ("message", CompactString()), ("tags", TaggedFields)),
-                        ),
-                        ("error_message", CompactString()),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("throttle_time_ms", Int32),
-        ("tags", TaggedFields),
-    )
-
-
-class _Produce_v9(RequestStruct):  # type: ignore[misc]
-    """One batch for one partition, copied as rarely as possible.
-
-    The proxy has a faster path for this version than for aiokafka's own, 8 (`session/fast_path.py`).
-    """
-
-    API_KEY, API_VERSION, FLEXIBLE_VERSION = 0, 9, True
-    RESPONSE_TYPE, SCHEMA = _ProduceResponse_v9, Schema()  # `encode` uses none
-
-    def __init__(self, topic: str, partition: int, timeout_ms: int, batch: bytes) -> None:
-        super().__init__()
-        name, uvarint = topic.encode(), UnsignedVarInt32.encode
-        # No transactional id, acks=all, and an array of one topic.
-        head = struct.pack(">bhib", 0, -1, timeout_ms, 2) + uvarint(len(name) + 1) + name
-        self._parts = head + struct.pack(">bi", 2, partition) + uvarint(len(batch) + 1), batch, bytes(3)
-
-    def encode(self) -> bytes:
-        return b"".join(self._parts)
-
-    def __repr__(self) -> str:  # for aiokafka's debug log: without record contents
-        return f"Produce({len(self._parts[1])} bytes)"
-
-
-class _Produce(Request[_Produce_v9]):  # type: ignore[misc]
-    API_KEY = 0
-
-    def __init__(self, *fields: Any) -> None:
-        self._fields = fields
-
-    def build(self, request_struct_class: type[_Produce_v9]) -> _Produce_v9:
-        return request_struct_class(*self._fields)
-
-
 class _KafkaClient(AIOKafkaClient):  # type: ignore[misc]
     """Connections and broker addresses; `_Client` requests the metadata."""
 
@@ -470,7 +395,7 @@ class _Client:
                 node = await self._leader(topic, partition, tries)
         except CannotReach as error:
             raise Unknown(f"not sent: {error}") from error
-        response = await self._sent(node, _Produce(topic, partition, self._produce_timeout_ms, batch))
+        response = await self._sent(node, Produce(topic, partition, self._produce_timeout_ms, batch))
         if isinstance(response, Exception):
             self._forget_leader(topic, partition)
             raise Unknown(f"{topic}-{partition}: no response from broker {node}: {_stated(response)}") from response

@@ -188,15 +188,19 @@ class ClientSocket(_ConnectionSocket):
         session, upstream = proxied.session, proxied.upstream
         assert session is not None
         assert upstream is not None
-        requests, native, state = session.requests, self.reader is not None, session.state
-        waiting = session.unanswered_count if native else len(requests)
-        session.fast_path.native.disarm()
-        received = state.received_bytes
+        requests, native = session.requests, self.reader is not None
+        if native:
+            session.fast_path.native.disarm()
+            received = session.state.received_bytes
+            waiting = session.unanswered_count
+        else:
+            waiting = len(requests)
         taken, out = session.fast_path.take_up(data, now)
         if taken:
             upstream.write(out)
             traffic = proxied.driver.traffic
-            traffic.bytes_to_kafka += state.received_bytes - received  # a frame that native code collects, at its end
+            # Native code is done with the bytes of a frame that it collects when it is complete.
+            traffic.bytes_to_kafka += session.state.received_bytes - received if native else taken
             traffic.request_seconds.observe(
                 monotonic() - now, (session.unanswered_count if native else len(requests)) - waiting
             )

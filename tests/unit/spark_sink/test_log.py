@@ -18,6 +18,7 @@ from fencepost.spark import log as module
 from fencepost.spark.encoding import build
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 from fencepost.spark.log import Log
+from fencepost.spark.produce import Produce_v9
 from tests.kit.waiting import until
 from tests.support.fake_cluster import FakeCluster
 
@@ -293,4 +294,4 @@ def test_unloadable_certificate_is_a_user_error() -> None:
 
 
 def test_request_repr_contains_no_records() -> None:
-    assert "secret" not in repr(module._Produce_v9("t", 0, 1000, chunk("secret")))
+    assert "secret" not in repr(Produce_v9("t", 0, 1000, chunk("secret")))
