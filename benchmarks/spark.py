@@ -135,7 +135,7 @@ class Bench:
         self._compression = compression
         self._scale = scale
         self.spark = session(run.directory)
-        self._jvm_pid = int(self.spark.sparkContext._gateway.proc.pid)
+        self._jvm_pid = jvm_pid(self.spark)
         self._inputs: dict[str, tuple[Any, int]] = {}
 
     def rows(self, name: str) -> tuple[Any, int]:
@@ -210,7 +210,7 @@ def _cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def session(directory: Path) -> Any:
+def session(directory: Path, cores: int = 2) -> Any:
     """A Spark session with Spark's Kafka connector and our data source."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with warnings.catch_warnings():
@@ -219,7 +219,7 @@ def session(directory: Path) -> Any:
 
         from fencepost.spark import register  # noqa: PLC0415
 
-        builder = SparkSession.builder.master("local[2]").appName("fencepost bench")
+        builder = SparkSession.builder.master(f"local[{cores}]").appName("fencepost bench")
         builder = builder.config("spark.jars", ",".join(map(str, fetch("spark-kafka"))))
         builder = builder.config("spark.local.dir", str(directory))
         for name, value in _SETTINGS.items():
@@ -227,6 +227,10 @@ def session(directory: Path) -> Any:
         found = builder.getOrCreate()
     register(found)
     return found
+
+
+def jvm_pid(spark: Any) -> int:
+    return int(spark.sparkContext._gateway.proc.pid)
 
 
 def unpacked_flights(directory: Path) -> Path:
