@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,12 +31,11 @@ class Scraped:
         self._before = self._series()
 
     def _series(self) -> dict[str, float]:
-        page = self.proxy.page("/metrics")
-        pattern = r"^fencepost_(added_request|added_response|sequencer_wait)_seconds_(count|sum) (\S+)$"
-        found = re.findall(pattern, page, re.MULTILINE)
-        sent = re.search(r'^fencepost_relayed_bytes_total\{direction="to_kafka"\} (\S+)$', page, re.MULTILINE)
-        assert sent is not None
-        return {f"{name} {what}": float(value) for name, what, value in found} | {"bytes": float(sent[1])}
+        metrics, names = self.proxy.metrics(), ("added_request", "added_response", "sequencer_wait")
+        found = {
+            f"{name} {what}": metrics[f"fencepost_{name}_seconds_{what}"] for name in names for what in ("count", "sum")
+        }
+        return found | {"bytes": metrics['fencepost_relayed_bytes_total{direction="to_kafka"}']}
 
     def more(self) -> dict[str, float]:
         before, self._before = self._before, self._series()

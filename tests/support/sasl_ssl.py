@@ -30,7 +30,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 CONTROL, ADMIN, ALICE, BOB = "control", "admin", "alice", "bob"
 USERS = (CONTROL, ADMIN, ALICE, BOB)
 #: Users with a password only, and without permissions but those that a test gives them on unique names.
-STRANGERS = (
+OTHER_USERS = (
     *("nobody", "describer", "reader", "writer", "leaving", "blind", "configurer", "grower"),
     *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway"),
 )
@@ -215,7 +215,7 @@ def server_properties(
     authority: Authority, server: Certificate, listeners: Sequence[str] = ("secured", "short", "loopback")
 ) -> dict[str, str]:
     """`listeners` – those with logins, in lower case."""
-    passwords = " ".join(f'user_{user}="{password(user)}"' for user in (*USERS, *STRANGERS))
+    passwords = " ".join(f'user_{user}="{password(user)}"' for user in (*USERS, *OTHER_USERS))
     properties = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # Clients of the plaintext listener may do everything: they set up the test.

@@ -1,6 +1,6 @@
 """Clients and proxies that are users of Kafka, and their permissions.
 
-`admin` is a superuser, as is any client of the plaintext listener, for test setup. Others: `sasl_ssl.STRANGERS`.
+`admin` is a superuser, as is any client of the plaintext listener, for test setup. Others: `sasl_ssl.OTHER_USERS`.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class ClientSocket(_ConnectionSocket):
         if taken:
             upstream.write(out)
             traffic = proxied.driver.traffic
-            # Native code is done with the bytes of a frame that it collects when it is complete.
+            # Of a frame that native code collects, all bytes count when it is complete.
             traffic.bytes_to_kafka += session.state.received_bytes - received if native else taken
             traffic.request_seconds.observe(
                 monotonic() - now, (session.unanswered_count if native else len(requests)) - waiting
