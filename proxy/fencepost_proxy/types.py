@@ -53,6 +53,13 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
+    def of_socket(cls, name: tuple[str, int, *tuple[object, ...]]) -> Address:
+        """From a socket's own name or its peer's. An IPv4 client of a `[::]` listener is 192.0.2.1, not
+        ::ffff:192.0.2.1: certificates name the former, and clients compare the text."""
+        host, port = name[:2]
+        return cls(host.removeprefix("::ffff:") if "." in host else host, port)
+
+    @classmethod
     def parse(cls, text: str, *, default_port: int | None = None) -> Address:
         """Parses `HOST:PORT`, `[V6]:PORT`, or `HOST` if `default_port` is given. Raises `ValueError`."""
         if "://" in text:

@@ -30,7 +30,7 @@ from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess, probed
 from tests.support.raw import Closed, Connection, Log, batch, produce_request
 from tests.support.sasl_ssl import (
@@ -60,10 +60,16 @@ CHECKS = """
 
 @pytest.fixture(scope="module")
 def through(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """A proxy of `SECURED` with TLS on its listeners. Tests must leave it running."""
+    """A proxy of `SECURED` with TLS on its listeners. Tests must leave it running.
+
+    It listens on [::]. Its IPv4 clients must get broker addresses for which its certificate is valid.
+    """
     upstream = secured.kafka.bootstrap_of("SECURED")
     config = secured.proxy_config() + CHECKS
-    with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=config) as proxy:
+    port = free_ports_in_a_row(8)
+    listen = ("--listen", f"[::]:{port}") if socket.has_dualstack_ipv6() else ()
+    with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=config, port=port, arguments=listen) as proxy:
+        proxy.bootstrap = f"127.0.0.1:{port}"
         yield proxy
 
 

@@ -12,7 +12,7 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.transport.listeners import Listeners, bind
-from fencepost_proxy.types import Address
+from fencepost_proxy.types import Address, NodeId
 
 
 def test_proxies_with_reuse_port_share_connections() -> None:
@@ -56,3 +56,27 @@ def test_port_is_shared_only_if_both_set_reuse_port(first: bool, second: bool) -
         pytest.raises(ConfigError, match="another process listens there"),
     ):
         bind(Address(*taken.getsockname()), "a test", reuse_port=second)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_dual_stack_listener_writes_addresses_of_ipv4_clients_as_ipv4(host: str) -> None:
+    async def accepted_from() -> tuple[Address, Address]:
+        listening = Listeners(ProxyConfig(upstream=(Address("k", 1),), listen=Address("::", 0)), AddressBook(0))
+        listening.open_bootstrap()
+        accepted: asyncio.Future[tuple[Address, Address]] = asyncio.get_running_loop().create_future()
+
+        def accept(sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
+            with sock:
+                accepted.set_result((peer, Address.of_socket(sock.getsockname())))
+
+        listening.accept(accept)
+        try:
+            with socket.create_connection((host, listening.bootstrap.port)):
+                return await asyncio.wait_for(accepted, 60)
+        finally:
+            listening.close()
+
+    peer, here = asyncio.run(accepted_from())
+
+    assert (peer.host, here.host) == (host, host)

@@ -85,7 +85,7 @@ class HttpServer:
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else _REQUEST_SECONDS,
         )
-        return Address(*self._server.sockets[0].getsockname()[:2])
+        return Address.of_socket(self._server.sockets[0].getsockname())
 
     async def close(self) -> None:
         if self._server is None:
@@ -125,7 +125,7 @@ class HttpServer:
         self._wait_for_client(task)
         method = "GET"
         try:
-            request = (await _read(reader))._replace(peer=str(Address(*writer.get_extra_info("peername")[:2])))
+            request = (await _read(reader))._replace(peer=str(Address.of_socket(writer.get_extra_info("peername"))))
             method = request.method
             self._waiting.pop(task, None)
             patience.reschedule(now() + _ANSWER_SECONDS)

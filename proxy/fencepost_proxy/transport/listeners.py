@@ -86,7 +86,7 @@ class Acceptor:
                 self._loop.remove_reader(self._sock)
                 self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
                 return
-            self._accepted(sock, Address(*peer[:2]))
+            self._accepted(sock, Address.of_socket(peer))
 
     def _resume(self) -> None:
         self._pause = None
@@ -109,7 +109,7 @@ class Listeners:
     @property
     def bootstrap(self) -> Address:
         """Where the bootstrap listener listens, once it does."""
-        return Address(*self._sockets[None].getsockname()[:2])
+        return Address.of_socket(self._sockets[None].getsockname())
 
     def open_bootstrap(self) -> None:
         """Raises `ConfigError`."""

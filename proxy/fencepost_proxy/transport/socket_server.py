@@ -53,7 +53,7 @@ class SocketServer:
         if not self.connections.admits(peer):
             sock.close()
             return
-        local_host = sock.getsockname()[0]
+        local_host = Address.of_socket(sock.getsockname()).host
         context = self.certificates.listener
         near: Socket = sock if context is None else TlsSocket(sock, context, self.buffers.tls)
         proxied = ProxiedConnection(
