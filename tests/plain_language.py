@@ -157,7 +157,7 @@ VOCABULARY = (
     Retired(
         "owner, owners",
         "process",
-        "owner.?references?|file owner|principal|owner.?group|--owner|chown|renewers?",
+        "owner.?references?|file owner|principal|owner.?group|token.owner.mismatch|--owner|chown|renewers?",
     ),
     Retired("{hand,hands,handed,handing} over, {give,gives,given,gave} away, handover", "migrate"),
     Retired("{sign,signs} of life", "heartbeat"),

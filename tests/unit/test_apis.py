@@ -6,12 +6,15 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kafka import errors
 from kio.index import load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
 
-from fencepost_proxy.errors import Error
+from fencepost.spark import refusals
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
 from fencepost_proxy.wire.apis import APIS, Handling
@@ -19,6 +22,7 @@ from fencepost_proxy.wire.control import codec_versions, decode_response, encode
 from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 from fencepost_proxy.wire.schema import Message
 
+ROOT = Path(__file__).parents[2]
 #: Fields that sound like an address and are none of a broker's: the reason stands in `wire/apis.py`.
 NOT_A_BROKER = {
     ("DescribeGroups", "client_host"),
@@ -219,3 +223,29 @@ def test_too_new_api_versions_request_gets_oldest_format() -> None:
 
     assert body == bytes.fromhex("0023 00000001 0012 0000 0005")
     assert decode_response(apis.API_VERSIONS, 4, body).error_code == Error.UNSUPPORTED_VERSION
+
+
+def test_error_codes_have_kafka_names() -> None:
+    renamed = {-1, 0, 6, 10, 17, 39}  # kafka-python uses older names
+    known = {
+        each.errno: each.message for each in vars(errors).values() if isinstance(getattr(each, "errno", None), int)
+    }
+    assert len(known) > 100
+    assert {code: Error(code).name for code in known.keys() - renamed} == {
+        code: name for code, name in known.items() if code not in renamed
+    }
+    assert error_name(999) == "error 999"
+    assert {Error[name]: name for name in refusals._NAMES.values()} == refusals._NAMES
+
+
+def test_messages_name_error_codes() -> None:
+    """An operator searches for FENCED_LEADER_EPOCH, not for 74."""
+    numbers = re.compile(r"\berror \{[^}]*(code|error)\b")
+    found = [
+        f"{file.name}: {line.strip()}"
+        for package in ("proxy", "client")
+        for file in (ROOT / package).rglob("*.py")
+        for line in file.read_text().splitlines()
+        if numbers.search(line) and "error {code}" not in line  # `error_name` of unknown codes
+    ]
+    assert found == []

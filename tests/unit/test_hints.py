@@ -85,7 +85,7 @@ def test_proxy_without_kafka_shows_the_last_failure(why: Reason | None, text: st
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (UpstreamUnavailable("s: Produce returned error 29", error_code=29), "Run fencepost check"),
+        (UpstreamUnavailable("s: Produce returned TOPIC_AUTHORIZATION_FAILED", error_code=29), "Run fencepost check"),
         (UpstreamUnavailable("k:9092: no answer to Fetch in time", hint=hints.SLOW), "Run fencepost check"),
         (StateError("s lost records (read up to offset 7, it starts at 9)", hint=RECREATE), "delete the state topic"),
     ],

@@ -309,7 +309,7 @@ def test_complete_login_names_its_principal(
 def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
     talk = Waiting()
     begins(talk, "AWS_MSK_IAM", handshaken(33), version)
-    assert talk.next(m.LoginFailed).reason == "error 33: this listener takes PLAIN, SCRAM-SHA-256"
+    assert talk.next(m.LoginFailed).reason == "UNSUPPORTED_SASL_MECHANISM: this listener takes PLAIN, SCRAM-SHA-256"
     assert talk.answer() == handshaken(33)
     relays(talk, request(HEARTBEAT, 4, 9), response(9))
 

@@ -1935,7 +1935,7 @@ def test_conditional_append_hides_predecessors_error_45() -> None:
     own = talk.sends(batch(b"x", producer=(5, 0, 7)))
     later = talk.submit(expecting(11, b"a", producer=(5, 0, 8)))
     talk.relayed(own, OUT_OF_ORDER)  # Kafka's own word, and its own business
-    assert talk.fails(later, POLICY_VIOLATION) == "PREDECESSOR_FAILED error 45"
+    assert talk.fails(later, POLICY_VIOLATION) == "PREDECESSOR_FAILED OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def test_in_doubt_append_after_failed_batch_fails_too() -> None:

@@ -15,7 +15,7 @@ from fencepost.records import CHECK_CONFIG
 from fencepost.spark.commit_tags import TASK_APPENDS_MAX, CommitTag, own_commit_tag
 from fencepost.spark.errors import CannotReach, SinkError, Unknown
 from fencepost.spark.interfaces import Answer, LastAppend, TopicPartition
-from fencepost.spark.refusals import Refusals, name_of, refuse_final
+from fencepost.spark.refusals import Refusals, error_name, name_of, refuse_final
 from fencepost.spark.resumer import Resumer
 from fencepost.spark.rows import Rows, by_partition, fitting, joined
 from fencepost.spark.write import Flight, PartitionWrite, Patience, Write
@@ -208,7 +208,7 @@ class Appender:
                 partition.rivals = True
                 self._patience.later(partition, answer.message or "other clients append to it", contended=True)
             else:
-                self._patience.later(partition, f"error {answer.code} {answer.message or ''}")
+                self._patience.later(partition, f"{error_name(answer.code)} {answer.message or ''}".rstrip())
         # Not appended, appended without a response, or still in flight: compare the log row by row.
         partition.put(flight.rows, front=True)
         self._patience.patiently(lambda: self._probe(topic_partition, actual))

@@ -10,6 +10,20 @@ from fencepost.spark.errors import SinkError
 from fencepost.spark.interfaces import Answer, TopicPartition
 from fencepost.spark.write import Write
 
+#: Kafka's names of the errors of a Produce response.
+_NAMES = {
+    **{-1: "UNKNOWN_SERVER_ERROR", 2: "CORRUPT_MESSAGE", 3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE"},
+    **{6: "NOT_LEADER_OR_FOLLOWER", 7: "REQUEST_TIMED_OUT", 8: "BROKER_NOT_AVAILABLE", 9: "REPLICA_NOT_AVAILABLE"},
+    **{10: "MESSAGE_TOO_LARGE", 13: "NETWORK_EXCEPTION", 17: "INVALID_TOPIC_EXCEPTION", 18: "RECORD_LIST_TOO_LARGE"},
+    **{19: "NOT_ENOUGH_REPLICAS", 20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 21: "INVALID_REQUIRED_ACKS"},
+    **{29: "TOPIC_AUTHORIZATION_FAILED", 31: "CLUSTER_AUTHORIZATION_FAILED", 32: "INVALID_TIMESTAMP"},
+    **{35: "UNSUPPORTED_VERSION", 42: "INVALID_REQUEST", 43: "UNSUPPORTED_FOR_MESSAGE_FORMAT"},
+    **{45: "OUT_OF_ORDER_SEQUENCE_NUMBER", 47: "INVALID_PRODUCER_EPOCH", 56: "KAFKA_STORAGE_ERROR"},
+    **{59: "UNKNOWN_PRODUCER_ID", 74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH", 87: "INVALID_RECORD"},
+    **{76: "UNSUPPORTED_COMPRESSION_TYPE", 89: "THROTTLING_QUOTA_EXCEEDED", 90: "PRODUCER_FENCED"},
+    **{100: "UNKNOWN_TOPIC_ID", 103: "INCONSISTENT_TOPIC_ID"},
+}
+
 #: Temporary errors. After each of them the log shows whether the batch was appended.
 _RETRIABLE = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
 _MEANINGS = {
@@ -145,6 +159,10 @@ def name_of(topic_partition: TopicPartition) -> str:
     return f"{topic_partition[0]}-{topic_partition[1]}"
 
 
+def error_name(code: int) -> str:
+    return _NAMES.get(code, f"error {code}")
+
+
 def refuse_final(topic_partition: TopicPartition, answer: Answer) -> None:
     """Raises SinkError for a permanent error."""
     stated = answer.message or ""
@@ -158,4 +176,4 @@ def refuse_final(topic_partition: TopicPartition, answer: Answer) -> None:
         if stated and "OFFSET_MISMATCH" not in stated and "PREDECESSOR_FAILED" not in stated:
             raise SinkError(f"{at}: {stated}")
     elif answer.code not in _RETRIABLE and answer.code != INVALID_PARTITIONS:
-        raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {stated}".rstrip())
+        raise SinkError(f"{at}: {error_name(answer.code)}: {_MEANINGS.get(answer.code, 'refused')} {stated}".rstrip())

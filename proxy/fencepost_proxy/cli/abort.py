@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from fencepost_proxy.cli.options import partition
 from fencepost_proxy.cli.status_client import CannotQuery
 from fencepost_proxy.cli.tables import printable, utc
-from fencepost_proxy.errors import ConfigError, Error
+from fencepost_proxy.errors import ConfigError, Error, error_name
 from fencepost_proxy.types import NodeId, ProducerId, TopicPartition
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def abort(args: argparse.Namespace, control: KafkaClient) -> int:
             f"the marker may be written: {failure} (run it with --dry-run before you repeat it)"
         ) from None
     if error:
-        _complain(f"Kafka returned error {error}" + (f": {_REASONS[Error(error)]}" if error in _REASONS else ""))
+        _complain(f"Kafka returned {error_name(error)}" + (f": {_REASONS[Error(error)]}" if error in _REASONS else ""))
         return _REFUSED
     print(f"aborted; last stable offset {(await _probe(queries, leader, tp)).last_stable_offset}")
     return 0
@@ -113,7 +113,8 @@ async def _probe(queries: Queries, leader: NodeId, tp: TopicPartition) -> Partit
 
     found = (await queries.query(ProbePartitions(leader, (tp,)))).found.get(tp)  # type: ignore[union-attr]
     if not isinstance(found, PartitionProbe):
-        raise ConfigError(f"cannot read {tp}: Kafka returned error {found} (the principal needs READ on the topic)")
+        answer = "nothing" if found is None else error_name(found)
+        raise ConfigError(f"cannot read {tp}: Kafka returned {answer} (the principal needs READ on the topic)")
     return found
 
 

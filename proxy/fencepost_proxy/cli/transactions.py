@@ -20,7 +20,7 @@ from fencepost_proxy.cli.status_client import status_page
 from fencepost_proxy.cli.tables import Columns, duration, printable, table, table_of, utc
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.config.reading import read
-from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.errors import ConfigError, error_name
 from fencepost_proxy.types import NodeId, TopicPartition
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _entry(partition: TopicPartition, leader: NodeId | None, **more: object) -> 
 def _stable(entry: Mapping[str, Any]) -> object:
     if "problem" in entry:
         return "no response"
-    return f"error {entry['error_code']}" if "error_code" in entry else entry.get("last_stable_offset")
+    return error_name(entry["error_code"]) if "error_code" in entry else entry.get("last_stable_offset")
 
 
 _PARTITION_COLUMNS: Final[Columns] = {

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from fencepost_proxy import logs
 from fencepost_proxy.cluster import hints, sasl, tls_failures
 from fencepost_proxy.config import ControlSasl, Limits
-from fencepost_proxy.errors import ConfigError, Error, FencepostError, Reason, UpstreamProtocolError
+from fencepost_proxy.errors import ConfigError, Error, FencepostError, Reason, UpstreamProtocolError, error_name
 from fencepost_proxy.types import Address, Monotonic
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name
@@ -179,7 +179,7 @@ class BrokerConnection:
             if answer.error_code:
                 access.on_error("protocol")
                 raise UpstreamUnavailable(
-                    f"{address}: ApiVersions returned error {answer.error_code} (Kafka 2.4 or later is needed)"
+                    f"{address}: ApiVersions returned {error_name(answer.error_code)} (Kafka 2.4 or later is needed)"
                 )
             await connection._log_in(deadline)
         except OutcomeUnknown as e:

@@ -25,7 +25,6 @@ _limited_log = logs.RateLimitedLog(_log)
 
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
-_CLUSTER_AUTHORIZATION_FAILED: Final = 31
 TOPICS_DESCRIBED_AT_ONCE: Final = 200
 _TOPIC_CONFIGS: Final = (
     "message.timestamp.type",
@@ -134,7 +133,7 @@ async def _allowed(query_message: Awaitable[Mapping[str, str]], what: str) -> Ma
     try:
         return await query_message
     except UpstreamUnavailable as e:
-        if e.error_code not in (Error.TOPIC_AUTHORIZATION_FAILED, _CLUSTER_AUTHORIZATION_FAILED):
+        if e.error_code not in (Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED):
             raise
         _limited_log.warning(("configs", what), "may not read configs, Kafka's defaults are assumed", of=what, reason=e)
         return {}

@@ -18,6 +18,7 @@ from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Le
 from fencepost_proxy.cluster.pool import ConnectionPool
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import error_name
 from fencepost_proxy.executor import changed
 from fencepost_proxy.types import NO_TOPIC_ID, Address, Bounded, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
@@ -127,7 +128,7 @@ class MetadataCache:
                 if answer is _Reported.NOTHING_NEW:
                     return self.known
                 if answer.error_code:
-                    raise UpstreamUnavailable(f"{pooled.address}: Metadata answered error {answer.error_code}")
+                    raise UpstreamUnavailable(f"{pooled.address}: Metadata returned {error_name(answer.error_code)}")
                 metadata = self.adopt(from_response(answer), all_topics=requested is None)
                 self._reported.adopted(queried, metadata)
                 return metadata

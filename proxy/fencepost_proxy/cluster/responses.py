@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.wire.schema import Message
 
 #: Error codes that a retry or a metadata refresh may resolve.
@@ -21,13 +21,13 @@ RETRIABLE: Final = frozenset(
         Error.UNKNOWN_LEADER_EPOCH,
         Error.UNKNOWN_TOPIC_ID,
         Error.INCONSISTENT_TOPIC_ID,
-        9,  # REPLICA_NOT_AVAILABLE
-        14,  # COORDINATOR_LOAD_IN_PROGRESS
+        Error.REPLICA_NOT_AVAILABLE,
+        Error.COORDINATOR_LOAD_IN_PROGRESS,
         Error.COORDINATOR_NOT_AVAILABLE,
-        16,  # NOT_COORDINATOR
-        41,  # NOT_CONTROLLER
-        78,  # OFFSET_NOT_AVAILABLE: the new leader does not know its high watermark yet
-        89,  # THROTTLING_QUOTA_EXCEEDED
+        Error.NOT_COORDINATOR,
+        Error.NOT_CONTROLLER,
+        Error.OFFSET_NOT_AVAILABLE,  # the new leader does not know its high watermark yet
+        Error.THROTTLING_QUOTA_EXCEEDED,
     }
 )
 
@@ -40,7 +40,7 @@ def check(error_code: int, api: str, message: str | None = None) -> None:
     """Raises `Retry`, or `UpstreamUnavailable` with the error code. 0 is no error."""
     if not error_code:
         return
-    text = f"{api} answered error {error_code}" + (f" ({message})" if message else "")
+    text = f"{api} returned {error_name(error_code)}" + (f" ({message})" if message else "")
     if error_code in RETRIABLE:
         raise Retry(text)
     raise UpstreamUnavailable(text, error_code=error_code)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from fencepost_proxy.cluster import hints
 from fencepost_proxy.config import ControlSasl
 from fencepost_proxy.config.secrets import secret
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.schema import Message
 
@@ -90,7 +90,7 @@ async def log_in(query: Query, sasl: ControlSasl) -> float:
         if answer.error_code == Error.ILLEGAL_SASL_STATE:
             why = "this listener takes no logins; use another one in upstream, or omit control_sasl"
         elif answer.error_code != Error.UNSUPPORTED_SASL_MECHANISM:
-            why = f"error {answer.error_code}"
+            why = f"SaslHandshake returned {error_name(answer.error_code)}"
         raise LoginFailed(f"{login}: {why} (control_sasl.mechanism)", answer.error_code, hints.MECHANISM)
     mechanism = _mechanism(sasl)
     for _ in range(_STEPS_MAX):
@@ -99,7 +99,7 @@ async def log_in(query: Query, sasl: ControlSasl) -> float:
         )
         if answer.error_code:
             raise LoginFailed(
-                f"{login}: {_short(answer.error_message or f'error {answer.error_code}')}", answer.error_code
+                f"{login}: {_short(answer.error_message or error_name(answer.error_code))}", answer.error_code
             )
         reported = bytes(answer.auth_bytes)
         _stated(login, lambda reported=reported: mechanism.receive(reported))  # type: ignore[misc]

@@ -8,7 +8,7 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import BrokerConnection, Call, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.fetches import fetch_call, fetched_partition
 from fencepost_proxy.cluster.metadata import Leader
-from fencepost_proxy.errors import Error, StateError, UpstreamProtocolError
+from fencepost_proxy.errors import Error, StateError, UpstreamProtocolError, error_name
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Offset, TopicPartition
@@ -63,7 +63,8 @@ class StateLog:
                 hint=hints.RECREATE,
             )
         if partition.error_code:
-            raise UpstreamUnavailable(f"Fetch returned error {partition.error_code}", error_code=partition.error_code)
+            code = partition.error_code
+            raise UpstreamUnavailable(f"Fetch returned {error_name(code)}", error_code=code)
         applied = Applied([], [], Offset(partition.high_watermark))
         try:
             for header, batch in split_batches(memoryview(partition.records or b"")):

@@ -41,7 +41,7 @@ from fencepost_proxy.cluster.state_log import StateLog
 from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, Reason, StateError
+from fencepost_proxy.errors import Error, Reason, StateError, error_name
 from fencepost_proxy.executor import changed
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.fencing import encode_producer_id
@@ -195,7 +195,8 @@ class StateTopic:
             result = await self._appends.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
             if not result.error_code:
                 break
-            text = f"{self._tp.topic}: Produce returned error {result.error_code} ({result.error_message or 'no text'})"
+            stated = f"{error_name(result.error_code)} ({result.error_message or 'no text'})"
+            text = f"{self._tp.topic}: Produce returned {stated}"
             if result.error_code in (Error.REQUEST_TIMED_OUT, Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND) or (
                 result.base_offset >= 0
             ):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, remaining
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.responses import RETRIABLE, check, only
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.types import Monotonic, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -82,5 +82,5 @@ class Topics:
         result = only(answer.results, "CreatePartitions")
         if result.error_code in RETRIABLE and result.error_code != Error.UNKNOWN_TOPIC_OR_PARTITION:
             text = result.error_message or "no text"
-            raise UpstreamUnavailable(f"CreatePartitions answered error {result.error_code} ({text})")
+            raise UpstreamUnavailable(f"CreatePartitions returned {error_name(result.error_code)} ({text})")
         return result.error_code, result.error_message

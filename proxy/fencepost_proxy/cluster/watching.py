@@ -16,6 +16,7 @@ from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.log_ends import LATEST
 from fencepost_proxy.cluster.producers import describe_producers_call
 from fencepost_proxy.cluster.transactions import TRANSACTIONAL_ID_NOT_FOUND, read_described
+from fencepost_proxy.errors import error_name
 from fencepost_proxy.transactions.watched import (
     Answer,
     DescribeTransactions,
@@ -197,7 +198,7 @@ class Queries:
 
 def _check(error_code: int, api: str) -> None:
     if error_code:
-        raise UpstreamUnavailable(f"{api} returned error {error_code}", error_code=error_code)
+        raise UpstreamUnavailable(f"{api} returned {error_name(error_code)}", error_code=error_code)
 
 
 def _offsets(answer: Message) -> dict[TopicPartition, tuple[int, int]]:

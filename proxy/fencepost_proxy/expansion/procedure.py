@@ -43,7 +43,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.expansion.history import (
     NO_EXPANSIONS,
     Assignments,
@@ -467,7 +467,7 @@ class Procedure:
     def _probe_after(self, code: int) -> None:
         # 37 after the same request was valid: it has been executed, or another client's was.
         self._has_expanded = code == Error.INVALID_PARTITIONS
-        self._probe(f"CreatePartitions answered error {code}")
+        self._probe(f"CreatePartitions returned {error_name(code)}")
 
     def _read(self, ends: tuple[PartitionEnd, ...]) -> None:
         not_replicated = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
@@ -525,7 +525,7 @@ class Procedure:
         return not self._created and self.now - self._begun >= self.wait_seconds
 
     def _refused_text(self, code: int, message: str | None) -> str:
-        text = f"{FAILED} {self._name}: Kafka refused to create the partitions: error {code} ({message})"
+        text = f"{FAILED} {self._name}: Kafka refused to create the partitions: {error_name(code)} ({message})"
         if code == Error.TOPIC_AUTHORIZATION_FAILED:
             text += ". Give the proxy's own principal the right to ALTER the topic"
         return text

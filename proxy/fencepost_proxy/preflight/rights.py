@@ -22,7 +22,7 @@ from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
 from fencepost_proxy.cluster.state_log import read_stored
 from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import Error, StateError
+from fencepost_proxy.errors import Error, StateError, error_name
 from fencepost_proxy.preflight.findings import Finding, Group
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
@@ -37,9 +37,6 @@ _DESCRIBE_GROUPS: Final = 15
 _DESCRIBE_ACLS: Final = 29
 _BROKER_RESOURCE: Final = 4
 _ANY: Final = 1
-_GROUP_AUTHORIZATION_FAILED: Final = 30
-_SECURITY_DISABLED: Final = 54
-_INVALID_REPLICATION_FACTOR: Final = 38
 _NOT_REPORTED: Final = -(1 << 31)
 _NAMED_MAX: Final = 5
 #: Topics in one command; the next check lists the rest.
@@ -130,7 +127,7 @@ class _Probe:
         names = ("resource_name_filter", "principal_filter", "host_filter")
         message = Message(**dict.fromkeys(anything, _ANY), **dict.fromkeys(names))
         answer = await self._query(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
-        self._open = answer.error_code == _SECURITY_DISABLED
+        self._open = answer.error_code == Error.SECURITY_DISABLED
         return [ACLS.ok("authorizer", "none: all operations are allowed")] if self._open else []
 
     # ---- the state topic
@@ -149,7 +146,7 @@ class _Probe:
             self._set = StateView(self._cluster.cluster_id or "")
             return [await self._creating(name, what, todo, brokers), *await self._not_there_yet(name, what, todo)]
         if topic.error_code:
-            return [ACLS.unknown(what, f"Metadata returned error {topic.error_code}")]
+            return [ACLS.unknown(what, f"Metadata returned {error_name(topic.error_code)}")]
         missing = _missing(topic, ("READ", "WRITE"))
         if "READ" not in missing:
             self._state = topic
@@ -181,11 +178,11 @@ class _Probe:
             return ACLS.ok(what, f"does not exist yet, and may be created ({replicas} replica(s))")
         if code in (Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED):
             return ACLS.failed(what, "does not exist yet, and the proxy may not create it", todo)
-        if code == _INVALID_REPLICATION_FACTOR:
+        if code == Error.INVALID_REPLICATION_FACTOR:
             return ACLS.failed(what, f"cannot be created: {stated}", "wait until all brokers are up")
         return ACLS.failed(
             what,
-            f"Kafka would not create it: error {code}, {stated or 'without a reason'}",
+            f"Kafka would not create it: {error_name(code)}, {stated or 'without a reason'}",
             f"create it yourself: one partition, {', '.join(f'{key}={value}' for key, value in configs.items())}",
         )
 
@@ -250,7 +247,7 @@ class _Probe:
             todo = self._allow(("IDEMPOTENT_WRITE",), "--cluster")
             return [ACLS.failed(what, "Kafka refuses one, and fenced appends need it", todo)]
         if answer.error_code:
-            return [ACLS.unknown(what, f"InitProducerId returned error {answer.error_code}; retry in a moment")]
+            return [ACLS.unknown(what, f"InitProducerId returned {error_name(answer.error_code)}; retry in a moment")]
         return [ACLS.ok(what, "allowed (IDEMPOTENT_WRITE)")]
 
     async def broker_configs(self) -> list[Finding]:
@@ -398,7 +395,7 @@ class _Probe:
         what, ordered = "consumer groups", any(policy.ordered for policy in self._policies)
         message = Message(groups=[_NO_GROUP], include_authorized_operations=False)
         answer = await self._query(_DESCRIBE_GROUPS, message, at_most=6)
-        if answer.groups[0].error_code != _GROUP_AUTHORIZATION_FAILED:
+        if answer.groups[0].error_code != Error.GROUP_AUTHORIZATION_FAILED:
             return [ACLS.ok(what, "all may be described")]
         stated = "not all groups may be described; groups of topics with ordered expansion need it"
         todo = self._allow(("DESCRIBE",), "--group '*'")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from fencepost_policies.append import where
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -149,7 +149,7 @@ def sent_after(pending: PendingAppend, failed: PartitionResult) -> PartitionResu
 
     Kafka's errors about sequences do not apply to a conditional append: it gets POLICY_VIOLATION instead.
     """
-    stated = failed.error_message or f"error {failed.error_code}"
+    stated = failed.error_message or error_name(failed.error_code)
     code = failed.error_code
     if pending.append.expected_base_offset is not None and code in FENCE_ERRORS:
         code = Error.POLICY_VIOLATION

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from fencepost_policies.append import Check, Refusal, where
 from fencepost_policies.conditional_publish import offset_mismatch
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.sequencer.events import (
     AppendedBatch,
     AppendMode,
@@ -493,7 +493,7 @@ class InDoubtResolver:
         queued = pending.unanswered or pending.sent_before or not pending.error_code
         why = "connection to Kafka lost before the answer"
         if pending.error_code:
-            why = f"Kafka's answer, error {pending.error_code}, is not conclusive"
+            why = f"Kafka's answer, {error_name(pending.error_code)}, is not conclusive"
         self._end_unknown(pending, why, now, queued=queued)
 
     def resent(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
@@ -517,7 +517,7 @@ class InDoubtResolver:
             # Kafka checks size, timestamps and ACLs before duplicates, and after a restart knows only a producer's last
             # batch. So no error on a resend proves that the first send was not appended.
             self._state.appends.sequence_gaps.add(pending.pipeline_key)
-            self._end_unknown(pending, f"the resend was answered with error {result.error_code}", now)
+            self._end_unknown(pending, f"the resend was answered with {error_name(result.error_code)}", now)
 
     def _resent_fenced(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
         appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1

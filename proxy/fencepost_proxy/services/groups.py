@@ -65,7 +65,7 @@ _QUERY_SECONDS: Final = 5.0
 #: Gated partitions of a group are forgotten after this long without a member; an active process stores them again.
 _RECORDED_SECONDS: Final = 86_400.0
 _TIDY_SECONDS: Final = 600.0
-_NOT_ALLOWED: Final = frozenset({Error.TOPIC_AUTHORIZATION_FAILED, 30})  # 30: GROUP_AUTHORIZATION_FAILED
+_NOT_ALLOWED: Final = frozenset({Error.TOPIC_AUTHORIZATION_FAILED, Error.GROUP_AUTHORIZATION_FAILED})
 #: A group without requests in this process for this long is not checked.
 _ACTIVE_SECONDS: Final = 120.0
 #: After the last gated partition, how long members may have fewer partitions than the coordinator assigned.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError, error_name
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.cutter import INT32, REQUEST_PREFIX, CutterState
 from fencepost_proxy.session.messages import LoginFailed
@@ -125,7 +125,7 @@ class Logins:
         self._holds.paused = False if bare else self._holds.paused
         if answer is not None and answer.error_code:
             enabled = ", ".join(answer.mechanisms) or "no logins"
-            self._login_failed(login, f"error {answer.error_code}: this listener takes {enabled}")
+            self._login_failed(login, f"{error_name(answer.error_code)}: this listener takes {enabled}")
         if bare and (answer is None or answer.error_code):
             self._expect_requests()
         elif bare and login.mechanism not in _TAKEN_BARE:
@@ -169,7 +169,7 @@ class Logins:
             if answer is not None and _is_complete(login, bytes(answer.auth_bytes)):
                 self._state.principal = login.principal or None
             return
-        self._login_failed(login, answer.error_message or f"error {answer.error_code}")
+        self._login_failed(login, answer.error_message or error_name(answer.error_code))
 
     def _login_failed(self, login: Login, reason: str) -> None:
         self._state.commands.append(LoginFailed(login.mechanism, login.principal, reason[:_ERROR_CHARACTERS_MAX]))
