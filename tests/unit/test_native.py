@@ -24,6 +24,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.executor import changed
+from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.session.messages import CloseClient, Command
 from fencepost_proxy.session.native import MODULE, settings_for
 from fencepost_proxy.session.native_path import NativePath
@@ -71,6 +72,17 @@ class _Proxy(_Talk):
 
     def _make_services(self, setup: dict[str, Any]) -> FuzzServices:
         return _Services(setup)
+
+
+class _LongPipelines(_Proxy):
+    """With the default limits of a process."""
+
+    limits = SequencerLimits()
+
+    def _make_services(self, setup: dict[str, Any]) -> FuzzServices:
+        services = super()._make_services(setup)
+        services.in_flight_requests_max = 100
+        return services
 
 
 class _Remembered(_Services):
@@ -379,6 +391,33 @@ def test_appends_that_never_arrive_whole_are_for_native_code() -> None:
         both.append({0: expecting(1 + number, b"v" * 10_000, timestamp_ms=NOW_MS)}, [900], number)
         both.answer()
     assert both.counts["native: collected"] == 2  # Python reads the first one
+    both.end()
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, 5])
+def test_full_pipeline_returns_to_native_code(in_flight: int) -> None:
+    """One request that only the general path handles does not keep the later ones of a busy connection there."""
+    both = _Both(make=_LongPipelines)
+    both.append_at(range(1, 3))
+    offsets = iter(range(3, 100))
+
+    def append(*, tagged: bool = False) -> None:
+        offset = next(offsets)
+        frame = both.request({0: expecting(offset, b"x", timestamp_ms=NOW_MS)}, offset)
+        both.send(_framed(frame[4:-1] + b"\x01\x63\x01x") if tagged else frame)
+
+    for _ in range(in_flight):
+        append()
+    append(tagged=True)
+    for _ in range(2 * in_flight + 2):
+        both.answer(count=1)
+        append()
+    before = both.counts["native: completed"]
+    for _ in range(in_flight):
+        both.answer(count=1)
+        append()
+    assert both.counts["native: completed"] == before + in_flight
+    both.answer(count=2 * in_flight)
     both.end()
 
 

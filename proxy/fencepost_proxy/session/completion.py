@@ -76,7 +76,14 @@ class Completion:
         self._levels = levels
 
     def sent_produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
-        self.convert_direct()
+        """Converts the appends of the fast path only if it is one of them: the others can then end there."""
+        found = self._produce_of(pending)
+        if found == (None, None):
+            self.convert_direct()
+            found = self._produce_of(pending)
+        return found
+
+    def _produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
         for pending_response, produce in self._queue.in_flight.items():
             if produce.pending_appends.get(pending.partition) is pending:
                 return pending_response, produce
