@@ -24,6 +24,7 @@ from fencepost._partitioning import jump_hash
 from fencepost.errors import (
     BatchTooLargeError,
     CheckIsOffError,
+    ConcurrentUseError,
     FencepostError,
     InDoubtError,
     NotAtEndError,
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchTooLargeError",
     "CheckIsOffError",
+    "ConcurrentUseError",
     "FencepostError",
     "InDoubtError",
     "LogRecord",

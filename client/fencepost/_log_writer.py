@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fencepost._appending import Append, Failure, LogPosition, MaybeAppended
-from fencepost._reading import Consumer, Reading
+from fencepost._reading import Consumer, Loop, Reading
 from fencepost._refusals import verify
-from fencepost._steps import Closing, Pause, now, once, run
+from fencepost._steps import Closing, Pause, Steps, Use, now, once, run
 from fencepost.errors import OffsetMismatchError
 from fencepost.records import LogRecord, Record, new_write_id, timestamped_now
 from fencepost.retries import RetryPolicy, patiently
@@ -46,7 +46,8 @@ class LogWriterBase:
     confluent-kafka): the library's connection settings for producer, consumer and admin client. `batch_bytes_max`:
     bytes, uncompressed. See docs/client.md.
 
-    One append at a time; not thread-safe. With aiokafka, call `start` and `stop`, or use `async with`.
+    One append, read or loop at a time: a second one raises ConcurrentUseError. With aiokafka, call `start` and `stop`,
+    or use `async with`.
     """
 
     # Here `append` is steps; each adapter's class runs them.
@@ -64,7 +65,8 @@ class LogWriterBase:
         self.partition = partition
         self._position = LogPosition(topic, partition, retry, batch_bytes_max)
         self._appender = appender
-        self._reading = Reading(consumer, retry)
+        use = Use(f"LogWriter of {topic}-{partition}", "a LogWriter for each task or thread")
+        self._reading = Reading(consumer, retry, use)
         self._retry = retry
 
     @property
@@ -81,6 +83,12 @@ class LogWriterBase:
         library's. Read to the end before the next append, except after BatchTooLargeError, CheckIsOffError and
         ValueError.
         """
+        return self._reading.use.alone(self._append(records))
+
+    def _loop(self) -> Loop:
+        return Loop(self._reading, [(None, self._position)], lambda _, record: record)
+
+    def _append(self, records: Sequence[Record]) -> Steps[int]:
         topic, partition = self.topic, self.partition
         facts = yield from patiently(lambda: once(self._appender.require, topic), self._retry, self._appender.error)
         append = self._position.begin(timestamped_now(records), new_write_id(), facts, now())
@@ -103,7 +111,7 @@ class BlockingLogWriter(LogWriterBase, Closing):
     __doc__ = LogWriterBase.__doc__
 
     def __iter__(self) -> Iterator[LogRecord]:
-        return self._reading.each(self._position)
+        return self._loop()
 
     def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
         """Call `apply(record)` for each record to the log end. Returns the offset that the next append expects."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from fencepost._ordering import TopicOrder, Waiting, every, expansions_of, refuse_without_group, was_read
-from fencepost._steps import Steps, now
+from fencepost._steps import Steps, Use, now
 
 
 class Assignment(Protocol):
@@ -59,6 +59,7 @@ class OrderedReads:
         self._latest = latest
         self._refresh_seconds = refresh_seconds
         self._probe_at = 0.0
+        self._use = Use("OrderedConsumer", "a consumer for each task or thread")
         #: Committed offsets of prior partitions that other consumers read.
         self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in self._orders}
 
@@ -83,7 +84,11 @@ class OrderedReads:
             yield from self._assign(order, {p: known[p] for p in opened})
 
     def fetch(self, seconds: float | None, query: Callable[[float], Any]) -> Steps[Any]:
-        """The first records that `query(seconds)` returns, or its empty result after `seconds` (None: unlimited)."""
+        """The first records that `query(seconds)` returns, or its empty result after `seconds` (None: unlimited). One
+        fetch at a time, because the records of the last one then count as processed."""
+        return self._use.alone(self._fetch(seconds, query))
+
+    def _fetch(self, seconds: float | None, query: Callable[[float], Any]) -> Steps[Any]:
         deadline = None if seconds is None or seconds < 0 else now() + seconds
         while True:
             yield from self._open()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
 
 from fencepost._appending import LogPosition, Observation
-from fencepost._steps import CannotRead, Closing, Steps, now, run, run_async
+from fencepost._steps import CannotRead, Closing, Steps, Use, now, run, run_async
 from fencepost._transaction import topic_partition
 from fencepost.errors import PositionLostError
 from fencepost.records import LogRecord
@@ -45,11 +47,12 @@ class Consumer(Protocol):
 
 
 class Reading:
-    """Reads with one consumer, one read at a time."""
+    """Reads with one consumer, one read at a time: see `use`."""
 
-    def __init__(self, consumer: Consumer, retry: RetryPolicy) -> None:
+    def __init__(self, consumer: Consumer, retry: RetryPolicy, use: Use) -> None:
         self.consumer = consumer
         self.retry = retry
+        self.use = use
         self.current: Read | None = None
 
     def probe(self, topic: str, partition: int, offset: int) -> Steps[Observation | None]:
@@ -89,26 +92,76 @@ class Reading:
         self.current = None
         return self.consumer.close()
 
-    def each(self, at: LogPosition) -> Iterator[LogRecord]:
-        """Each record from the position to the log end. A record counts as read when the next one is requested."""
-        read = Read(self, at)
-        try:
-            while records := run(read.next()):
-                for record in records:
-                    yield record
-                    read.passed(record)
-        finally:
-            read.end()
 
-    async def each_async(self, at: LogPosition) -> AsyncIterator[LogRecord]:
-        read = Read(self, at)
+@dataclass(frozen=True, slots=True)
+class _Item:
+    value: Any
+
+
+class Loop:
+    """One loop over the unread records of some partitions, one after the other, to their log ends.
+
+    A record counts as read when the next one is requested. The loop is a use of its reader until its end, an error, or
+    its last reference, as after `break`. An asynchronous generator would end later than that.
+    """
+
+    def __init__(
+        self, reading: Reading, positions: Iterable[tuple[Any, LogPosition]], item: Callable[[Any, LogRecord], Any]
+    ) -> None:
+        self._items = self._read(reading, positions, item)
+        self._use = Use("one loop over a log", "a loop for each task or thread")
+
+    @staticmethod
+    def _read(
+        reading: Reading, positions: Iterable[tuple[Any, LogPosition]], item: Callable[[Any, LogRecord], Any]
+    ) -> Steps[None]:
+        """Steps, with an `_Item` for each record."""
+        reading.use.begin()
         try:
-            while records := await run_async(read.next()):
-                for record in records:
-                    yield record
-                    read.passed(record)
+            for key, at in positions:
+                read = Read(reading, at)
+                try:
+                    while records := (yield from read.next()):
+                        for record in records:
+                            yield _Item(item(key, record))
+                            read.passed(record)
+                finally:
+                    read.end()
         finally:
-            read.end()
+            reading.use.end()
+
+    def _following(self) -> Steps[_Item | None]:
+        """The next item; None after the last."""
+        resume: Callable[[], Any] = partial(next, self._items)
+        while True:
+            try:
+                step = resume()
+            except StopIteration:
+                return None
+            if isinstance(step, _Item):
+                return step
+            try:
+                resume = partial(self._items.send, (yield step))
+            except BaseException as error:
+                resume = partial(self._items.throw, error)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        item = run(self._use.alone(self._following()))
+        if item is None:
+            raise StopIteration
+        return item.value
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = await run_async(self._use.alone(self._following()))
+        if item is None:
+            raise StopAsyncIteration
+        return item.value
 
 
 class Read:
@@ -134,7 +187,7 @@ class Read:
         self._at.next_offset = record.offset + 1
 
     def end(self) -> None:
-        """Fetch no further records. An abandoned asynchronous loop ends late: perhaps after the next read began."""
+        """Fetch no further records."""
         if self._reading.current is self:
             self._reading.current = None
             if self._seeked:
@@ -178,9 +231,7 @@ class Read:
 
     def _verify_current(self) -> None:
         if self._reading.current is not self:
-            raise RuntimeError(
-                f"{self._at.topic}-{self._at.partition}: another read began during this one, or the log was closed"
-            )
+            raise RuntimeError(f"{self._at.topic}-{self._at.partition}: the log was closed during a loop")
 
 
 class LogReaderBase:
@@ -200,8 +251,11 @@ class LogReaderBase:
     """
 
     def __init__(self, partitions: Iterable[Any], consumer: Consumer, retry: RetryPolicy) -> None:
-        self._reading = Reading(consumer, retry)
         self._positions = {key: LogPosition(*topic_partition(key), retry, 0) for key in partitions}
+        self._reading = Reading(consumer, retry, Use("LogReader", "a LogReader for each task or thread"))
+
+    def _loop(self) -> Loop:
+        return Loop(self._reading, self._positions.items(), lambda key, record: (key, record))
 
     @property
     def next_offsets(self) -> dict[Any, int]:
@@ -213,9 +267,7 @@ class BlockingLogReader(LogReaderBase, Closing):
     __doc__ = LogReaderBase.__doc__
 
     def __iter__(self) -> Iterator[tuple[Any, LogRecord]]:
-        for key, at in self._positions.items():
-            for record in self._reading.each(at):
-                yield key, record
+        return self._loop()
 
     def read_to_end(self, apply: Callable[[Any, LogRecord], None]) -> dict[Any, int]:
         """Call `apply(partition, record)` for each unread record. Returns {partition: expected offset}."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from fencepost.errors import ConcurrentUseError
 
 T = TypeVar("T")
 
@@ -80,6 +83,49 @@ async def run_async(steps: Steps[T]) -> T:
 def once(call: Callable[..., Any], *args: Any) -> Steps[Any]:
     """One call of an adapter."""
     return (yield call(*args))
+
+
+class Use:
+    """Refuses a second use of an object while one is in progress, by any task or thread.
+
+    Two interleaved reads or appends would leave the application with a state that differs from the log.
+    """
+
+    def __init__(self, what: str, instead: str) -> None:
+        self._refused = what, instead
+        self._count = 0
+        self._lock = threading.RLock()  # the end of a loop may be a finalizer, which interrupts its own thread
+
+    def begin(self) -> None:
+        """Raises ConcurrentUseError."""
+        with self._lock:
+            if self._count:
+                raise ConcurrentUseError(*self._refused)
+            self._count = 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+
+    def alone(self, steps: Steps[T]) -> Steps[T]:
+        """`steps`, as one use."""
+        self.begin()
+        try:
+            return (yield from steps)
+        finally:
+            self.end()
+
+    def prolonged(self, steps: Steps[T]) -> Steps[T]:
+        """`steps`, as a part of the use in progress, which ends after them."""
+        with self._lock:
+            self._count += 1
+        return self._prolonged(steps)
+
+    def _prolonged(self, steps: Steps[T]) -> Steps[T]:
+        try:
+            return (yield from steps)
+        finally:
+            self.end()
 
 
 class Closing:

@@ -7,7 +7,7 @@ import itertools
 from typing import Any, Protocol
 
 from fencepost._reading import Consumer, Reading
-from fencepost._steps import Closing, Pause, Steps, Uninterrupted, now, once, run
+from fencepost._steps import Closing, Pause, Steps, Uninterrupted, Use, now, once, run
 from fencepost._transaction import (
     COMMIT_REFUSED_MESSAGE,
     Ended,
@@ -73,8 +73,8 @@ class TransactionalWriterBase:
     `transaction_timeout_seconds`: the coordinator aborts an open transaction after this time. A send, commit or abort
     takes up to `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
 
-    One append at a time; not thread-safe. Use one writer per `transactional_id` at a time: a new writer fences the
-    previous one. With aiokafka, call `stop`, or use `async with`.
+    One append at a time: a second one raises ConcurrentUseError. Use one writer per `transactional_id` at a time: a new
+    writer fences the previous one. With aiokafka, call `stop`, or use `async with`.
     """
 
     # As in `LogWriterBase`, `append` is steps.
@@ -89,7 +89,9 @@ class TransactionalWriterBase:
         self.transactional_id = transactional_id
         self._producer = producer
         self._consumer = consumer
-        self._reading = Reading(consumer, retry)
+        instead = "a writer with its own transactional id for each task or thread"
+        self._use = Use(f"TransactionalWriter {transactional_id!r}", instead)
+        self._reading = Reading(consumer, retry, self._use)
         self._retry = retry
         self._open = False
         self._fenced = False
@@ -108,6 +110,9 @@ class TransactionalWriterBase:
         Other errors are the client library's; no record is visible then either. An append of aiokafka that is cancelled
         is aborted, unless its commit was sent.
         """
+        return self._use.alone(self._append(requested))
+
+    def _append(self, requested: RequestedAppends) -> Steps[dict[Any, int]]:
         parts = parts_of(requested)
         write_id = new_write_id()
         if self._fenced:
@@ -126,7 +131,7 @@ class TransactionalWriterBase:
         except BaseException as error:
             self._fenced |= isinstance(error, WriterFencedError)
             # A refused batch leaves a sequence gap in this producer, so the next append needs a new one.
-            yield Uninterrupted(self._give_up(goes_on=False))
+            yield Uninterrupted(self._use.prolonged(self._give_up(goes_on=False)))
             raise
         yield from self._commit(parts, write_id)
         return offsets
@@ -151,7 +156,7 @@ class TransactionalWriterBase:
             yield from self._resolve_commit(parts, write_id, aborted, in_doubt.__cause__)
         except BaseException:
             # Interrupted: the next append completes or aborts the transaction.
-            yield Uninterrupted(self._drop())
+            yield Uninterrupted(self._use.prolonged(self._drop()))
             raise
 
     def _drop(self) -> Steps[None]:

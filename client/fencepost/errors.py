@@ -158,6 +158,16 @@ class NotAtEndError(FencepostError):
     """The log writer has not read to the end of the partition, or an append failed since. Call `read_to_end`."""
 
 
+class ConcurrentUseError(FencepostError, RuntimeError):
+    """Another task, thread or loop is using the object, which allows one use at a time. Nothing was read or sent."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(
+            f"{what}: another append, read or loop is in progress; nothing was read or sent (await it or end it first, "
+            f"or use {instead})"
+        )
+
+
 class PositionLostError(FencepostError):
     """The next offset to read is outside the log, or the partition does not exist.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from kafka.admin import NewTopic
 import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
-from fencepost import LogRecord, NotAtEndError, PositionLostError, Record, RetryPolicy
+from fencepost import ConcurrentUseError, LogRecord, NotAtEndError, PositionLostError, Record, RetryPolicy
 from tests.support import clients
 from tests.support.clients import LIBRARIES
 from tests.support.kafka import running_kafka
@@ -94,6 +95,49 @@ def test_loop_that_breaks_continues_with_its_last_record(library: str, own_proxy
             log.append([Record(b"too early")])
         assert _values(log) == [b"b", b"c"]
         assert log.append([Record(b"d")]) == 3
+
+
+def test_second_append_of_one_writer_is_refused_and_the_first_one_is_in_the_log(
+    library: str, own_proxy: ProxyProcess, topic: str
+) -> None:
+    """As two requests of a web service do that share one log writer."""
+    first, second = [Record(b"first")], [Record(b"second")]
+    outcomes: list[Any] = []
+    if library == "aiokafka":
+
+        async def both() -> list[Any]:
+            async with fencepost.aiokafka.LogWriter(topic, 0, bootstrap_servers=own_proxy.bootstrap) as log:
+                await log.read_to_end(lambda record: None)
+                return await asyncio.gather(log.append(first), log.append(second), return_exceptions=True)
+
+        outcomes = asyncio.run(both())
+    else:
+        with closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log:
+            log.read_to_end(lambda record: None)
+            thread = threading.Thread(target=lambda: outcomes.append(log.append(first)))
+            sending = _called(log, "_appender", "send")
+            thread.start()
+            assert sending.wait(clients.WAIT_SECONDS)
+            with pytest.raises(ConcurrentUseError) as refused:
+                log.append(second)
+            thread.join(clients.WAIT_SECONDS)
+            outcomes.append(refused.value)
+    assert outcomes[0] == 0
+    assert isinstance(outcomes[1], ConcurrentUseError)
+    assert clients.read_all(own_proxy.bootstrap, topic) == [(0, b"first")]
+
+
+def _called(owner: Any, attribute: str, name: str) -> threading.Event:
+    """Set when the method `name` of `owner.attribute` is called."""
+    used = getattr(owner, attribute)
+    called, method = threading.Event(), getattr(used, name)
+
+    def noted(*args: Any) -> Any:
+        called.set()
+        return method(*args)
+
+    setattr(used, name, noted)
+    return called
 
 
 def test_loop_holds_a_bounded_part_of_the_log(library: str, own_proxy: ProxyProcess, topic: str) -> None:

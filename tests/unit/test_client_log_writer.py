@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fencepost import (
+    ConcurrentUseError,
     InDoubtError,
     LogRecord,
     NotAtEndError,
@@ -252,15 +253,16 @@ def test_record_of_an_unfinished_loop_pass_is_read_again() -> None:
     assert writer.append([Record(b"x")]) == 3
 
 
-def test_loop_inside_another_stops_the_outer_one() -> None:
+def test_use_inside_a_loop_is_refused_and_the_loop_continues() -> None:
     partition = Partition.quiet()
     partition.log = [(b"a", b"1"), (b"b", b"1")]
     writer = FakeLogWriter(partition, problem=0.0)
     outer = iter(writer)
     next(outer)
-    assert [record.value for record in writer] == [b"a", b"b"]
-    with pytest.raises(RuntimeError, match="another read began during this one"):
-        next(outer)
+    for use in (lambda: list(writer), lambda: writer.append([Record(b"x")])):
+        with pytest.raises(ConcurrentUseError, match=r"LogWriter of t-0: another append, read or loop is in progress"):
+            use()
+    assert [record.value for record in outer] == [b"b"]
     assert writer.append([Record(b"x")]) == 2
 
 

@@ -15,7 +15,7 @@ from fencepost._appending import Append, MaybeAppended
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogWriterBase
 from fencepost._reading import LogReaderBase, Reading
 from fencepost._refusals import POLICY_VIOLATION
-from fencepost._steps import CannotRead, once, run_async
+from fencepost._steps import CannotRead, Use, once, run_async
 from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
 from fencepost._transactional_writer import CommitInDoubt, TransactionalWriterBase
 from fencepost.aiokafka._producer import ConditionalProducer, TopicChecks, only, started
@@ -88,7 +88,7 @@ class LogWriter(LogWriterBase, _Stopping):
         await self._appender.close()
 
     def __aiter__(self) -> AsyncIterator[LogRecord]:
-        return self._reading.each_async(self._position)
+        return self._loop()
 
     async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
         """Call `apply(record)` for each record to the log end, and await a coroutine. Returns the offset that the next
@@ -177,7 +177,11 @@ class _CommittedConsumer:
         return records, await self._consumer.position(tp)
 
     def pause(self) -> None:
-        self._consumer.pause(*self._consumer.assignment())  # otherwise it keeps fetching new records
+        # Otherwise it keeps fetching new records, up to what one poll returns. A loop over the log that is collected as
+        # garbage outside of the event loop cannot pause it.
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            self._consumer.pause(*self._consumer.assignment())
 
     async def close(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -198,10 +202,8 @@ class LogReader(LogReaderBase, _Stopping):
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
         super().__init__(partitions, _CommittedConsumer(configs), retry)
 
-    async def __aiter__(self) -> AsyncIterator[tuple[Any, LogRecord]]:
-        for key, at in self._positions.items():
-            async for record in self._reading.each_async(at):
-                yield key, record
+    def __aiter__(self) -> AsyncIterator[tuple[Any, LogRecord]]:
+        return self._loop()
 
     async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
         """Call `apply(partition, record)` for each unread record, and await a coroutine. Returns {partition: expected
@@ -242,7 +244,7 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
         producer = _Transaction(
             producer_configs,
             TopicChecks(check_ttl_seconds, configs),
-            Reading(consumer, retry),
+            Reading(consumer, retry, Use("TransactionalWriter", "")),
             attempt_seconds,
         )
         super().__init__(transactional_id, producer, consumer, retry)
