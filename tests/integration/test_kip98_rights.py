@@ -25,6 +25,7 @@ from tests.support.secured import (
     Sides,
     add,
     allow,
+    codes,
     end,
     init,
     of_producer,
@@ -166,6 +167,21 @@ def test_one_denied_topic_keeps_others_from_being_added(scene: Scene) -> None:
     allow(scene.kafka, "topicless", TOPIC, scene.checked, WRITE)
     body = add(scene.name, producer, scene.checked, scene.topics["plain"])
     scene.same("topicless", ADD_PARTITIONS, 3, body, NOT_ATTEMPTED, TOPIC_DENIED)
+
+
+def test_only_authorized_clients_learn_that_a_topic_refuses_transactions(scene: Scene) -> None:
+    strict, plain = unique_topic("required"), scene.topics["plain"]
+    scene.create(strict, {"fencepost.check.expected.offsets": "required"})
+    producer = scene.init("owner", scene.name)
+    for topics in ((strict,), (strict, plain)):
+        body = add(scene.name, producer, *topics)
+        scene.same("idless", ADD_PARTITIONS, 3, body, TRANSACTIONAL_ID_DENIED)
+    scene.same("owner", ADD_PARTITIONS, 3, add(scene.name, producer, strict, plain), NOT_ATTEMPTED, TOPIC_DENIED)
+    allow(scene.kafka, "owner", TOPIC, strict, WRITE)
+    reported = scene.query("owner", scene.through, ADD_PARTITIONS, 3, add(scene.name, producer, strict, plain))
+    assert codes(reported) == {NOT_ATTEMPTED, POLICY_VIOLATION}
+    begun = scene.query("owner", scene.direct, DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [scene.name]})
+    assert begun["TransactionStates"][0]["Topics"] == [], "nothing was added"
 
 
 @both_kinds

@@ -118,8 +118,8 @@ def names(messages: list[Message]) -> list[str]:
 # --- AddPartitionsToTxn -----------------------------------------------------------------------------------------------
 
 
-def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str, list[int]]]:
-    """The plan, and the error codes for the client, where Kafka adds whatever it gets."""
+def added(world: World, *names: str, fresh: bool = True, error: int = 0) -> tuple[Plan, dict[str, list[int]]]:
+    """The plan, and the error codes for the client, where Kafka answers `error` for whatever it gets."""
     topics = [Message(name=name, partitions=[1, 2]) for name in names]
     queried = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
     request = decode_request(apis.ADD_PARTITIONS_TO_TXN, 3, encode_request(apis.ADD_PARTITIONS_TO_TXN, 3, queried))
@@ -128,7 +128,7 @@ def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str
     entries = [
         Message(
             name=topic.name,
-            results_by_partition=[Message(partition_index=p, partition_error_code=0) for p in topic.partitions],
+            results_by_partition=[Message(partition_index=p, partition_error_code=error) for p in topic.partitions],
         )
         for topic in plan.forward.v3_and_below_topics
     ]
@@ -139,10 +139,16 @@ def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str
 
 
 def test_transaction_cannot_add_required_topic_partitions() -> None:
-    plan, reported = added(World({"fencepost.check.expected.offsets": "required"}), "orders", "payments")
-    assert names(plan.forward.v3_and_below_topics) == ["payments"]
-    assert reported == {"payments": [0, 0], "orders": [44, 44]}
+    plan, reported = added(World({CHECK: "required"}), "orders", "payments", error=49)
+    assert plan.forward.v3_and_below_producer_id == -1, "Kafka adds nothing"
+    assert reported == {"orders": [44, 44], "payments": [55, 55]}
     assert plan.joins is None
+
+
+@pytest.mark.parametrize("error", [3, 29, 53, 55])
+def test_unauthorized_transaction_learns_no_check(error: int) -> None:
+    _, reported = added(World({CHECK: "required"}), "orders", "payments", error=error)
+    assert reported == {"orders": [error] * 2, "payments": [error] * 2}
 
 
 def test_joining_transaction_is_reported_to_true_topics_sequencers() -> None:
@@ -152,8 +158,8 @@ def test_joining_transaction_is_reported_to_true_topics_sequencers() -> None:
 
 
 def test_transaction_is_retriable_while_checks_are_unknown() -> None:
-    plan, reported = added(World(), "orders", fresh=False)
-    assert plan.forward.v3_and_below_topics == []
+    plan, reported = added(World(), "orders", fresh=False, error=49)
+    assert plan.forward.v3_and_below_producer_id == -1
     assert reported == {"orders": [51, 51]}
 
 
@@ -163,9 +169,9 @@ SHARED = 77
 
 
 def marked(
-    world: World, *markers: tuple[int, str], fresh: bool = True
+    world: World, *markers: tuple[int, str], fresh: bool = True, error: int = 0
 ) -> tuple[Plan, list[tuple[int, str, list[int]]]]:
-    """The plan, and the errors of partitions 1 and 2 of each producer's topic, where Kafka writes what it gets."""
+    """The plan, and the errors of partitions 1 and 2 of each producer's topic, where Kafka answers `error`."""
     queried = Message(
         markers=[
             Message(producer_id=producer_id, topics=[Message(name=topic, partition_indexes=[1, 2])])
@@ -182,7 +188,10 @@ def marked(
             Message(
                 producer_id=marker.producer_id,
                 topics=[
-                    Message(name=topic.name, partitions=[Message(partition_index=p) for p in topic.partition_indexes])
+                    Message(
+                        name=topic.name,
+                        partitions=[Message(partition_index=p, error_code=error) for p in topic.partition_indexes],
+                    )
                     for topic in marker.topics
                 ],
             )
@@ -211,11 +220,20 @@ def test_marker_waits_for_checked_topics_appends(check: str) -> None:
     assert written(plan.later) == [(5, "orders", [6, 6]), (6, "payments", [6, 6])]
 
 
-def test_marker_of_shared_producer_id_is_refused() -> None:
-    plan, reported = marked(World({CHECK: "required"}), (SHARED, "orders"), (SHARED, "payments"), (5, "payments"))
-    assert [topic.name for marker in plan.forward.markers for topic in marker.topics] == ["payments"]
-    assert reported == [(SHARED, "orders", [44, 44]), (SHARED, "payments", [44, 44]), (5, "payments", [0, 0])]
+@pytest.mark.parametrize(("error", "reported"), [(3, 44), (31, 31)])
+def test_marker_of_shared_producer_id_is_refused_to_administrators(error: int, reported: int) -> None:
+    """Others get Kafka's error, and do not learn the producer id."""
+    plan, codes = marked(World({CHECK: "required"}), (SHARED, "orders"), error=error)
+    sent = [topic.partition_indexes for marker in plan.forward.markers for topic in marker.topics]
+    assert sent == [[0x7FFFFFFF]], "there is no such partition"
+    assert codes == [(SHARED, "orders", [reported] * 2)]
     assert plan.joins is None
+
+
+def test_other_markers_of_a_partly_refused_request_are_written() -> None:
+    plan, reported = marked(World({CHECK: "required"}), (SHARED, "orders"), (5, "payments"))
+    assert [topic.partition_indexes for marker in plan.forward.markers for topic in marker.topics][1] == [1, 2]
+    assert reported == [(SHARED, "orders", [44, 44]), (5, "payments", [0, 0])]
 
 
 def test_marker_is_retriable_while_checks_are_unknown() -> None:
@@ -562,7 +580,9 @@ CLOSED = [
         3,
         Message(v3_and_below_topics=both("name", partitions=[1])),
         Message(
-            results_by_topic_v3_and_below=[Message(name="orders", results_by_partition=[Message(partition_index=1)])]
+            results_by_topic_v3_and_below=[
+                Message(name="orders", results_by_partition=[Message(partition_index=1, partition_error_code=49)])
+            ]
         ),
     ),
     (
@@ -606,7 +626,9 @@ def test_state_topic_is_refused_and_the_rest_served(
     forwarded = encode_request(api_key, version, world.forwarded)
     assert not mentions(forwarded, world.known())
     assert error_codes(world.forwarded) == []
-    assert sorted(set(error_codes(reported))) == [0, 29]
+    # Kafka adds none of the partitions if one is refused.
+    served = 55 if api_key == apis.ADD_PARTITIONS_TO_TXN else 0
+    assert set(error_codes(reported)) == {0, served, 29}
     assert sum(code == 29 for code in error_codes(reported)) == 1
     assert mentions(encode_response(api_key, version, reported), world.known())
     assert {change.topic for change in world.changes} <= {"orders"}

@@ -30,6 +30,7 @@ from fencepost_proxy.session.pending_responses import inner_response
 from fencepost_proxy.session.read_holds import ReadHolds
 from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.wire.apis import END_TXN, METADATA, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
@@ -65,8 +66,6 @@ _WRITE_VERSION_MAX = 9
 #: The first one that accepts topic ids instead of names; older than Produce v13.
 _METADATA_VERSION = 12
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
-#: No topic has it: no marker is written for it.
-_NO_PARTITION = 0x7FFFFFFF
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +158,7 @@ class Proofs:
         The probe is a marker for a partition that does not exist. Kafka checks the permission first
         (KafkaApis.handleWriteTxnMarkersRequest).
         """
-        partitions = [Message(name=topic, partition_indexes=[_NO_PARTITION])]
+        partitions = [Message(name=topic, partition_indexes=[NO_PARTITION])]
         marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
         message = Message(markers=[marker])
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)

@@ -4,13 +4,19 @@ A transaction's marker takes an offset in each partition that the transaction ad
 pass the sequencer. `required` topics do not allow that: the partition is refused with 44 before Kafka gets the request,
 and every client can abort after that error. On `true` topics the sequencers are notified, and may delay the request.
 
-The request's other partitions are added: a client aborts after any error, and then their markers do no harm.
+If one partition is refused, none is added, as in Kafka.
+
+Kafka checks the client's rights before the proxy refuses: it gets a request without effect, so that clients without
+rights get Kafka's errors and learn nothing about the topics.
 
 WriteTxnMarkers comes from an admin client that ends a hanging transaction. In a checked partition the marker is written
 while no conditional append is in progress.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from fencepost_policies.append import Check
 from fencepost_proxy.errors import Error, LimitError
@@ -20,42 +26,75 @@ from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.schema import Message
 
-_CONCURRENT_TRANSACTIONS = 51
+_NO_PRODUCER_ID = -1
+#: No topic has it: no marker is written for it.
+NO_PARTITION: Final = 0x7FFFFFFF
+#: Kafka's answers to a client that may not add the partitions, and for partitions that do not exist.
+_NOT_PERMITTED: Final = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.TOPIC_AUTHORIZATION_FAILED,
+        Error.CLUSTER_AUTHORIZATION_FAILED,
+        Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Error.OPERATION_NOT_ATTEMPTED,
+    }
+)
 #: Limit for a request with a checked topic, since each partition goes to a sequencer. See `session.reading`.
 _PARTITIONS_MAX = 2_048
 
 
 def plan_add_partitions(request: Message, known: Known) -> Plan:
     """For v0 to v3, which clients use. `plan.joins` has the partitions of `true` topics."""
-    refused: list[tuple[Message, int]] = []
-    kept: list[Message] = []
-    joins: list[TopicPartition] = []
-    for topic in request.v3_and_below_topics:
-        check = known.check(topic.name)
-        if known.is_state_topic(topic.name):
-            refused.append((topic, DENIED))
-        elif check is None:
-            # The virtual configs are outdated: an error on which every client retries.
-            refused.append((topic, _CONCURRENT_TRANSACTIONS))
-        elif check is Check.REQUIRED:
-            refused.append((topic, Error.POLICY_VIOLATION))
-        else:
-            kept.append(topic)
-            if check is Check.ON:
-                joins += [TopicPartition(topic.name, partition) for partition in topic.partitions]
-    queried = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
-    request.v3_and_below_topics = kept
+    topics = request.v3_and_below_topics
+    refusals = {topic.name: error for topic in topics if (error := _add_error(topic.name, known)) is not None}
+    if refusals:
+        return _refuse_to_add(request, refusals, known)
+    joins = [
+        TopicPartition(topic.name, partition)
+        for topic in topics
+        if known.check(topic.name) is Check.ON
+        for partition in topic.partitions
+    ]
+    if not joins:
+        return Plan(request, lambda response: [])
+    queried = [(topic.name, list(topic.partitions)) for topic in topics]
+    _not_too_many(joins[0], sum(len(partitions) for _, partitions in queried))
+    joined = Joins(request.v3_and_below_transactional_id, tuple(joins))
+    return Plan(request, lambda response: [], joined, _later(queried))
+
+
+def _add_error(topic: str, known: Known) -> int | None:
+    if known.is_state_topic(topic):
+        return DENIED
+    check = known.check(topic)
+    if check is None:
+        # The virtual configs are outdated: an error on which every client retries.
+        return Error.CONCURRENT_TRANSACTIONS
+    return Error.POLICY_VIOLATION if check is Check.REQUIRED else None
+
+
+def _refuse_to_add(request: Message, refusals: Mapping[str, int], known: Known) -> Plan:
+    """No transactional id has the producer id that Kafka gets: it checks the rights, then adds nothing."""
+    closed = [topic for topic in request.v3_and_below_topics if known.is_state_topic(topic.name)]
+    request.v3_and_below_topics = [each for each in request.v3_and_below_topics if not known.is_state_topic(each.name)]
+    request.v3_and_below_producer_id = _NO_PRODUCER_ID
 
     def finish(response: Message) -> list[TopicConfigChange]:
-        for topic, error in refused:
-            results = [Message(partition_index=each, partition_error_code=error) for each in topic.partitions]
-            response.results_by_topic_v3_and_below.append(Message(name=topic.name, results_by_partition=results))
+        for topic in response.results_by_topic_v3_and_below:
+            for each in topic.results_by_partition:
+                if each.partition_error_code not in _NOT_PERMITTED:
+                    each.partition_error_code = refusals.get(topic.name, Error.OPERATION_NOT_ATTEMPTED)
+        response.results_by_topic_v3_and_below += [
+            _add_result(topic.name, topic.partitions, refusals[topic.name]) for topic in closed
+        ]
         return []
 
-    if not joins:
-        return Plan(request, finish)
-    _not_too_many(joins[0], sum(len(partitions) for _, partitions in queried))
-    return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)), _later(queried))
+    return Plan(request, finish)
+
+
+def _add_result(topic: str, partitions: Sequence[int], error: int) -> Message:
+    results = [Message(partition_index=each, partition_error_code=error) for each in partitions]
+    return Message(name=topic, results_by_partition=results)
 
 
 def _not_too_many(checked: TopicPartition, partitions: int) -> None:
@@ -68,16 +107,8 @@ def _not_too_many(checked: TopicPartition, partitions: int) -> None:
 
 def _later(queried: list[tuple[str, list[int]]]) -> Message:
     """No partition was added: clients retry."""
-    topics = [
-        Message(
-            name=name,
-            results_by_partition=[
-                Message(partition_index=each, partition_error_code=_CONCURRENT_TRANSACTIONS) for each in partitions
-            ],
-        )
-        for name, partitions in queried
-    ]
-    return Message(throttle_time_ms=0, results_by_topic_v3_and_below=topics)
+    results = [_add_result(topic, partitions, Error.CONCURRENT_TRANSACTIONS) for topic, partitions in queried]
+    return Message(throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
 
 def plan_write_markers(request: Message, known: Known) -> Plan:
@@ -94,6 +125,8 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
             error = _marker_error(marker.producer_id, topic.name, known)
             if error is not None:
                 refused.append((marker.producer_id, topic.name, list(topic.partition_indexes), error))
+                if error != DENIED:
+                    kept.append(Message(name=topic.name, partition_indexes=[NO_PARTITION]))
                 continue
             kept.append(topic)
             if known.check(topic.name) is not Check.OFF:
@@ -106,7 +139,9 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
             if producer_id not in results:
                 results[producer_id] = Message(producer_id=producer_id, topics=[])
                 response.markers.append(results[producer_id])
-            results[producer_id].topics.append(_marker_result(topic, partitions, error))
+            denied = _take_out(results[producer_id].topics, topic) == Error.CLUSTER_AUTHORIZATION_FAILED
+            code = Error.CLUSTER_AUTHORIZATION_FAILED if denied else error
+            results[producer_id].topics.append(_marker_result(topic, partitions, code))
         return []
 
     if not joins:
@@ -129,6 +164,15 @@ def _marker_error(producer_id: int, topic: str, known: Known) -> int | None:
     if producer_id in known.shared_producer_ids:
         return Error.POLICY_VIOLATION
     return Error.NOT_LEADER_OR_FOLLOWER if known.check(topic) is None else None
+
+
+def _take_out(topics: list[Message], name: str) -> int | None:
+    """Kafka's error for `NO_PARTITION` of a refused topic; None if Kafka did not get it."""
+    for topic in topics:
+        if topic.name == name:
+            topics.remove(topic)
+            return next((int(each.error_code) for each in topic.partitions), None)
+    return None
 
 
 def _marker_result(topic: str, partitions: list[int], error: int) -> Message:
