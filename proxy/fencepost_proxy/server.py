@@ -117,7 +117,9 @@ class Proxy:
             metrics=metrics,
             added=added,
         )
-        configs = TopicConfigs(cluster, self._topic_warnings, lease_seconds=config.config_lease_seconds)
+        configs = TopicConfigs(
+            cluster, self._topic_warnings, config.configs_for, lease_seconds=config.config_lease_seconds
+        )
         self._requests = requests = SessionRequests(
             cluster, configs, connections.host, services.update_relayed_versions
         )

@@ -8,6 +8,7 @@ and `test_kip98_rights.py`.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -165,6 +166,28 @@ def test_permitted_client_describes_and_alters_virtual_configs(scene: Scene) -> 
     assert CHECKS.items() <= {each["Name"]: each["Value"] for each in reported["Results"][0]["Configs"]}.items()
     scene.set_check("partition.count", "false", user="configurer")
     assert scene.configs()["fencepost.check.partition.count"] == "false"
+    (line,) = [
+        each
+        for each in scene.proxy.log.splitlines()
+        if "virtual configs changed" in each
+        and "old=" in each
+        and f"topic={scene.topic} " in each
+        and "principal=configurer" in each
+    ]
+    assert " WARNING audit " in line
+    assert re.search(
+        r"old=.*fencepost.check.partition.count.*true.* new=.*fencepost.check.partition.count.*false", line
+    )
+
+
+def test_clients_of_the_legacy_call_do_not_reset_virtual_configs(scene: Scene) -> None:
+    """They send the Kafka configs that the topic is to have, and know no others."""
+    altered = _alter(scene.topic, {"retention.ms": "3600000"}, incremental=False)
+    for user in ("admin", "configurer"):
+        scene.change(user, ALTER_CONFIGS, 1, altered)
+    assert {**CHECKS, "retention.ms": "3600000"}.items() <= scene.configs().items()
+    refused = scene.produce("writer", scene.topic, batch(b"states nothing"))
+    assert refused["ErrorCode"] == POLICY_VIOLATION
 
 
 @pytest.mark.parametrize("user", ["nobody", "configurer"])

@@ -261,12 +261,22 @@ def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -
     assert names(world.forwarded.topics) == ["orders", "payments"]
     assert names(world.forwarded.topics[0].configs) == ["retention.ms"]
     reported_id = ORDERS if version >= 7 else None
-    assert world.changes == [TopicConfigChange("orders", reported_id, {CHECK: "true", SOURCE: "base"}, replace=True)]
+    assert world.changes == [TopicConfigChange("orders", reported_id, {CHECK: "true", SOURCE: "base"})]
     if version >= 5:
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
         assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (SOURCE, "base", 1), *DEFAULTS[2:]]
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[1].configs]
         assert shown == DEFAULTS
+
+
+def test_created_topic_shows_checks_that_its_predecessor_leaves() -> None:
+    """It was deleted directly at Kafka."""
+    world = World(stored={CHECK: "required"})
+    created = Message(name="orders", topic_id=PAYMENTS, configs=[])
+    answer = world.create(creatable("orders", config(SOURCE, "base")), answers=[created])
+    assert world.changes == [TopicConfigChange("orders", PAYMENTS, {SOURCE: "base"})]
+    shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
+    assert shown == [(CHECK, "required", 1), (SOURCE, "base", 1), *DEFAULTS[2:]]
 
 
 def test_file_configs_are_shown_at_creation_not_stored() -> None:
@@ -406,16 +416,17 @@ def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
     assert world.changes == []
 
 
-def test_the_legacy_call_replaces_all_that_is_set() -> None:
-    world = World(stored={CHECK: "true"})
+def test_legacy_call_changes_only_virtual_configs_that_it_names() -> None:
+    """Its clients list the Kafka configs that a topic is to have."""
+    world = World(stored={CHECK: "required", SOURCE: "base"})
 
-    def changes(topic: str, name: str, value: str) -> list[TopicConfigChange]:
-        world.alter(apis.ALTER_CONFIGS, resource(topic, config(name, value)), answers=[done(topic)], version=2)
+    def changes(topic: str, *configs: Message) -> list[TopicConfigChange]:
+        world.alter(apis.ALTER_CONFIGS, resource(topic, *configs), answers=[done(topic)], version=2)
         return world.changes
 
-    assert changes("orders", SOURCE, "base") == [TopicConfigChange("orders", None, {SOURCE: "base"}, replace=True)]
-    assert changes("orders", "retention.ms", "5") == [TopicConfigChange("orders", None, {}, replace=True)]
-    assert changes("payments", "retention.ms", "5") == [], "nothing was set, nothing is to be stored"
+    assert changes("orders", config("retention.ms", "5")) == []
+    assert changes("orders") == []
+    assert changes("orders", config(SOURCE, "header")) == [TopicConfigChange("orders", None, {SOURCE: "header"})]
 
 
 @pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])

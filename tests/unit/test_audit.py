@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.observability import audit
 from fencepost_proxy.observability.lists import Refusals
 from fencepost_proxy.services.session_requests import SessionRequests
+from fencepost_proxy.services.topic_configs import StoredConfigs
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -40,11 +41,18 @@ def connection(*, session: bool = True) -> Any:
     return SimpleNamespace(peer=PEER, session=SimpleNamespace(state=state) if session else None)
 
 
-def run(command: sessions.Command, proxied: Any, *, failure: str | None = None, code: int = 0) -> object:
+def run(
+    command: sessions.Command,
+    proxied: Any,
+    *,
+    failure: str | None = None,
+    code: int = 0,
+    effects: Any = MappingProxyType({}),
+) -> object:
     class Configs:
-        async def store(self, changes: object) -> str | None:
+        async def store(self, changes: object) -> StoredConfigs:
             proxied.session = None  # the client has left meanwhile
-            return failure
+            return StoredConfigs(failure, effects)
 
     class Expansions:
         async def expand(self, request: ExpansionRequest, timeout_ms: int) -> ExpansionOutcome:
@@ -63,6 +71,21 @@ def test_change_of_virtual_configs_names_the_client(caplog: pytest.LogCaptureFix
     assert lines(caplog) == [
         ("virtual configs changed", {**ALICE, "topic": "orders", "set": {"a": "required"}, "unset": ["b", "c"]})
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "level"),
+    [("required", "true", "WARNING"), ("true", "false", "WARNING"), ("true", "required", "INFO")],
+)
+def test_weakened_check_is_a_warning_with_both_values(
+    old: str, new: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = "fencepost.check.expected.offsets"
+    change, effect = TopicConfigChange("orders", None, unset=frozenset({check})), {check: (old, new)}
+    run(sessions.Store(1, (change,)), connection(), effects={"orders": effect})
+    values = {"topic": "orders", "unset": [check], "old": {check: old}, "new": {check: new}}
+    assert lines(caplog) == [("virtual configs changed", {**ALICE, **values})]
+    assert [each.levelname for each in caplog.records] == [level]
 
 
 def test_failed_change_of_virtual_configs_has_a_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -271,14 +271,9 @@ def test_records_are_applied_in_their_order() -> None:
             TopicConfigChange("orders", ORDERS, {"fencepost.expected.offsets.source": "base"}),
             [encode_topic_config("orders", ORDERS, {**CHECKED, "fencepost.expected.offsets.source": "base"})],
         ),
-        (
-            TopicConfigChange("orders", ORDERS, {"fencepost.expected.offsets.source": "base"}, replace=True),
-            [encode_topic_config("orders", ORDERS, {"fencepost.expected.offsets.source": "base"})],
-        ),
         (TopicConfigChange("orders", ORDERS, CHECKED), []),
         (TopicConfigChange("orders", ORDERS, unset=frozenset(CHECKED)), [encode_topic_config_tombstone("orders")]),
         (TopicConfigChange("orders", ORDERS, unset=frozenset({"fencepost.expected.offsets.source"})), []),
-        (TopicConfigChange("orders", ORDERS, replace=True), [encode_topic_config_tombstone("orders")]),
         (
             TopicConfigChange("orders", ORDERS_ANEW, {"fencepost.expected.offsets.source": "base"}),
             [encode_topic_config("orders", ORDERS_ANEW, {**CHECKED, "fencepost.expected.offsets.source": "base"})],
@@ -313,3 +308,26 @@ def test_what_is_stored_for_a_change(change: TopicConfigChange, records: list[St
 def test_config_change_without_topic_id_raises() -> None:
     with pytest.raises(ValueError, match="id of topic orders must be known"):
         view_of().records_of([TopicConfigChange("orders", None, CHECKED)])
+
+
+_CHECK, _SOURCE = "fencepost.check.expected.offsets", "fencepost.expected.offsets.source"
+
+
+@pytest.mark.parametrize(
+    ("change", "effect"),
+    [
+        (TopicConfigChange("orders", ORDERS, {_CHECK: "required"}), {_CHECK: ("true", "required")}),
+        (TopicConfigChange("orders", ORDERS, {_CHECK: "true"}), {}),
+        # The file's value holds where the topic has none.
+        (TopicConfigChange("orders", ORDERS, {_SOURCE: "header"}), {_SOURCE: ("base", "header")}),
+        (TopicConfigChange("orders", ORDERS, unset=frozenset({_CHECK, _SOURCE})), {_CHECK: ("true", "false")}),
+        (TopicConfigChange("orders", ORDERS, deleted=True), {_CHECK: ("true", "false")}),
+        (TopicConfigChange("new", A, {_CHECK: "true", _SOURCE: "base"}), {_CHECK: ("false", "true")}),
+        (TopicConfigChange(None, ORDERS, deleted=True), {}),
+    ],
+)
+def test_effect_of_a_change_has_old_and_new_values(
+    change: TopicConfigChange, effect: dict[str, tuple[str, str]]
+) -> None:
+    view = view_of(encode_topic_config("orders", ORDERS, CHECKED))
+    assert view.effect_of(change, lambda topic: {_SOURCE: "Base"}) == effect

@@ -27,7 +27,7 @@ from fencepost_proxy.types import Address, Offset
 def test_a_change_that_crashes_here_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def store() -> str | None:
         proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
-        return await proxy._requests.configs.store(())  # before there is a state topic: a mistake of our own
+        return (await proxy._requests.configs.store(())).failure  # before there is a state topic: a mistake of our own
 
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(store()) == "internal error, see the proxy's log"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fencepost_policies.append import Check
@@ -15,6 +17,7 @@ from fencepost_proxy.topics.virtual_configs import (
     check_topic_config,
     durability_warnings,
     parse_value,
+    weakens,
 )
 
 
@@ -115,3 +118,26 @@ def test_durability_warnings_follow_replication_settings(
     for (state, todo), part in zip(warnings, reported, strict=True):
         assert part in state
         assert todo
+
+
+@pytest.mark.parametrize(
+    ("name", "strict_to_lax"),
+    [
+        ("fencepost.check.expected.offsets", ("required", "true", "false")),
+        ("fencepost.check.partition.count", ("required", "true", "false")),
+        ("fencepost.idempotence.level", ("required", "safe", "off")),
+        ("fencepost.max.record.age.ms", ("1000", "60000", "-1")),
+    ],
+)
+def test_change_towards_fewer_refusals_weakens(name: str, strict_to_lax: tuple[str, ...]) -> None:
+    for stricter, laxer in itertools.combinations(strict_to_lax, 2):
+        assert weakens(name, stricter, laxer)
+        assert not weakens(name, laxer, stricter)
+
+
+def test_other_changes_weaken_only_if_they_switch_off() -> None:
+    expansion = "fencepost.ordered.partition.expansion"
+    assert [weakens(expansion, "any", new) for new in ("true", "false")] == [False, True]
+    assert not weakens("fencepost.expected.offsets.source", "base", "header")
+    assert not weakens("fencepost.partitioner", "murmur2", "crc32")
+    assert not weakens("fencepost.of.a.newer.version", "a", "b")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from fencepost_proxy import logs
 from fencepost_proxy.observability.status import RefusalStatus
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.virtual_configs import weakens
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address
 
@@ -32,10 +33,18 @@ class Identity(NamedTuple):
         return cls(None if proxied is None else proxied.peer, *login)
 
 
-def configs_stored(identity: Identity, changes: Sequence[TopicConfigChange], failure: str | None) -> None:
-    """`failure`: why they were not stored."""
+def configs_stored(
+    identity: Identity,
+    changes: Sequence[TopicConfigChange],
+    effects: Mapping[str | None, Mapping[str, tuple[str, str]]],
+    failure: str | None,
+) -> None:
+    """A warning if a check is weakened. `failure`: why they were not stored."""
     for each in changes:
-        _log.info(
+        effect = effects.get(each.topic, {})
+        weakened = not each.deleted and any(weakens(name, *values) for name, values in effect.items())
+        log = _log.warning if weakened else _log.info
+        log(
             "virtual configs changed" if failure is None else "virtual configs not changed",
             peer=identity.peer,
             principal=identity.principal,
@@ -44,6 +53,8 @@ def configs_stored(identity: Identity, changes: Sequence[TopicConfigChange], fai
             set=dict(each.assign) or None,
             unset=sorted(each.unset) or None,
             topic_deleted=each.deleted or None,
+            old={name: old for name, (old, _) in effect.items()} or None,
+            new={name: new for name, (_, new) in effect.items()} or None,
             reason=failure,
         )
 

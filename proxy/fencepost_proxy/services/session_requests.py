@@ -63,9 +63,9 @@ class SessionRequests:
         return sessions.Expanded(expand.token, outcomes)
 
     async def _stored(self, store: sessions.Store, identity: Identity) -> sessions.Event:
-        failure = await self.configs.store(store.changes)
-        audit.configs_stored(identity, store.changes, failure)
-        return sessions.Stored(store.token, failure)
+        stored = await self.configs.store(store.changes)
+        audit.configs_stored(identity, store.changes, stored.effects, stored.failure)
+        return sessions.Stored(store.token, stored.failure)
 
     async def _query(self, connection: int, query: sessions.GroupQuery) -> sessions.Event:
         reply = await self.cluster.groups.answer(query.query_message, self.host(connection) or "")

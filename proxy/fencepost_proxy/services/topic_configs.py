@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from uuid import UUID
 
 from fencepost_proxy import logs
@@ -12,10 +13,19 @@ from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.topic_warnings import TopicWarnings
 from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.virtual_configs import FileConfigs
 
 _log = logs.get("services.topic_configs")
 
 _STORE_SECONDS = 15.0
+
+
+class StoredConfigs(NamedTuple):
+    """`failure`: why the changes were not stored, or not in time; None once every process knows the new configs or has
+    stopped serving. `effects`: by topic and config, the value before and after; empty where a change has no effect."""
+
+    failure: str | None
+    effects: Mapping[str | None, Mapping[str, tuple[str, str]]]
 
 
 @dataclass(eq=False)
@@ -24,13 +34,19 @@ class TopicConfigs:
 
     cluster: ClusterView
     warnings: TopicWarnings
+    file_configs: FileConfigs
     lease_seconds: float
 
-    async def store(self, changes: Sequence[TopicConfigChange]) -> str | None:
-        """What went wrong; None once every process knows the new configs or has stopped serving."""
+    async def store(self, changes: Sequence[TopicConfigChange]) -> StoredConfigs:
+        effects: dict[str | None, Mapping[str, tuple[str, str]]] = {}
+        return StoredConfigs(await self._store_in_time(changes, effects), effects)
+
+    async def _store_in_time(
+        self, changes: Sequence[TopicConfigChange], effects: dict[str | None, Mapping[str, tuple[str, str]]]
+    ) -> str | None:
         try:
             async with asyncio.timeout(_STORE_SECONDS):
-                await self._store(changes)
+                await self._store(changes, effects)
         except (FencepostError, TimeoutError, ValueError) as failure:
             error = str(failure) or "timed out"
             _log.error("virtual configs could not be stored", reason=error)
@@ -40,9 +56,12 @@ class TopicConfigs:
             return "internal error, see the proxy's log"
         return None
 
-    async def _store(self, changes: Sequence[TopicConfigChange]) -> None:
+    async def _store(
+        self, changes: Sequence[TopicConfigChange], effects: dict[str | None, Mapping[str, tuple[str, str]]]
+    ) -> None:
         state = self.cluster.membership.joined
         changes = await self._with_topic_ids(changes)
+        effects |= {each.topic: state.view.effect_of(each, self.file_configs) for each in changes}
         await self._forget_deleted(changes)
         records = state.view.records_of(changes)
         if records:
@@ -52,7 +71,6 @@ class TopicConfigs:
             await asyncio.sleep(self.lease_seconds)
         for change in changes:
             if change.topic is not None and not change.deleted:
-                _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
                 self.warnings.changed(change.topic)
                 self.warnings.check([change.topic])
 

@@ -108,11 +108,12 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
             if topic.error_code != Error.NONE:
                 continue
             if configs and not request.validate_only:
-                changes.append(TopicConfigChange(topic.name, _known_id(topic.topic_id), configs, replace=True))
+                changes.append(TopicConfigChange(topic.name, _known_id(topic.topic_id), configs))
             # Kafka shows a new topic's configs to clients that may describe them.
             if version >= 5 and topic.topic_config_error_code == Error.NONE and topic.configs is not None:
-                # Without configs in the request, those inherited from a topic that was deleted directly in Kafka.
-                set_on_topic = configs or known.view.configs_set_on(topic.name, _known_id(topic.topic_id))
+                # Others are inherited from a topic that was deleted directly in Kafka.
+                inherited = known.view.configs_set_on(topic.name, _known_id(topic.topic_id))
+                set_on_topic = {**inherited, **configs}
                 levels = _levels(known.file_configs(topic.name), set_on_topic)
                 topic.configs += [
                     Message(name=name, value=shown[0].value, config_source=shown[0].source)
@@ -170,18 +171,16 @@ def _known_id(topic_id: UUID) -> UUID | None:
 
 
 def plan_alter_configs(_version: int, request: Message, known: Known) -> Plan:
-    """The legacy request replaces all configs of a topic, virtual ones too.
+    """The legacy request replaces all Kafka configs of a topic, and sets the virtual ones that it lists.
 
-    Virtual configs that it does not list are reset. If it lists only virtual ones, Kafka gets an empty list and resets
-    all Kafka configs, as the request demands.
+    It cannot reset those that it does not list: clients that only know this request (kafkajs, librdkafka's
+    AlterConfigs) would switch checks off with any change of a Kafka config.
     """
 
     def alter(topic: str, ours: list[Message]) -> TopicConfigChange | None:
         _no_nulls(ours)
         assign = {config.name: _parse(config.name, config.value) for config in ours}
-        if not assign and topic not in known.view.topic_configs:
-            return None
-        return TopicConfigChange(topic, None, assign, replace=True)
+        return TopicConfigChange(topic, None, assign) if assign else None
 
     return _plan_alter(request, known, alter)
 

@@ -70,7 +70,7 @@ class TopicConfigChange:
     """Result of an admin request that Kafka accepted: store it (`StateView.records_of`), then answer the client.
 
     `topic_id`: None if neither request nor response has it: look it up before storing.
-    `replace`: `assign` is the whole new set; else merge it into the current configs, and remove `unset`.
+    `assign` and `unset` name all that changes: other configs keep their values.
     `deleted`: the topic was deleted; `topic` is None if it was deleted by id and Kafka did not give its name.
     `inherited_from`: for a deleted topic, the id in the record of its name's configs before Kafka saw the deletion.
     """
@@ -79,7 +79,6 @@ class TopicConfigChange:
     topic_id: UUID | None
     assign: Mapping[str, str] = field(default_factory=dict)
     unset: frozenset[str] = frozenset()
-    replace: bool = False
     deleted: bool = False
     inherited_from: UUID | None = None
 
@@ -212,14 +211,27 @@ class StateView:
     def _alter(self, change: TopicConfigChange) -> list[StateRecord]:
         if change.topic is None or change.topic_id is None:
             raise ValueError(f"the id of topic {change.topic} must be known before its configs are stored")
-        old = self.configs_set_on(change.topic, change.topic_id)
-        kept = {} if change.replace else {name: value for name, value in old.items() if name not in change.unset}
-        new = {**kept, **change.assign}
+        old, new = self.configs_set_on(change.topic, change.topic_id), self._set_by(change)
         if new == old and not self.inherits(change.topic, change.topic_id):
             return []
         if new:
             return [encode_topic_config(change.topic, change.topic_id, new)]
         return [encode_topic_config_tombstone(change.topic)]
+
+    def _set_by(self, change: TopicConfigChange) -> dict[str, str]:
+        """The virtual configs set on the topic after the change."""
+        old = {} if change.topic is None else self.configs_set_on(change.topic, change.topic_id)
+        return {**{name: value for name, value in old.items() if name not in change.unset}, **change.assign}
+
+    def effect_of(self, change: TopicConfigChange, file_configs: FileConfigs) -> dict[str, tuple[str, str]]:
+        """(old, new) value of each virtual config of the topic that is different after the change."""
+        if change.topic is None:
+            return {}
+        of_file = {name: parse_value(name, value) for name, value in file_configs(change.topic).items()}
+        defaults = {name: config.default for name, config in VIRTUAL_CONFIGS.items()} | of_file
+        old = defaults | {**self.configs_set_on(change.topic, change.topic_id)}
+        new = defaults | ({} if change.deleted else self._set_by(change))
+        return {name: (old[name], new[name]) for name in defaults if old[name] != new[name]}
 
     def _forget(self, change: TopicConfigChange) -> list[StateRecord]:
         # By id only: when this is stored, a new topic of that name may have other configs.

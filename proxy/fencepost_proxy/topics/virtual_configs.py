@@ -16,7 +16,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fencepost_policies.append import Check
-from fencepost_policies.append_policy import AppendPolicy, Choice, InvalidConfigValue, Reads, Stage, TopicConfig
+from fencepost_policies.append_policy import (
+    AppendPolicy,
+    Choice,
+    InvalidConfigValue,
+    Milliseconds,
+    Reads,
+    Stage,
+    TopicConfig,
+)
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS, EXPECTED_OFFSETS_SOURCE
 from fencepost_policies.idempotence_level import IDEMPOTENCE_LEVEL, Level
 from fencepost_policies.partition_count import CHECK_PARTITION_COUNT, PARTITIONER
@@ -78,6 +86,20 @@ def switches_off(name: str, value: str) -> bool:
     """Whether the value checks a topic less than the default would."""
     config = VIRTUAL_CONFIGS.get(name)
     return config is not None and config not in (EXPECTED_OFFSETS_SOURCE, PARTITIONER) and value == config.default
+
+
+def weakens(name: str, old: str, new: str) -> bool:
+    """Whether another value of a virtual config refuses fewer appends or expansions, as far as its kind shows."""
+    config = VIRTUAL_CONFIGS.get(name)
+    if config is None or config in (EXPECTED_OFFSETS_SOURCE, PARTITIONER):
+        return False
+    if isinstance(config, Milliseconds):
+        longest, limit = config.setting(old), config.setting(new)
+        return longest is not None and (limit is None or limit > longest)
+    if isinstance(config, Choice) and config is not ORDERED_PARTITION_EXPANSION:
+        words = list(config.settings)  # from off to the strictest
+        return words.index(new) < words.index(old)
+    return new == config.default != old
 
 
 def check_topic_config(name: str, value: str) -> str | None:
