@@ -64,7 +64,8 @@ used.
 Lines of the logger `audit` name the client or operator that changed something or was refused; filter for that name.
 `virtual configs changed`, `partitions added` and `append refused` have the client's address, `principal` (user of its
 login with PLAIN or SCRAM) and client id. `virtual configs changed` has `old` and `new` values, and is a warning if a
-check is weakened, such as from `required` to `true`. `append refused` is written once a minute for each host, topic and reason.
+check is weakened, such as from `required` to `true`. `append refused` is written once a minute for each host, topic and
+reason.
 `an operator released a group` and `action refused` are requests to the status page, with their address. Kafka logs what
 it refuses itself (`kafka.authorizer.logger`), under the client's principal. See also `login failed` of
 `services.reports` and `configuration reloaded` of `cli`.
