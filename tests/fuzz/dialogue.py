@@ -36,7 +36,7 @@ from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import RELAYED_VERSIONS
 from fencepost_proxy.topics.planning import Known
-from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.topics.state import NotStored, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import NodeId, TopicPartition
@@ -398,7 +398,7 @@ def _stored(store: m.Store | m.RecordAbortOnly | m.ReadBatches, done: bool) -> m
         return m.BatchesRead(store.token)
     if isinstance(store, m.RecordAbortOnly):
         return m.AbortOnlyRecorded(store.token, done)
-    return m.Stored(store.token, None if done else "no")
+    return m.Stored(store.token, None if done else NotStored("no"))
 
 
 def relayed_versions(frame: bytes) -> bool:

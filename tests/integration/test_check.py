@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -25,17 +26,20 @@ from fencepost_proxy.cli.main import main
 from fencepost_proxy.topics.state import encode_topic_config
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
+from tests.support.messages import Fields
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Record, batch
 from tests.support.sasl_ssl import ADMIN, ALICE, BOB, CONTROL, Secured, password, sasl_ssl_kafka
-from tests.support.secured import allow
+from tests.support.secured import PRODUCE, Sides, User, allow, deny, produce
 from tests.support.tools import run_tools
 
 pytestmark = pytest.mark.kafka
 
 TOPIC = 2
-READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 5, 8, 10
+CLUSTER = 4
+READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS, IDEMPOTENT_WRITE = 3, 4, 5, 8, 10, 12
+INCREMENTAL_ALTER_CONFIGS, DENIED = 44, 29
 STATE_TOPIC = "__fencepost_state"
 CHECKED_TOPICS = '[topics."checked-*"]\n"fencepost.check.expected.offsets" = "required"\n'
 
@@ -44,6 +48,12 @@ CHECKED_TOPICS = '[topics."checked-*"]\n"fencepost.check.expected.offsets" = "re
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with sasl_ssl_kafka(tmp_path_factory.mktemp("check")) as scene:
         yield scene
+
+
+def switch_on(topic: str) -> Fields:
+    check = {"Name": "fencepost.check.expected.offsets", "ConfigOperation": 0, "Value": "required"}
+    resource = {"ResourceType": TOPIC, "ResourceName": topic, "Configs": [check]}
+    return {"Resources": [resource], "ValidateOnly": False}
 
 
 class Checked:
@@ -285,7 +295,8 @@ def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Pa
     assert set(checked.of("failed")) == {state, "a producer id"}
     assert f"--allow-principal User:{ALICE}" in checked.todo(state)
     assert "--operation IdempotentWrite --cluster" in checked.todo("a producer id")
-    assert "none visible to the proxy" in checked.of("unknown")["topics"]
+    assert "none visible to the proxy" in checked.of("unknown")["other topics"]
+    assert "--topic PREFIX --resource-pattern-type prefixed" in checked.todo("other topics")
     assert "broker configs" in checked.of("warning")
     assert "transactional ids" in checked.of("warning")
     assert "consumer groups" in checked.of("unknown")
@@ -321,7 +332,8 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
 
     def suggested() -> list[str]:
         observed.append(Checked(config, tmp_path))
-        return [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
+        todo = [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
+        return [each.replace("PREFIX", "other") for each in todo]
 
     # When: an administrator runs the suggested commands until there are no new ones.
     until(suggested, "findings", accept=bool)
@@ -336,6 +348,62 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
     assert "--topic checked- --resource-pattern-type prefixed" in stated
     assert "--operation Alter --topic ordered- --resource-pattern-type prefixed" in stated
     assert "may be read (READ)" in observed[-1].of("ok")["transaction watch"]
+
+
+def test_missing_topic_rights_of_the_proxy_are_named(secured: Secured, tmp_path: Path) -> None:
+    """After all commands of `fencepost check` that name no topic: what admins, producers and operators are told."""
+    kafka, user, topic, status = secured.kafka, "gateway", "gateway-orders", f"127.0.0.1:{free_port()}"
+    for operation in (READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS):
+        allow(kafka, user, TOPIC, STATE_TOPIC, operation)
+    allow(kafka, user, CLUSTER, "kafka-cluster", IDEMPOTENT_WRITE)
+    (secret := tmp_path / "gateway").write_text(password(user))
+    login = f'[control_sasl]\nmechanism = "PLAIN"\nusername = "{user}"\npassword_file = "{secret}"\n'
+    upstream = kafka.bootstrap_of("LOOPBACK")
+    with Connection(kafka.bootstrap) as admin:
+        assert admin.create_topic(topic) == (0, None)
+    with (
+        Connection(kafka.bootstrap) as admin,
+        without_state_topic(admin),
+        ProxyProcess(upstream, tmp_path, config=login, arguments=("--status", status)) as proxy,
+    ):
+        through = Sides(kafka, proxy).through
+
+        def altered() -> tuple[int, str]:
+            with User(through, ADMIN) as client:
+                (response,) = client.query(INCREMENTAL_ALTER_CONFIGS, 1, switch_on(topic))["Responses"]
+            return response["ErrorCode"], response["ErrorMessage"]
+
+        def appended(expected: int) -> tuple[int, str]:
+            with User(through, ADMIN) as client:
+                body = produce(topic, batch(b"x", expected=expected))
+                (response,) = client.query(PRODUCE, 9, body)["Responses"][0]["PartitionResponses"]
+            return response["ErrorCode"], response["ErrorMessage"]
+
+        def problem() -> str:
+            return " ".join(each["what"] + each["do"] for each in json.loads(proxy.page("/status.json"))["problems"])
+
+        begun = time.monotonic()
+        code, message = altered()
+        assert time.monotonic() - begun < 10, "it waits, although no repetition helps"
+        assert code == DENIED
+        assert f"User:{user}, the proxy's user, may not READ and WRITE and DESCRIBE {topic}" in message
+        every = "--operation Read --operation Write --operation Describe --operation DescribeConfigs"
+        assert f"{every} --topic {topic}" in message
+        assert re.search(r"ERROR .* virtual configs could not be stored .*kafka-acls", proxy.log)
+        allow(kafka, user, TOPIC, topic, READ)
+        assert f"may not WRITE {topic} " in altered()[1]
+        allow(kafka, user, TOPIC, topic, WRITE)
+        assert altered()[0] == 0
+        assert appended(0)[0] == 0
+
+        deny(kafka, user, TOPIC, topic, READ)
+        code, message = until(lambda: appended(2), "a refusal", accept=lambda it: it[0] == DENIED)
+        assert message.startswith(f"NOT_AUTHORIZED topic={topic}: the proxy's own user lacks READ")
+        stated = until(problem, "the problem on the page", accept=lambda text: "kafka-acls" in text)
+        assert f"User:{user}, the proxy's user, may not READ {topic}" in stated
+        deny(kafka, user, TOPIC, topic, DESCRIBE)
+        until(lambda: f"may not READ and WRITE and DESCRIBE {topic}" in problem(), "the hidden topic", seconds=30.0)
+        assert appended(2)[0] == DENIED
 
 
 def test_command_that_adds_replicas_to_the_state_topic(kafka3: KafkaCluster, tmp_path: Path) -> None:

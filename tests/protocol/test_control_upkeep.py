@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from fencepost_proxy.cluster import metadata_cache
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.state_topic import StateTopic
-from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.config import ControlSasl, Limits, ProxyConfig
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.membership import Membership
+from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.topics.processes import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
@@ -123,10 +127,12 @@ async def test_newest_version_is_known_after_all_brokers_report() -> None:
 @in_event_loop
 async def test_topic_configs_are_read_together_and_changes_reported(decoded: list[int]) -> None:
     async with fake_kafka() as (kafka, client):
+        config = ProxyConfig((Address("kafka", 9092),))
         reads = LogReader(
             client,
-            Membership(client, ProxyConfig((Address("kafka", 9092),))),
+            Membership(client, config),
             1,
+            rights=MissingRights(client, config),
             names=HeaderNames(),
             unpacked_bytes_max=1,
         )
@@ -141,6 +147,37 @@ async def test_topic_configs_are_read_together_and_changes_reported(decoded: lis
         assert facts is not None
         assert facts.log_append_time
         assert await reads.changed_facts(["orders", "payments"]) == []
+
+
+@in_event_loop
+async def test_topic_hidden_from_the_proxy_is_not_taken_for_a_deleted_one() -> None:
+    """A deleted topic ends expansions and commits; a missing right must not."""
+    config = ProxyConfig((Address("kafka", 9092),), control_sasl=ControlSasl("PLAIN", "gateway", Path("secret")))
+    async with fake_kafka() as (kafka, client):
+        rights, partition = MissingRights(client, config), TopicPartition("orders", 0)
+        await rights.require({"orders": ("READ", "DESCRIBE")})
+        kafka.hidden = {"orders"}
+        kafka.changed()
+
+        with pytest.raises(UpstreamUnavailable, match="may not DESCRIBE") as failed:
+            await LogEnds(client).log_end(partition, timeout_seconds=30)
+        assert failed.value.error_code == 29
+        with pytest.raises(UpstreamUnavailable) as failed:
+            await rights.require({"orders": ("READ", "DESCRIBE")})
+        assert failed.value.error_code == 29
+        assert "User:gateway, the proxy's user, may not READ and DESCRIBE orders (kafka-acls " in str(failed.value)
+        await rights.look_up(["orders", "payments"])
+        (problem,) = rights.problems()
+        assert problem.bad
+        assert problem.do.startswith("Run kafka-acls --bootstrap-server kafka:9092 ")
+        assert problem.do.endswith("--operation DescribeConfigs --topic orders")
+
+        kafka.hidden = set()
+        kafka.changed()
+        await rights.look_up_again()
+        assert list(rights.problems()) == []
+        await client.refresh_metadata(["orders"])
+        assert not client.metadata.denied
 
 
 @in_event_loop

@@ -28,7 +28,7 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared
 from fencepost_proxy.topics.fencing import encode_fence_base, encode_producer_id
 from fencepost_proxy.topics.planning import Joins
-from fencepost_proxy.topics.state import StateRecord, StateView, TopicConfigChange
+from fencepost_proxy.topics.state import NotStored, StateRecord, StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
@@ -578,7 +578,8 @@ class Proxy(Counting):
         changes = [replace(change, topic_id=self.topic_id(change.topic or "")) for change in store.changes]
 
         def report(error: str | None) -> None:
-            self.report(connection, sessions.Stored(store.token, error))
+            failure = None if error is None else NotStored(error)
+            self.report(connection, sessions.Stored(store.token, failure))
 
         def published(ok: bool) -> None:
             if ok:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fencepost_proxy.errors import Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
@@ -32,6 +33,7 @@ class Counting:
         self.confirmed_at: dict[str, float] = {}
         self.just_expanded: set[str] = set()
         self.absent: set[TopicPartition] = set()
+        self.denied_topics: set[str] = set()
         self.served: dict[tuple[str | None, str], int] = {}
         self.guesses: list[tuple[str | None, str]] = []
         self.unanswered_at: list[float] = []
@@ -49,10 +51,13 @@ class Counting:
     def count_confirmed_since(self, topic: str, at: float) -> bool:
         return self.confirmed_at.get(topic, float("-inf")) >= at
 
-    def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
+    def metadata_error(self, partition: TopicPartition, queried_since: float) -> Error | None:
         if partition not in self.absent:
-            return True
-        return False if self.confirmed_at.get(partition.topic, float("-inf")) >= queried_since else None
+            return Error.NONE
+        if self.confirmed_at.get(partition.topic, float("-inf")) < queried_since:
+            return None
+        denied = partition.topic in self.denied_topics
+        return Error.TOPIC_AUTHORIZATION_FAILED if denied else Error.UNKNOWN_TOPIC_OR_PARTITION
 
     def in_grace_period(self, topic: str, now: float) -> bool:
         return topic in self.just_expanded

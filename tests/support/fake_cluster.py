@@ -56,7 +56,7 @@ FORGETS_EVERY: Final = 5
 _SEQUENCE_MAX: Final = 2**31 - 1
 _LEADER_EPOCH: Final = 0
 
-NONE, OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, NOT_LEADER = 0, 1, 2, 3, 6
+NONE, OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, NOT_LEADER, NOT_AUTHORIZED = 0, 1, 2, 3, 6, 29
 TOPIC_EXISTS, OUT_OF_ORDER, PRODUCER_FENCED, FENCED_EPOCH, UNKNOWN_EPOCH = 36, 45, 47, 74, 75
 INVALID_RECORD, UNKNOWN_TOPIC_ID, NO_SUCH_TRANSACTION = 87, 100, 105
 
@@ -251,6 +251,7 @@ class FakeCluster:
         self._ports: dict[int, int] = {}
         self._servers: list[asyncio.Server] = []
         self.topics: dict[str, Topic] = {}
+        self.hidden: set[str] = set()  #: topics that clients may not DESCRIBE
         self._by_id: dict[UUID, Topic] = {}
         #: Encoded Metadata responses by version and request: thousands of clients send the same request.
         self._reported: dict[tuple[int, bytes], bytes] = {}
@@ -339,7 +340,9 @@ class FakeCluster:
                 found = (
                     self._by_id.get(requested.topic_id) if requested.name is None else self.topics.get(requested.name)
                 )
-                if found is not None:
+                if requested.name in self.hidden:
+                    topics.append(Message(error_code=NOT_AUTHORIZED, name=requested.name, partitions=[]))
+                elif found is not None:
                     topics.append(self._described(found))
                 else:
                     error = UNKNOWN_TOPIC if requested.name is not None else UNKNOWN_TOPIC_ID

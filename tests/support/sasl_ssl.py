@@ -32,7 +32,7 @@ USERS = (CONTROL, ADMIN, ALICE, BOB)
 #: Users with a password only, and without permissions but those that a test gives them on unique names.
 OTHER_USERS = (
     *("nobody", "describer", "reader", "writer", "leaving", "blind", "configurer", "grower"),
-    *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway"),
+    *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway", "gateway"),
 )
 #: Lifetime of a login at the listener SHORT.
 SHORT_SECONDS = 3

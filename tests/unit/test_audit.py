@@ -17,7 +17,7 @@ from fencepost_proxy.services.session_requests import SessionRequests
 from fencepost_proxy.services.topic_configs import StoredConfigs
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
-from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.state import NotStored, TopicConfigChange
 from fencepost_proxy.types import Address, TopicPartition
 
 PEER = Address("10.0.0.7", 51_000)
@@ -45,7 +45,7 @@ def run(
     command: sessions.Command,
     proxied: Any,
     *,
-    failure: str | None = None,
+    failure: NotStored | None = None,
     code: int = 0,
     effects: Any = MappingProxyType({}),
 ) -> object:
@@ -89,7 +89,11 @@ def test_weakened_check_is_a_warning_with_both_values(
 
 
 def test_failed_change_of_virtual_configs_has_a_reason(caplog: pytest.LogCaptureFixture) -> None:
-    run(sessions.Store(1, (TopicConfigChange("orders", None, deleted=True),)), connection(), failure="timed out")
+    run(
+        sessions.Store(1, (TopicConfigChange("orders", None, deleted=True),)),
+        connection(),
+        failure=NotStored("timed out"),
+    )
     assert lines(caplog) == [
         ("virtual configs not changed", {**ALICE, "topic": "orders", "topic_deleted": True, "reason": "timed out"})
     ]

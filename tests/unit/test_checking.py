@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fencepost_proxy.cli import check as command
+from fencepost_proxy.cluster import authorized
 from fencepost_proxy.config import ControlSasl, Limits, ListenTls, ProxyConfig, UpstreamTls
 from fencepost_proxy.preflight import checking, rights
 from fencepost_proxy.preflight.findings import Finding, Group, State
@@ -174,7 +175,7 @@ def test_release_is_derived_from_its_level(level: int, release: str) -> None:
 
 def test_authorized_operations_are_bits() -> None:
     for bits, missing in ((1 << 3 | 1 << 8, ["WRITE"]), (0, ["READ", "WRITE"]), (-(1 << 31), [])):
-        assert rights._missing(Message(topic_authorized_operations=bits), ("READ", "WRITE")) == missing
+        assert authorized.missing(Message(topic_authorized_operations=bits), ("READ", "WRITE")) == missing
 
 
 @pytest.mark.parametrize(

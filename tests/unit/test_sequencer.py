@@ -1796,6 +1796,26 @@ def test_missing_partition_is_refused_at_once() -> None:
     assert talk.sequencer.idle
 
 
+def test_missing_right_of_the_proxy_is_refused_at_once() -> None:
+    """A retry would end in a timeout that hides the reason."""
+    talk = Talk()
+    pending_appends = [talk.submit(expecting(10, b"a"), connection=i) for i in range(2)]
+    talk.next(g.ReadLogEnd)
+    talk.report(g.LogEndUnknown("DescribeProducers returned TOPIC_AUTHORIZATION_FAILED", 29))
+    for pending in pending_appends:
+        assert talk.fails(pending, 29).startswith("NOT_AUTHORIZED topic=")
+    assert talk.sequencer.idle
+
+
+def test_missing_right_is_no_answer_about_an_earlier_attempt() -> None:
+    talk = confirmed(Check.ON)
+    retry = talk.submit(unresolved(talk), connection=2)
+    talk.read(retry, g.NotYet(11), at=11)
+    talk.next(g.ReadLogEnd)
+    talk.report(g.LogEndUnknown("DescribeProducers returned TOPIC_AUTHORIZATION_FAILED", 29))
+    talk.fails(retry, TIMED_OUT)
+
+
 def test_the_queue_is_bounded() -> None:
     talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(queue_max=2)))
     for _ in range(2):

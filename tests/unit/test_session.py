@@ -1354,6 +1354,16 @@ def test_absent_partitions_are_answered_before_waiting() -> None:
     assert len(got) == 2000
 
 
+def test_topic_hidden_from_the_proxy_is_refused() -> None:
+    """Error 3 would be retried until a timeout."""
+    talk = lacking(ABSENT)
+    talk.services.denied_topics = {ABSENT.topic}
+    talk.produces((*ABSENT, expecting(0, b"x")))
+    talk.next(m.TopicStale)
+    metadata_is_read(talk)
+    assert talk.fails(29, ABSENT).startswith("NOT_AUTHORIZED topic=checked-b: the proxy's own user lacks")
+
+
 def test_new_partition_is_appended_once_metadata_shows_it() -> None:
     talk = lacking(ABSENT)
     talk.services.confirmed_at["checked-b"] = talk.now - 0.1  # older than the request, this proves no absence

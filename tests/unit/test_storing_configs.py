@@ -19,18 +19,18 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.services.topic_warnings import TopicWarnings
-from fencepost_proxy.topics.state import StateView, encode_topic_config
+from fencepost_proxy.topics.state import NotStored, StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, Offset
 
 
 def test_a_change_that_crashes_here_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    async def store() -> str | None:
+    async def store() -> NotStored | None:
         proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
         return (await proxy._requests.configs.store(())).failure  # before there is a state topic: a mistake of our own
 
     with caplog.at_level(logging.ERROR):
-        assert asyncio.run(store()) == "internal error, see the proxy's log"
+        assert asyncio.run(store()) == NotStored("internal error, see the proxy's log")
     assert "storing virtual configs crashed" in caplog.text
 
 

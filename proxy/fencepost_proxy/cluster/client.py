@@ -240,10 +240,15 @@ class KafkaClient:
                     await self.refresh_metadata([tp.topic], timeout_seconds=remaining(deadline))
                 except UpstreamUnavailable:
                     continue
+                if tp.topic in self.metadata.denied:
+                    raise UpstreamUnavailable(
+                        f"{what}: the proxy's user may not DESCRIBE the topic",
+                        error_code=Error.TOPIC_AUTHORIZATION_FAILED,
+                    )
                 info = self.topic(tp.topic)
                 missing = missing + 1 if info is None or tp.partition not in info.partitions else 0
                 if missing >= _MISSING_TOPIC_TRIES:
                     raise UpstreamUnavailable(
-                        f"{what}: no such topic or partition, or no permission to DESCRIBE it",
+                        f"{what}: no such topic or partition",
                         error_code=Error.UNKNOWN_TOPIC_OR_PARTITION,
                     )

@@ -18,7 +18,7 @@ from fencepost_proxy.cluster.metadata import EMPTY, NO_NODE, ClusterMetadata, Le
 from fencepost_proxy.cluster.pool import ConnectionPool
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import error_name
+from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.executor import changed
 from fencepost_proxy.types import NO_TOPIC_ID, Address, Bounded, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
@@ -29,6 +29,7 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: Maximum sets of topics whose last Metadata response is remembered (all known topics, the checked topics).
 _QUERIES_REMEMBERED: Final = 8
+_DENIED_REMEMBERED: Final = 10_000
 
 
 class _Reported:
@@ -71,6 +72,8 @@ class MetadataCache:
         self._tasks = tasks
         self._on_brokers = on_brokers
         self.known = EMPTY
+        #: Topics that the proxy's user may not DESCRIBE, as last reported.
+        self.denied: Bounded[str, None] = Bounded(_DENIED_REMEMBERED)
         self._reported = _Reported()
         #: Topics for the next request; None: all.
         self._requested: set[str] | None = set()
@@ -148,6 +151,10 @@ class MetadataCache:
             raise UpstreamUnavailable(
                 f"upstream is cluster {news.cluster_id} now, this proxy serves {known.cluster_id}"
             )
+        for name in (*news.topics, *news.missing):
+            self.denied.pop(name, None)
+            if news.missing.get(name) == Error.TOPIC_AUTHORIZATION_FAILED:
+                self.denied[name] = None
         self.known = merged(known, news, all_topics=all_topics)
         changed()
         if news.brokers != known.brokers:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from fencepost_proxy import logs
 from fencepost_proxy.observability.status import RefusalStatus
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
-from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.state import NotStored, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import weakens
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address
@@ -37,7 +37,7 @@ def configs_stored(
     identity: Identity,
     changes: Sequence[TopicConfigChange],
     effects: Mapping[str | None, Mapping[str, tuple[str, str]]],
-    failure: str | None,
+    failure: NotStored | None,
 ) -> None:
     """A warning if a check is weakened. `failure`: why they were not stored."""
     for each in changes:
@@ -55,7 +55,7 @@ def configs_stored(
             topic_deleted=each.deleted or None,
             old={name: old for name, (old, _) in effect.items()} or None,
             new={name: new for name, (_, new) in effect.items()} or None,
-            reason=failure,
+            reason=None if failure is None else failure.reason,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
+from fencepost_proxy.cluster.authorized import CHECKED, REQUIRED, allow_command, missing, query_of, tool_options
 from fencepost_proxy.cluster.broker import BrokerConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_topics
 from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
@@ -23,10 +24,10 @@ from fencepost_proxy.cluster.state_log import read_stored
 from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error, StateError, error_name
-from fencepost_proxy.preflight.findings import Finding, Group
+from fencepost_proxy.preflight.findings import Finding, Group, State
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
-from fencepost_proxy.types import NO_TOPIC_ID, NodeId
+from fencepost_proxy.types import NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
@@ -37,17 +38,12 @@ _DESCRIBE_GROUPS: Final = 15
 _DESCRIBE_ACLS: Final = 29
 _BROKER_RESOURCE: Final = 4
 _ANY: Final = 1
-_NOT_REPORTED: Final = -(1 << 31)
 _NAMED_MAX: Final = 5
 #: Topics in one command; the next check lists the rest.
 _IN_ONE_COMMAND_MAX: Final = 50
 #: Source of a topic's checks.
 OF_THE_FILE: Final = "topics in the file"
 OF_ADMINS: Final = "topics set by admins"
-#: Operations that a checked topic needs.
-_CHECKED: Final = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
-#: AclOperation codes, which are the bits of authorized operations.
-_OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
 
 
 async def rights(
@@ -87,19 +83,12 @@ class _Probe:
         self._proxied_connections = proxied_connections
         self._state: Message | None = None  # its metadata, if it exists and is readable
         self._set: StateView | None = None  # configs set by admins, None if unknown
-        sasl = config.control_sasl
-        self._principal = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
         self._open = False  # Kafka has no authorizer
         self._policies = [TopicPolicy.of(each) for each in config.given_configs]
 
     async def _query(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
         deadline = deadline_in(self._config.limits.request_timeout_seconds)
         return await self._connection.query(api_key, message, at_least=at_least, at_most=at_most, deadline=deadline)
-
-    @property
-    def _connect(self) -> str:
-        """Options of Kafka's tools. `admin.properties`: an administrator's login."""
-        return f"--bootstrap-server {','.join(map(str, self._config.upstream))} --command-config admin.properties"
 
     def _replicate(self, topic: Message) -> str:
         """Shell command that adds replicas on more brokers."""
@@ -109,16 +98,14 @@ class _Probe:
             replicas = [*each.replica_nodes, *others][: max(3, len(each.replica_nodes))]
             partitions.append({"topic": topic.name, "partition": each.partition_index, "replicas": replicas})
         plan = shlex.quote(json.dumps({"version": 1, "partitions": partitions}))
-        tool = f"kafka-reassign-partitions {self._connect} --execute --reassignment-json-file replicas.json"
+        tool = (
+            f"kafka-reassign-partitions {tool_options(self._config)} --execute --reassignment-json-file replicas.json"
+        )
         return f"echo {plan} > replicas.json; {tool}"
 
     def _allow(self, operations: Iterable[str], resource: str) -> str:
         """Shell command."""
-        requested = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
-        return (
-            f"kafka-acls {self._connect} --add --allow-principal {shlex.quote(f'User:{self._principal}')} "
-            f"{requested} {resource}"
-        )
+        return allow_command(self._config, operations, resource)
 
     # ---- authorizer
 
@@ -147,13 +134,13 @@ class _Probe:
             return [await self._creating(name, what, todo, brokers), *await self._not_there_yet(name, what, todo)]
         if topic.error_code:
             return [ACLS.unknown(what, f"Metadata returned {error_name(topic.error_code)}")]
-        missing = _missing(topic, ("READ", "WRITE"))
-        if "READ" not in missing:
+        lacking = missing(topic, ("READ", "WRITE"))
+        if "READ" not in lacking:
             self._state = topic
-        if missing:
-            return [ACLS.failed(what, f"the proxy may not {' and '.join(missing)} it", todo)]
+        if lacking:
+            return [ACLS.failed(what, f"the proxy may not {' and '.join(lacking)} it", todo)]
         found = [ACLS.ok(what, "exists, and may be read and written")]
-        if "DESCRIBE_CONFIGS" in _missing(topic, ("DESCRIBE_CONFIGS",)):
+        if "DESCRIBE_CONFIGS" in missing(topic, ("DESCRIBE_CONFIGS",)):
             stated = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are assumed"
             found.append(ACLS.warning(what, stated, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
         if _replicas(topic) < min(3, brokers):
@@ -292,13 +279,22 @@ class _Probe:
             found.append(ACLS.ok(OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
         if not checked[OF_THE_FILE] and not self._open:
             found += self._not_there(self._config)
-        free = [each for each in others if not _missing(each, ("READ", "WRITE", "DESCRIBE"))]
-        if others:
-            stated = f"checks could be enabled on {len(free)} of {len(others)} visible topics (READ, WRITE)"
-            found.append(ACLS.ok("other topics", stated))
-        elif not topics and not self._open:
-            found.append(ACLS.unknown("topics", "none visible to the proxy (DESCRIBE)"))
-        return [*found, *self._watched(observed)]
+        return [*found, *self._others(others, any_visible=bool(topics)), *self._watched(observed)]
+
+    def _others(self, others: Sequence[Message], *, any_visible: bool) -> Iterator[Finding]:
+        """Topics on which checks may be enabled later: without these rights, that is refused."""
+        free = [each for each in others if not missing(each, REQUIRED)]
+        stated = f"checks can be enabled on {len(free)} of {len(others)} visible topics (READ, WRITE)"
+        if not any_visible:
+            stated = "none visible to the proxy (DESCRIBE): checks cannot be enabled on any"
+        todo = ""
+        if not self._open and (not any_visible or len(free) < len(others)):
+            todo = self._allow(CHECKED, "--topic PREFIX --resource-pattern-type prefixed")
+            stated += "; the command is for topics to check later, PREFIX is the start of their names"
+        if not any_visible and not self._open:
+            yield ACLS.unknown("other topics", stated, todo)
+        elif others:
+            yield Finding(ACLS.name, "other topics", State.OK, stated, todo)
 
     def _not_there(self, config: ProxyConfig) -> Iterator[Finding]:
         patterns = [*config.topics.items(), ("*", config.unlisted_topics)]
@@ -309,14 +305,14 @@ class _Probe:
             stated = f"no topic matches {glob} yet, so its ACLs are unknown"
             resource, exact = _topics_of(glob)
             stated += "" if exact else "; Kafka has no such pattern, so the command covers more topics"
-            requested = (*_CHECKED, *(("ALTER",) if policy.ordered else ()))
+            requested = (*CHECKED, *(("ALTER",) if policy.ordered else ()))
             yield ACLS.unknown(OF_THE_FILE, stated, self._allow(requested, resource))
 
     def _watched(self, observed: Sequence[Message]) -> list[Finding]:
         what = "transaction watch"
         if self._config.status is None or not self._config.watch_transactions or not observed:
             return []  # shown on the status page only
-        unread = [each.name for each in observed if _missing(each, ("READ",))]
+        unread = [each.name for each in observed if missing(each, ("READ",))]
         if not unread:
             return [ACLS.ok(what, f"all {len(observed)} visible topics may be read (READ)")]
         stated = f"without READ, open and hanging transactions are not visible: {_some(unread)} "
@@ -334,7 +330,7 @@ class _Probe:
         if not hidden:
             return []
         stated = f"the proxy may not DESCRIBE them, if they still exist: {_some(hidden)}"
-        todo = self._allow(_CHECKED, _each(hidden))
+        todo = self._allow(CHECKED, _each(hidden))
         return [ACLS.warning(OF_ADMINS, stated, todo)]
 
     async def _checked_topics(self, what: str, is_checked: Sequence[tuple[Message, TopicPolicy]]) -> list[Finding]:
@@ -343,10 +339,9 @@ class _Probe:
         blind: list[str] = []
         for topic, policy in is_checked:
             requested = ("READ", "WRITE", *(("ALTER",) if policy.ordered else ()))
-            missing = _missing(topic, requested)
-            if missing:
-                lacking.setdefault(tuple(missing), []).append(topic.name)
-            if _missing(topic, ("DESCRIBE_CONFIGS",)):
+            if absent := missing(topic, requested):
+                lacking.setdefault(tuple(absent), []).append(topic.name)
+            if missing(topic, ("DESCRIBE_CONFIGS",)):
                 blind.append(topic.name)
         for operations, names in lacking.items():
             stated = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
@@ -384,9 +379,7 @@ class _Probe:
         ]
 
     async def _described(self, names: Sequence[str] | None) -> list[Message]:
-        queried = None if names is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in names]
-        message = Message(topics=queried, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
-        answer = await self._query(apis.METADATA, message, at_least=10, at_most=13)
+        answer = await self._query(apis.METADATA, query_of(names), at_least=10, at_most=13)
         return list(answer.topics)
 
     # ---- groups and transactions
@@ -415,19 +408,8 @@ class _Probe:
         return [ACLS.warning(what, stated, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
 
 
-def _missing(topic: Message, requested: Iterable[str]) -> list[str]:
-    """Operations that the proxy may not do, as far as Kafka reports them."""
-    bits = topic.topic_authorized_operations
-    return [] if bits == _NOT_REPORTED else [each for each in requested if not bits >> _OPERATIONS[each] & 1]
-
-
 def _replicas(topic: Message) -> int:
     return min((len(each.replica_nodes) for each in topic.partitions), default=0)
-
-
-def _of_the_tool(operation: str) -> str:
-    """Name in kafka-acls: DescribeConfigs for DESCRIBE_CONFIGS."""
-    return "".join(word.capitalize() for word in operation.split("_"))
 
 
 def _each(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fencepost_policies.append import NO_FACTS, Check
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer import transactions
+from fencepost_proxy.sequencer.appends import not_authorized
 from fencepost_proxy.sequencer.events import (
     NO_PRODUCER,
     Admit,
@@ -297,3 +298,10 @@ class Admitter:
             while self._state.appends.queue:
                 pending = self._state.appends.queue.popleft()
                 self._state.answer(pending, PartitionResult(pending.partition.partition, error_code))
+        elif error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+            while self._state.appends.queue:
+                pending = self._state.appends.queue.popleft()
+                if self._state.retries.unresolved(pending) is None:
+                    self._state.refuse(pending, not_authorized(pending.partition.topic))
+                else:
+                    self._state.unknown(pending, "an earlier attempt of this batch is still in doubt", now)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from fencepost_policies.append import where
+from fencepost_policies.append import Refusal, where
 from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.wire.produce import PartitionResult
@@ -142,6 +142,12 @@ class Appends:
     def fail_pipeline_after(self, pending: PendingAppend, result: PartitionResult) -> None:
         for other in self.sent_after(pending):
             other.predecessor_result = sent_after(other, result)
+
+
+def not_authorized(topic: str) -> Refusal:
+    """The proxy's own user lacks an operation on the topic: no retry helps until an administrator adds it."""
+    message = f"NOT_AUTHORIZED topic={topic}: the proxy's own user lacks READ, WRITE or DESCRIBE (see its status page)"
+    return Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "not_authorized", message)
 
 
 def sent_after(pending: PendingAppend, failed: PartitionResult) -> PartitionResult:

@@ -22,6 +22,7 @@ from fencepost_proxy.services.expansions import Barriers, Expansions
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.membership import Membership
+from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.services.sidecar import SidecarProbe
 from fencepost_proxy.services.topic_lookups import TopicLookups
 from fencepost_proxy.services.topic_policies import TopicPolicies
@@ -68,10 +69,12 @@ class ClusterView:
             )
         self.membership = membership = Membership(kafka, config)
         self.header_names = HeaderNames()
+        self.rights = MissingRights(kafka, config)
         self.log_reader = LogReader(
             kafka,
             membership,
             limits.frame_bytes_max,
+            rights=self.rights,
             names=self.header_names,
             unpacked_bytes_max=limits.decompressed_bytes_max,
         )
@@ -81,7 +84,9 @@ class ClusterView:
             lambda: round(time.time() * 1000),
             resolve_seconds=limits.partition_grace_seconds,
         )
-        self.lookups = TopicLookups(kafka, self.counts, spawn, timeout_seconds=limits.connect_timeout_seconds)
+        self.lookups = TopicLookups(
+            kafka, self.counts, spawn, self.rights, timeout_seconds=limits.connect_timeout_seconds
+        )
         self.topic_id = self.lookups.topic_id
         self.policies = TopicPolicies(config, membership, self.topic_id)
         self.groups = self._groups()

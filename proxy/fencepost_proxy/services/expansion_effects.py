@@ -77,9 +77,11 @@ class ExpansionEffects:
             return ex.NotAppended(str(error), in_doubt=True)
         return ex.Appended()
 
-    async def _describe(self, topic: str) -> ex.Described:
+    async def _describe(self, topic: str) -> ex.Answer:
         await self._metadata.refresh([topic], timeout_seconds=QUERY_SECONDS)
         info = self._metadata.topic(topic)
+        if topic in self._metadata.denied:
+            return ex.Unanswered(f"the proxy's user may not DESCRIBE {topic}")
         if info is None:
             return ex.Described(None)
         count = info.partition_count

@@ -66,6 +66,7 @@ class Housekeeping:
 
     async def maintain_topics(self) -> None:
         """Refreshes checked topics' ids (a name may refer to a new topic) and the configs that sequencers depend on."""
+        await self.cluster.rights.look_up_again()
         view, topic_id = self.cluster.membership.joined.view, self.cluster.topic_id
         sequenced = {partition.topic for partition in self.driver.dispatcher.sequencers}
         barriers = {topic for topic in self.driver.dispatcher.barriers if topic_id(topic) is not None}
@@ -80,6 +81,8 @@ class Housekeeping:
             for topic in topics:
                 if topic_id(topic) != before[topic]:
                     self.topics.replaced(topic)
+            if denied := [topic for topic in topics if self.cluster.lookups.denied(topic)]:
+                await self.cluster.rights.look_up(denied)
             self.replaced.probe(view)
             there = sorted(topic for topic in sequenced if topic_id(topic) is not None)
             known = {topic for topic in there if self.cluster.log_reader.known_facts(topic) is not None}

@@ -17,10 +17,11 @@ from fencepost_proxy.cluster.fetches import Fetches, Found, NotYet
 from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.transactions import Transactions
-from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.log_view import read_appended_batch
 from fencepost_proxy.services.membership import Membership
+from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.session.appends import batch_to_send
 from fencepost_proxy.session.dispatcher import ForControl
 from fencepost_proxy.topics.fencing import encode_fence_base
@@ -91,9 +92,11 @@ class LogReader:
         membership: Membership,
         frame_bytes_max: int,
         *,
+        rights: MissingRights,
         names: HeaderNames,
         unpacked_bytes_max: int,
     ) -> None:
+        self._rights = rights
         self._names = names
         self._unpacked_bytes_max = unpacked_bytes_max
         self._metadata = kafka.metadata
@@ -177,6 +180,8 @@ class LogReader:
                     break
         except UpstreamUnavailable as error:
             _limited_log.warning(f"log end {partition}", "cannot read the log end", partition=partition, reason=error)
+            if error.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+                await self._rights.look_up([partition.topic])
             return sequencers.LogEndUnknown(str(error), error.error_code)
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")

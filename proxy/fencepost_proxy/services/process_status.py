@@ -151,8 +151,9 @@ class ProcessStatus:
             state_lease_seconds=None if state is None else state.fresh_until - time.monotonic(),
             refusals=dict(metrics.refusals),
             brokers=brokers,
-            problems=tuple(
-                diagnosis.of_process(
+            problems=(
+                *self.cluster.rights.problems(),
+                *diagnosis.of_process(
                     limits,
                     connections=len(self.connections.by_number),
                     most_from=self.connections.most_from,
@@ -163,7 +164,7 @@ class ProcessStatus:
                     sidecar=self.cluster.sidecar is not None,
                     cpu_wait=self._history.cpu_wait_of_last_minute(),
                     led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
-                )
+                ),
             ),
             last_violation=self.reports.last_violation,
             abort_only_transactions=tuple(self._abort_only()),

@@ -70,7 +70,7 @@ class SessionServices:
         self.policy = cluster.policies.policy
         self.topic_id = cluster.topic_id
         self.topic_names: MutableMapping[UUID, str] = Bounded(_TOPIC_NAMES_MAX)
-        self.partition_exists = cluster.lookups.partition_exists
+        self.metadata_error = cluster.lookups.metadata_error
         self.endpoint = listeners.endpoint
         self.reserve = memory.reserve
         self.release = memory.release

@@ -12,8 +12,10 @@ from uuid import UUID
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.tasks import Spawn
+from fencepost_proxy.errors import Error
 from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.counts import Counts
+from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.topics.state import SetConfigs
 from fencepost_proxy.types import TopicPartition
 
@@ -48,9 +50,11 @@ class TopicLookups:
         kafka: KafkaClient,
         counts: Counts,
         spawn: Spawn,
+        rights: MissingRights,
         *,
         timeout_seconds: float,
     ) -> None:
+        self._rights = rights
         self._kafka = kafka
         self._counts = counts
         self._spawn = spawn
@@ -64,14 +68,20 @@ class TopicLookups:
         info = self._kafka.topic(topic)
         return None if info is None or topic in self._unverified else info.topic_id
 
-    def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
-        """None: metadata does not show it, and was not refreshed since then."""
+    def metadata_error(self, partition: TopicPartition, queried_since: float) -> Error | None:
+        """NONE: it exists. None: metadata does not show it, and was not refreshed since then."""
         topic = self._kafka.topic(partition.topic)
         if topic is not None and partition.partition in topic.partitions:
-            return True
+            return Error.NONE
         if topic is None:
             queried_since += _NEW_TOPIC_SECONDS
-        return False if self._looked_up.get(partition.topic, float("-inf")) >= queried_since else None
+        if self._looked_up.get(partition.topic, float("-inf")) < queried_since:
+            return None
+        return Error.TOPIC_AUTHORIZATION_FAILED if self.denied(partition.topic) else Error.UNKNOWN_TOPIC_OR_PARTITION
+
+    def denied(self, topic: str) -> bool:
+        """Whether the proxy's user may not DESCRIBE the topic, as last reported."""
+        return topic in self._kafka.metadata.denied
 
     # ---- ids
 
@@ -126,6 +136,8 @@ class TopicLookups:
             await self._kafka.refresh_metadata(topics, timeout_seconds=self._timeout_seconds)
         except UpstreamUnavailable:
             return  # housekeeping retries
+        if denied := [topic for topic in topics if self.denied(topic)]:
+            await self._rights.look_up(denied)
         now = time.monotonic()
         if len(self._looked_up) > _LOOKED_UP_MAX:
             self._looked_up.clear()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError
+from fencepost_proxy.sequencer.appends import not_authorized
 from fencepost_proxy.session.admission import Admission
 from fencepost_proxy.session.barriers import Barriers
 from fencepost_proxy.session.core import Core
@@ -307,7 +308,7 @@ class Arrival:
         arrival does not show it.
         """
         services = self._services
-        absent: dict[TopicPartition, PartitionData] = {}
+        absent: dict[TopicPartition, tuple[Error | None, PartitionData]] = {}
         stale: dict[str, None] = {}
         for topic in produce.request.topics:
             policy = None if topic.name in produce.denied else services.policy(topic.name)
@@ -315,21 +316,23 @@ class Arrival:
                 continue
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
-                exists = key in produce.results or services.partition_exists(key, produce.received_at)
-                if exists is None:
+                known = Error.NONE if key in produce.results else services.metadata_error(key, produce.received_at)
+                if known is None:
                     stale[topic.name] = None
-                if not exists:
-                    absent[key] = data
+                if known != Error.NONE:
+                    absent[key] = known, data
         produce.at_barrier = bool(stale) and now < produce.received_at + self._barriers.wait_seconds(
             produce.request.timeout_ms
         )
         if produce.at_barrier:
             self._state.commands += [TopicStale(topic) for topic in stale]
             return True
-        for key, data in absent.items():
+        for key, (known, data) in absent.items():
             if key.topic in stale:
                 message = f"TRY_AGAIN topic={key.topic}: metadata could not be read in time"
                 self._state.refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+            elif known == Error.TOPIC_AUTHORIZATION_FAILED:
+                self._state.refuse(produce, key, not_authorized(key.topic))
             else:
                 produce.results[key] = PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION)
                 self._state.commands.append(Count("refusal", "unknown_partition"))

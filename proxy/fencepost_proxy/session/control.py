@@ -18,6 +18,7 @@ from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.response_queue import relayed_answer
 from fencepost_proxy.session.rewriters import AnswerExpanded, Finished, RequestRewriter, RequestRewriters
 from fencepost_proxy.topics.planning import ExpansionOutcome
+from fencepost_proxy.topics.state import NotStored
 from fencepost_proxy.wire.api_versions import introduced
 from fencepost_proxy.wire.apis import API_VERSIONS, DESCRIBE_TOPIC_PARTITIONS, FIND_COORDINATOR, METADATA
 
@@ -102,11 +103,11 @@ class ControlMessages:
             self._queue.end(pending_response, [finished.answer])
             return
 
-        def stored(error: str | None) -> None:
-            if error is None:
+        def stored(failure: NotStored | None) -> None:
+            if failure is None:
                 self._queue.end(pending_response, [finished.answer])
             else:
-                self._threads.end_with(pending_response, lambda: finished.answer_not_stored(error), large=large)
+                self._threads.end_with(pending_response, lambda: finished.answer_not_stored(failure), large=large)
 
         self._state.commands.append(Store(self._state.token(stored), finished.changes))
 

@@ -13,7 +13,7 @@ from fencepost_policies.values import value
 from fencepost_proxy.expansion.queries import Notice, Query, Reply
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
-from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.state import NotStored, TopicConfigChange
 from fencepost_proxy.transactions.commit_validator import Decision
 from fencepost_proxy.types import TopicPartition
 
@@ -59,7 +59,7 @@ class Stored:
     """The changes of a `Store` are in the state topic and known to every proxy process; or why not."""
 
     token: int
-    error: str | None
+    error: NotStored | None
 
 
 @value
@@ -192,7 +192,7 @@ class CloseUpstream:
 
 @value
 class Store:
-    """Put changes of virtual topic configs into the state topic; answer with `Stored(token)`."""
+    """Put changes of virtual topic configs into the state topic; answer with `Stored(token, NotStored | None)`."""
 
     token: int
     changes: tuple[TopicConfigChange, ...]

@@ -27,7 +27,7 @@ from fencepost_proxy.topics.closed import (
 from fencepost_proxy.topics.idempotence import make_up_producer_id
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
-from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.state import NotStored, TopicConfigChange
 from fencepost_proxy.types import NodeId
 from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
 from fencepost_proxy.wire.apis import (
@@ -75,7 +75,7 @@ class Finished:
 
     answer: bytes
     changes: tuple[TopicConfigChange, ...] = ()
-    answer_not_stored: Callable[[str], bytes] = lambda error: b""
+    answer_not_stored: Callable[[NotStored], bytes] = lambda failure: b""
     expansions: tuple[ExpansionRequest, ...] = ()
     timeout_ms: int = 0
     answer_expanded: AnswerExpanded | None = None
@@ -234,8 +234,8 @@ class RequestRewriters:
                     answer_expanded=lambda outcomes: expanded(memoryview(kept), offset, response, outcomes),
                 )
 
-            def answer_not_stored(error: str) -> bytes:
-                _report_not_stored(response, changes, error)
+            def answer_not_stored(failure: NotStored) -> bytes:
+                _report_not_stored(response, changes, failure)
                 return _encode(header, frame, offset, response)
 
             return Finished(
@@ -343,11 +343,15 @@ def _answer_to(header: RequestHeader, response: Message) -> bytes:
     return replace_body(head, len(head), encode_response(header.api_key, header.api_version, response))
 
 
-def _report_not_stored(response: Message, changes: Sequence[TopicConfigChange], error: str) -> None:
-    """Kafka has done its part, and the proxy has not: the client must know, and may repeat the request."""
+def _report_not_stored(response: Message, changes: Sequence[TopicConfigChange], failure: NotStored) -> None:
+    """Kafka has done its part, and the proxy has not: the client must know, and whether to repeat the request."""
+    code, again = Error.REQUEST_TIMED_OUT, ". Try again."
+    if failure.denied:
+        code, again = Error.TOPIC_AUTHORIZATION_FAILED, ""
     topics = {change.topic for change in changes if not change.deleted}
     for entry in (*getattr(response, "topics", ()), *getattr(response, "responses", ())):
         name = getattr(entry, "name", None) or getattr(entry, "resource_name", None)
         if name in topics and entry.error_code == Error.NONE:
-            entry.error_code = Error.REQUEST_TIMED_OUT
-            entry.error_message = f"Kafka applied this, but the virtual configs are not stored: {error}. Try again."
+            entry.error_code = code
+            stated = f"Kafka applied this, but the virtual configs are not stored: {failure.reason}{again}"
+            entry.error_message = stated

@@ -7,6 +7,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
+from fencepost_proxy.errors import Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
@@ -123,8 +124,8 @@ class Services(partition_counts.Services, Protocol):
     def policy(self, topic: str) -> TopicPolicy | None:
         """The policy of a topic with append checks or partition-count checks, else None."""
 
-    def partition_exists(self, partition: TopicPartition, queried_since: float) -> bool | None:
-        """By metadata; None: metadata does not show the partition, and was not refreshed since then."""
+    def metadata_error(self, partition: TopicPartition, queried_since: float) -> Error | None:
+        """Of metadata; None: it does not show the partition, and was not refreshed since then."""
 
     def topic_id(self, topic: str) -> UUID | None: ...
     def leader_epoch(self, partition: TopicPartition) -> int:

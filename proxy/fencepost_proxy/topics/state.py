@@ -83,6 +83,14 @@ class TopicConfigChange:
     inherited_from: UUID | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """Why changes were not stored. `denied`: the proxy's own user lacks an operation, so a repetition fails too."""
+
+    reason: str
+    denied: bool = False
+
+
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
     """All virtual configs set on a topic."""
     return record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
