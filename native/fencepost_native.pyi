@@ -3,7 +3,7 @@
 And that of the Spark sink, which `client/fencepost/spark/columns.py` describes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, final
 from uuid import UUID
 
@@ -22,6 +22,9 @@ __version__: str
 
 def changed() -> None:
     """Something changed of what `Settings` with a `Shared` remembers of the services."""
+
+def element_ends(data: bytes, at: int, count: int, layout: Sequence[tuple[int, int]]) -> list[int] | None:
+    """As `wire.layouts.element_ends`; None where that raises. Other threads run meanwhile."""
 
 class Maker(Protocol):
     """Makes a sequencer's object for an append that was sent by permission."""

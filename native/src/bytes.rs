@@ -37,14 +37,14 @@ impl<'a> Cursor<'a> {
         Some(i64::from_be_bytes(self.array()?))
     }
 
-    /// An unsigned varint of at most five bytes.
+    /// An unsigned varint of at most five bytes that fits 32 bits.
     pub fn uvarint(&mut self) -> Option<usize> {
         let mut value = 0u64;
         for shift in (0..=28).step_by(7) {
             let byte = self.u8()?;
             value |= u64::from(byte & 0x7F) << shift;
             if byte < 0x80 {
-                return usize::try_from(value).ok();
+                return usize::try_from(u32::try_from(value).ok()?).ok();
             }
         }
         None

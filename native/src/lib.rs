@@ -8,6 +8,7 @@ mod encoding;
 mod fetch;
 mod frame;
 mod known;
+mod layouts;
 mod memory;
 mod passing;
 mod permit;
@@ -30,7 +31,7 @@ const _: () = assert!(align_of::<known::Known>() <= ALIGNMENT_MAX);
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 4;
+    const INTERFACE: u32 = 5;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;
@@ -44,6 +45,8 @@ mod fencepost_native {
     use crate::encoding::{batch, bodies, hash_sum, java_partitions};
     #[pymodule_export]
     use crate::known::{Grounds, Known};
+    #[pymodule_export]
+    use crate::layouts::element_ends;
     #[pymodule_export]
     use crate::memory::MemoryBudget;
     #[pymodule_export]

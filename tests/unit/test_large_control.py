@@ -15,7 +15,7 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.control import HERE_BYTES_MAX
+from fencepost_proxy.session.control import HERE_BYTES_MAX, SPLICED_HERE_BYTES_MAX
 from fencepost_proxy.session.response_reader import PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.topics.planning import Known
@@ -44,6 +44,8 @@ from tests.support.batches import batch
 from tests.unit.test_session import HEARTBEAT, Talk, produce, request, response, to_client
 
 MANY = 400
+#: Of a Metadata response that is so long.
+MANY_TOPICS = 1_200
 
 
 def _known(**configs: str) -> Known:
@@ -88,7 +90,7 @@ def _queried_metadata(talk: Talk) -> None:
     """A large response is there, and is not read yet."""
     talk.client(_metadata_request())
     talk.upstream()
-    talk.kafka(_metadata(MANY))
+    talk.kafka(_metadata(MANY_TOPICS))
 
 
 def _creating(talk: Talk) -> m.ReadBatches:
@@ -150,7 +152,7 @@ def test_responses_keep_their_order_around_threaded_one() -> None:
     talk = _talk()
     talk.client(_metadata_request(1) + request(HEARTBEAT, 4, 2) + _metadata_request(3))
     talk.commands.clear()
-    talk.kafka(_metadata(MANY, 1) + response(2) + _metadata(MANY, 3))
+    talk.kafka(_metadata(MANY_TOPICS, 1) + response(2) + _metadata(MANY_TOPICS, 3))
     requested = talk.next(m.ReadBatches)
     assert not talk.next(m.ReadUpstream).on
     # One at a time, because each may take as much memory as the largest response. The others stay with the broker.
@@ -175,7 +177,7 @@ def test_listeners_for_large_metadata_open_in_event_loop() -> None:
     assert len(called) == 1
     answer = decode_response(METADATA, 12, talk.answer()[4 + 5 :])
     assert (answer.brokers[0].host, answer.brokers[0].port) == ("proxy.local", 19094)
-    assert len(answer.topics) == MANY
+    assert len(answer.topics) == MANY_TOPICS
 
 
 @pytest.mark.parametrize("both_sides", [False, True])
@@ -217,7 +219,7 @@ def test_session_does_not_drain_before_answer_is_made() -> None:
     talk.silent()
     assert not talk.session.drained
     _finish(talk, requested)
-    assert len(talk.answer()) > HERE_BYTES_MAX
+    assert len(talk.answer()) > SPLICED_HERE_BYTES_MAX
     assert talk.session.drained
 
 
@@ -231,7 +233,7 @@ def test_unreadable_large_message_closes_its_connection(*, from_client: bool, cr
     else:
         talk.client(_metadata_request())
         talk.upstream()
-        talk.kafka(_metadata(MANY)[:-1] + b"\7")
+        talk.kafka(_metadata(MANY_TOPICS)[:-1] + b"\7")
     requested = talk.next(m.ReadBatches)
     if not crashes:
         requested.read()
@@ -335,7 +337,7 @@ def test_lost_client_reserves_no_memory_during_work() -> None:
     pending = talk.submitted()
     talk.admit(pending)
     talk.commands.clear()
-    talk.kafka(_metadata(MANY, 1))
+    talk.kafka(_metadata(MANY_TOPICS, 1))
     requested = talk.next(m.ReadBatches)
     talk.report(m.ClientLost())
     talk.kafka(response(2))  # no client to wait for, and nothing that would release its memory

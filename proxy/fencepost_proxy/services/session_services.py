@@ -29,6 +29,7 @@ from fencepost_proxy.wire.apis import END_TXN, PRODUCE
 
 #: More than a cluster has topics to which clients append.
 _TOPIC_NAMES_MAX: Final = 100_000
+_UNKNOWN_TOPIC_IDS_MAX: Final = 10_000
 
 
 class SessionServices:
@@ -70,6 +71,7 @@ class SessionServices:
         self.policy = cluster.policies.policy
         self.topic_id = cluster.topic_id
         self.topic_names: MutableMapping[UUID, str] = Bounded(_TOPIC_NAMES_MAX)
+        self.unknown_topic_ids: MutableMapping[UUID, float] = Bounded(_UNKNOWN_TOPIC_IDS_MAX)
         self.metadata_error = cluster.lookups.metadata_error
         self.endpoint = listeners.endpoint
         self.reserve = memory.reserve
@@ -150,6 +152,7 @@ class SessionServices:
             state_topic_id=None if state_topic is None else state_topic.topic_id,
             fresh=self.fresh(time.monotonic()),
             shared_producer_ids=self.shared_producer_ids,
+            may_check_counts=self._cluster.policies.may_check_counts(),
         )
 
     # ---- topics with partition-count checks

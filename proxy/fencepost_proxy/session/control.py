@@ -16,7 +16,13 @@ from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, Store
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.response_queue import relayed_answer
-from fencepost_proxy.session.rewriters import AnswerExpanded, Finished, RequestRewriter, RequestRewriters
+from fencepost_proxy.session.rewriters import (
+    LISTS_TOPICS,
+    AnswerExpanded,
+    Finished,
+    RequestRewriter,
+    RequestRewriters,
+)
 from fencepost_proxy.topics.planning import ExpansionOutcome
 from fencepost_proxy.topics.state import NotStored
 from fencepost_proxy.wire.api_versions import introduced
@@ -27,6 +33,8 @@ from fencepost_proxy.wire.apis import API_VERSIONS, DESCRIBE_TOPIC_PARTITIONS, F
 HERE_BYTES_MAX = 4096
 #: The same for a request that is only searched for the state topic, and for a Produce response.
 SEARCHED_HERE_BYTES_MAX = 1 << 20
+#: The same for a response of which most is skipped and copied.
+SPLICED_HERE_BYTES_MAX = 1 << 15
 #: Only searched, although their responses are rewritten.
 _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
@@ -74,7 +82,8 @@ class ControlMessages:
             finish = rewriter.finish
 
             def on_response(response: memoryview) -> None:
-                is_large = large or len(response) > HERE_BYTES_MAX
+                here_max = SPLICED_HERE_BYTES_MAX if pending_response.api_key in LISTS_TOPICS else HERE_BYTES_MAX
+                is_large = large or len(response) > here_max
 
                 def done(finished: Finished) -> None:
                     self._finish_rewriting(pending_response, finished, large=is_large)

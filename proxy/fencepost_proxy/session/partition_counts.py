@@ -14,7 +14,7 @@ the request. After that the client gets a retriable error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final, Protocol
@@ -365,11 +365,3 @@ def _refuse_all(refused: dict[TopicPartition, Refusal], topic: _Topic, refusal: 
 def _unreadable(topic: str, data: PartitionData, word: str, reason: str) -> Refusal:
     message = f"{word} topic={topic} partition={data.partition}: {reason}"
     return Refusal(INVALID_RECORD, word.lower(), message)
-
-
-def partition_counts(topics: Iterable[object]) -> Iterator[tuple[str, int]]:
-    """Name and number of partitions of those topics of a Metadata response that have both."""
-    for topic in topics:
-        name, error_code = getattr(topic, "name", None), getattr(topic, "error_code", 0)
-        if name is not None and not error_code:
-            yield name, len(getattr(topic, "partitions", ()))

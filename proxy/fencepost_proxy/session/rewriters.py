@@ -15,12 +15,12 @@ from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
 from fencepost_proxy.expansion.assignment_filter import FOLLOWING, AssignmentFilter
 from fencepost_proxy.expansion.queries import Notice, Query, Reply
 from fencepost_proxy.session.cutter import LENGTH_BYTES
-from fencepost_proxy.session.partition_counts import partition_counts
 from fencepost_proxy.topics.closed import (
     CLOSED_APIS,
     hide,
     leave_out_of_assignment,
     leave_out_of_subscription,
+    marks,
     mentions,
     plan_closed,
 )
@@ -57,9 +57,11 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.spliced import TopicList
 
 _NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, *ENDPOINTS_FROM)
-_LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
+#: Their responses may be long: most of it is copied (`wire/spliced.py`).
+LISTS_TOPICS = frozenset({METADATA, DESCRIBE_TOPIC_PARTITIONS})
 
 AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]
 
@@ -172,11 +174,13 @@ class RequestRewriters:
                 return RequestRewriter(forward, finish=lambda response: self._idempotent_or_not(header, response))
         if api_key == CONSUMER_GROUP_HEARTBEAT:
             return RequestRewriter(forward, finish=lambda response: self._reported_assignment(header, response, known))
-        by_name = named and known.state_topic.encode() in bytes(frame)
-        return RequestRewriter(
-            forward,
-            finish=lambda response: self._rewrite(header, response, known, local_host, named=named, by_name=by_name),
-        )
+        if api_key in LISTS_TOPICS:
+            by_name = named and known.state_topic.encode() in bytes(frame)
+            return RequestRewriter(
+                forward,
+                finish=lambda response: self._listed(header, response, known, local_host, named=named, by_name=by_name),
+            )
+        return RequestRewriter(forward, finish=lambda response: self._rewrite(header, response, local_host))
 
     def _reported_assignment(self, header: RequestHeader, frame: memoryview, known: Known) -> Finished:
         if not mentions(frame, known):
@@ -268,33 +272,33 @@ class RequestRewriters:
             finish_first=lambda frame: finish_first(_decode(header, frame)[0]),
         )
 
-    def _rewrite(
-        self,
-        header: RequestHeader,
-        frame: memoryview,
-        known: Known,
-        local_host: str,
-        *,
-        named: bool = False,
-        by_name: bool = True,
+    def _listed(
+        self, header: RequestHeader, frame: memoryview, known: Known, local_host: str, *, named: bool, by_name: bool
     ) -> Finished:
+        topics = TopicList(header.api_key, header.api_version, bytes(frame))
+        self._readdress(header.api_key, topics.before, local_host)
+        for index in topics.containing(marks(known)):
+            entry = Message(topics=[topics.element(index)])
+            if hide(entry, known, queried=named, by_name=by_name):
+                topics.replace(index, entry.topics)
+        counts: tuple[tuple[str, int], ...] = ()
+        if header.api_key == METADATA and known.may_check_counts != frozenset():
+            reported = topics.partition_counts(known.may_check_counts)
+            counts = tuple(each for each in reported if known.is_count_checked(each[0]))
+        answer = topics.encoded(changed_before=self._own_addresses)
+        return Finished(answer, partition_counts=counts, client_id=header.client_id)
+
+    def _rewrite(self, header: RequestHeader, frame: memoryview, local_host: str) -> Finished:
         api_key = header.api_key
         response, offset = _decode(header, frame)
-        changed = True
         self._readdress(api_key, response, local_host)
-        if api_key in _LISTS_TOPICS:
-            changed = hide(response, known, queried=named, by_name=by_name) or self._own_addresses
-        elif api_key == API_VERSIONS:
+        if api_key == API_VERSIONS:
             restrict_api_versions(response)
         elif api_key == INIT_PRODUCER_ID and response.producer_id in self._shared_producer_ids():
             raise UpstreamProtocolError(
                 f"Kafka assigned a client producer id {response.producer_id}, which this proxy uses for fenced appends"
             )
-        counts: tuple[tuple[str, int], ...] = ()
-        if api_key == METADATA:
-            counts = tuple(each for each in partition_counts(response.topics) if known.is_count_checked(each[0]))
-        answer = _encode(header, frame, offset, response) if changed else replace_body(frame, len(frame), b"")
-        return Finished(answer, partition_counts=counts, client_id=header.client_id)
+        return Finished(_encode(header, frame, offset, response))
 
     def _readdress(self, api_key: int, response: Message, local_host: str) -> None:
         if api_key not in _NAMES_BROKERS or not self._own_addresses:
@@ -320,7 +324,7 @@ class RequestRewriters:
             response.error_code = Error.NONE
             response.producer_id, response.producer_epoch = self._make_up_producer_id(), 0
             return Finished(_encode(header, frame, offset, response))
-        return self._rewrite(header, frame, self._known(), "")
+        return self._rewrite(header, frame, "")
 
 
 def _can_be_read(api_key: int, version: int) -> bool:

@@ -43,9 +43,13 @@ def denied_message(known: Known) -> str:
 def mentions(frame: bytes | memoryview, known: Known) -> bool:
     """Whether a request contains the state topic's name or id. True may be a coincidence, False is certain."""
     data = bytes(frame)
-    if known.state_topic.encode() in data:
-        return True
-    return known.state_topic_id is not None and known.state_topic_id.bytes in data
+    return any(mark in data for mark in marks(known))
+
+
+def marks(known: Known) -> tuple[bytes, ...]:
+    """What occurs in any message that names the state topic."""
+    name = known.state_topic.encode()
+    return (name,) if known.state_topic_id is None else (name, known.state_topic_id.bytes)
 
 
 def hide(response: Message, known: Known, *, queried: bool, by_name: bool = True) -> bool:

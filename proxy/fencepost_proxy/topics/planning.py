@@ -21,6 +21,7 @@ class Known:
 
     `topic_id`: id of a topic's current incarnation, None if unknown. `state_topic_id`: None until the state topic was
     found or created. `fresh`: `view` is recent enough to rely on. `shared_producer_ids`: of fenced appends.
+    `may_check_counts`: names of all topics that may have partition-count checks; None: any may.
     """
 
     view: StateView
@@ -30,6 +31,7 @@ class Known:
     state_topic_id: UUID | None = None
     fresh: bool = True
     shared_producer_ids: frozenset[int] = frozenset()
+    may_check_counts: frozenset[bytes] | None = None
 
     def policy(self, topic: str) -> TopicPolicy | None:
         """A topic's policy; None if the virtual configs are outdated."""

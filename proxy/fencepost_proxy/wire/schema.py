@@ -4,7 +4,7 @@ The schemas are in `schemas.json`, a line for each message, from a release of Ka
 
 Unlike the codecs of client libraries, this one keeps unknown tagged fields at every level (`Message.unknown_tags`). As
 in Kafka, a known tagged field with its default value is not written, and tagged fields are written in ascending order.
-Each schema and version is compiled once, into a pair of closures.
+Each schema and version is compiled once, into a pair of closures, and a layout to skip over its values (`layouts.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ from uuid import UUID
 
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.types import NO_TOPIC_ID
+from fencepost_proxy.wire.layouts import (
+    COMPACT,
+    COMPACT_STRUCTS,
+    FIXED,
+    LONG,
+    LONG_STRUCTS,
+    NULLABLE,
+    SHORT,
+    TAGS,
+    Layout,
+    joined,
+)
 from fencepost_proxy.wire.primitives import (
     INT16,
     INT32,
@@ -79,6 +91,19 @@ class Codec(NamedTuple):
 
     read: _Read
     write: _Write
+    layout: Layout = ()
+
+
+class Parts(NamedTuple):
+    """Codecs of what comes before an array of a message, of its elements, and of what comes after it.
+
+    `compact`: whether the count of the array is a varint, as in flexible versions.
+    """
+
+    before: Codec
+    element: Codec
+    after: Codec
+    compact: bool
 
 
 class _Field(NamedTuple):
@@ -146,6 +171,22 @@ def codec(name: str, version: int) -> Codec | None:
 _Structs = dict[str, list[dict[str, Any]]]
 
 
+@cache
+def parts(name: str, version: int, array: str) -> Parts:
+    """The parts of a message around one of its arrays, such as `Topics`. The schema must have that version."""
+    schema = _schema(name)
+    assert schema is not None
+    fields = [field for field in schema["fields"] if _in(version, field["versions"])]
+    (at,) = (at for at, field in enumerate(fields) if field["name"] == array)
+    structs = {common["name"]: common["fields"] for common in schema.get("commonStructs", [])}
+    flexible = _in(version, schema["flexibleVersions"])
+    assert not any(_in(version, field.get("taggedVersions")) for field in fields[: at + 1])
+    before, _ = _struct(name, fields[:at], structs, version, flexible, ends=False)
+    element, _ = _type({"fields": fields[at].get("fields")}, fields[at]["type"][2:], structs, version, flexible)
+    after, _ = _struct(name, fields[at + 1 :], structs, version, flexible)
+    return Parts(before, element, after, flexible)
+
+
 def untagged_fields(name: str, version: int) -> list[tuple[str, str, list[dict[str, Any]]]]:
     """Name, type and, of structs, the definitions of the fields of a message; `fields_of` reads those."""
     schema = _schema(name)
@@ -172,10 +213,13 @@ def fixed_bytes(type_name: str) -> int | None:
 
 
 class _Struct(NamedTuple):
-    """The fields of a struct at a version. `constants`, `makers` – the defaults of all fields, in any version."""
+    """The fields of a struct at a version. `constants`, `makers` – the defaults of all fields, in any version.
+
+    `has_tags`: it ends with tagged fields.
+    """
 
     name: str
-    flexible: bool
+    has_tags: bool
     untagged: list[_Field]
     tagged: dict[int, _Field]
     constants: dict[str, Any]
@@ -189,10 +233,11 @@ class _Struct(NamedTuple):
 
 
 def _struct(
-    name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
+    name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool, *, ends: bool = True
 ) -> tuple[Codec, Callable[[], Message]]:
-    """The codec of a struct at a version, and a factory of the struct with Kafka's defaults."""
-    struct_of = _Struct(name, flexible, [], {}, {}, [])
+    """The codec of a struct at a version, and a factory of the struct with Kafka's defaults. `ends`: False for the
+    first fields of a struct only."""
+    struct_of = _Struct(name, flexible and ends, [], {}, {}, [])
     for field in fields:
         field_name = re.sub(r"(?<!^)(?=[A-Z])", "_", field["name"]).lower()
         codec, default = _type(field, field["type"], structs, version, flexible)
@@ -206,7 +251,10 @@ def _struct(
             struct_of.tagged[field["tag"]] = _Field(field_name, codec, default)
         else:
             struct_of.untagged.append(_Field(field_name, codec, default))
-    return Codec(_reader(struct_of), _writer(struct_of)), struct_of.make
+    layouts = [field.codec.layout for field in struct_of.untagged]
+    if struct_of.has_tags:
+        layouts.append(((TAGS, 0),))
+    return Codec(_reader(struct_of), _writer(struct_of), joined(layouts)), struct_of.make
 
 
 def _reader(of: _Struct) -> _Read:
@@ -224,7 +272,7 @@ def _reader(of: _Struct) -> _Read:
             values[name] = maker()
         for name, read_field in read_fields:
             values[name], pos = read_field(data, pos)
-        if of.flexible:
+        if of.has_tags:
             section, pos = read_tags(data, pos)
             unknown = []
             for tag, value in split_tags(section):
@@ -253,7 +301,7 @@ def _writer(of: _Struct) -> _Write:
                 codec.write(out, values[name] if name in values else default())
             except (struct.error, AttributeError, ValueError) as error:
                 raise ValueError(f"{of.name}.{name} cannot be {values.get(name)!r:.80}: {error}") from error
-        if of.flexible:
+        if of.has_tags:
             tags = list(message.unknown_tags)
             for tag, (name, codec, default) in of.tagged.items():
                 if name in values and values[name] != default():
@@ -280,7 +328,7 @@ def _type(
         default = _number(type_name, field.get("default") or "0")
         return _fixed(fixed), lambda: default
     if type_name == "uuid":
-        return Codec(read_uuid, _write_uuid), lambda: NO_TOPIC_ID
+        return Codec(read_uuid, _write_uuid, ((FIXED, len(NO_TOPIC_ID.bytes)),)), lambda: NO_TOPIC_ID
     if type_name == "string":
         text = None if null_default else field.get("default", "")
         return _string(nullable, flexible), lambda: text
@@ -302,7 +350,7 @@ def _fixed(fixed: struct.Struct) -> Codec:
     def read(data: bytes, pos: int) -> tuple[Any, int]:
         return unpack(data, pos)[0], pos + size
 
-    return Codec(read, lambda out, value: out.extend(fixed.pack(value)))
+    return Codec(read, lambda out, value: out.extend(fixed.pack(value)), ((FIXED, size),))
 
 
 def _write_uuid(out: bytearray, value: UUID) -> None:
@@ -312,9 +360,10 @@ def _write_uuid(out: bytearray, value: UUID) -> None:
 def _string(nullable: bool, flexible: bool) -> Codec:
     if flexible:
         read: _Read = read_compact_nullable_string if nullable else read_compact_string
-        return Codec(read, write_compact_nullable_string if nullable else _not_null(write_compact_nullable_string))
+        write = write_compact_nullable_string if nullable else _not_null(write_compact_nullable_string)
+        return Codec(read, write, ((COMPACT, 1),))
     read = read_nullable_string if nullable else read_string
-    return Codec(read, write_nullable_string if nullable else _not_null(write_nullable_string))
+    return Codec(read, write_nullable_string if nullable else _not_null(write_nullable_string), ((SHORT, 1),))
 
 
 def _not_null(write: _Write) -> _Write:
@@ -335,7 +384,7 @@ def _bytes(nullable: bool, flexible: bool) -> Codec:
         _write_length(out, value, flexible)
         out += value or b""
 
-    return Codec(read, write if nullable else _not_null(write))
+    return Codec(read, write if nullable else _not_null(write), ((COMPACT if flexible else LONG, 1),))
 
 
 def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) -> Codec:
@@ -366,7 +415,13 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
         for item in items:
             element.write(out, item)
 
-    return Codec(read, write if nullable else _not_null(write))
+    return Codec(read, write if nullable else _not_null(write), _array_layout(element.layout, flexible))
+
+
+def _array_layout(element: Layout, flexible: bool) -> Layout:
+    if len(element) == 1 and element[0][0] == FIXED:
+        return ((COMPACT if flexible else LONG, element[0][1]),)
+    return ((COMPACT_STRUCTS if flexible else LONG_STRUCTS, len(element)), *element)
 
 
 def _nullable(codec: Codec) -> Codec:
@@ -380,7 +435,7 @@ def _nullable(codec: Codec) -> Codec:
         if value is not None:
             codec.write(out, value)
 
-    return Codec(read, write)
+    return Codec(read, write, ((NULLABLE, len(codec.layout)), *codec.layout))
 
 
 def _read_length(data: bytes, pos: int, nullable: bool, flexible: bool) -> tuple[int | None, int]:
