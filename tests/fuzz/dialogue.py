@@ -220,6 +220,7 @@ class FuzzServices(Counting):
         self.dispatcher: Dispatcher
         self.unread: dict[int, int] = {}
         self.topic_names: dict[UUID, str] = {}
+        self.unknown_topic_ids: dict[UUID, float] = {}
         super().__init__()
 
     shared_producer_ids = frozenset({SHARED})

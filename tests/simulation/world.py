@@ -233,6 +233,7 @@ class Proxy(Counting):
         self._renewing = False
         self._metadata: dict[TopicPartition, tuple[int | None, int, UUID]] = {}
         self.topic_names: dict[UUID, str] = {}
+        self.unknown_topic_ids: dict[UUID, float] = {}
         self._policies: dict[str, TopicPolicy | None] = {}
         self._abort_only_records = AbortOnlyRecords(self)
         self.log_append_time = self.world.log_append_time

@@ -71,6 +71,7 @@ class ServicesStandIn(Counting):
     is_taken_over: bool = True
     unknown_topics: frozenset[str] = frozenset()
     topic_names: dict[UUID, str] = field(default_factory=dict)
+    unknown_topic_ids: dict[UUID, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.topic_ids import IDS_AT_ONCE, UNKNOWN_SECONDS
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import (
@@ -118,6 +119,41 @@ def test_topic_without_a_name_is_refused_as_kafka_does(error: int, reported: int
     assert session.services.topic_names == {}
 
 
+def test_many_unknown_ids_are_looked_up_in_parts() -> None:
+    """Kafka's time for unknown ids grows with the square of their number."""
+    session, ids = Ids(), [UUID(int=each) for each in range(1, 2 * IDS_AT_ONCE + 2)]
+    session.client(produce(*((each, 0, batch(b"x")) for each in ids)))
+    for begin in range(0, len(ids), IDS_AT_ONCE):
+        is_looked_up(session, dict.fromkeys(ids[begin : begin + IDS_AT_ONCE], 100))
+    for _ in ids:
+        session.metric()
+    assert session.reported() == {(each, 0): (UNKNOWN_TOPIC_ID, -1) for each in ids}
+
+
+def test_unknown_id_is_not_looked_up_again_for_a_moment() -> None:
+    session, other_client = Ids(), Ids()
+    other_client.services.unknown_topic_ids = session.services.unknown_topic_ids
+    session.client(produce((OTHER, 0, batch(b"x"))))
+    is_looked_up(session, {OTHER: 100})
+    for talk in (session, other_client):
+        talk.commands.clear()
+        talk.client(produce((OTHER, 0, batch(b"x")), correlation=2))
+        talk.metric()
+        assert talk.reported() == {(OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
+    other_client.now += UNKNOWN_SECONDS
+    other_client.client(produce((OTHER, 0, batch(b"x")), correlation=3))
+    is_looked_up(other_client, {OTHER: "plain"}, 3)
+    other_client.upstream()
+
+
+def test_denied_id_is_looked_up_each_time() -> None:
+    session = Ids()
+    for correlation in (1, 2):
+        session.client(produce((OTHER, 0, batch(b"x")), correlation=correlation))
+        is_looked_up(session, {OTHER: 29}, correlation)
+        session.commands.clear()
+
+
 def test_other_topics_of_the_request_are_sent() -> None:
     plain = UUID(int=79)  # not the id known here: of a topic that is not checked, Kafka decides
     session = Ids(topic_names={T_ID: "checked-a", plain: "plain"})
@@ -130,7 +166,6 @@ def test_other_topics_of_the_request_are_sent() -> None:
     assert session.reported() == {(plain, 0): (0, 9), (T_ID, 0): (0, 5), (OTHER, 0): (UNKNOWN_TOPIC_ID, -1)}
 
     session.client(produce((OTHER, 0, batch(b"x")), (plain, 0, batch(b"x")), correlation=2))  # without a checked one
-    is_looked_up(session, {OTHER: 100}, 2)
     session.metric()
     assert [topic.topic_id for topic in session.sent_up().topics] == [plain]
     session.kafka(produced((plain, 0, 0, 10), correlation=2))

@@ -89,6 +89,7 @@ class Services(partition_counts.Services, Protocol):
     clients_log_in: bool
     state_topic: str
     topic_names: MutableMapping[UUID, str]
+    unknown_topic_ids: MutableMapping[UUID, float]
     idempotence: IdempotenceMemory
     transactions: Table
     relayed_versions: RelayedVersions

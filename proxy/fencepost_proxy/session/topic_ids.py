@@ -2,7 +2,8 @@
 
 Checks belong to topic names. A topic never changes its name, so a name that Kafka has given for an id stays valid. An
 unknown id is looked up on the client's own connection, with the client's permissions, before anything else is decided.
-`Services.topic_names` has the names that were looked up, by id.
+`Services.topic_names` has the names that were looked up, by id, `Services.unknown_topic_ids` when Kafka did not know
+an id. Both are bounded.
 
 UNKNOWN_TOPIC_ID (100), as from Kafka, is the answer for
 
@@ -33,6 +34,11 @@ from fencepost_proxy.wire.schema import Message
 
 #: Ids without a name, and Kafka's errors.
 Nameless = Mapping[UUID, int]
+#: Ids in one Metadata request. Kafka 4.4 takes 5 ms for 100 unknown ones, and 650 ms for 1,000.
+IDS_AT_ONCE: Final = 50
+#: An id that Kafka did not know is not looked up again for so long, for any client: shorter than a client's refresh of
+#: its metadata and retry.
+UNKNOWN_SECONDS: Final = 0.25
 NONE_NAMELESS: Final[Nameless] = MappingProxyType({})
 
 
@@ -49,22 +55,34 @@ class TopicIds:
         self, request: ProduceRequest, nameless: Nameless, then: Callable[[Nameless], None], ids: Iterable[UUID] = ()
     ) -> bool:
         """True: `then` continues with what Kafka says of ids that are not known here. `ids` – those of the request."""
-        names = self._services.topic_names
+        names, recent = self._services.topic_names, self._services.unknown_topic_ids
         ids = ids or [topic.topic_id for topic in request.topics if topic.topic_id is not None]
         unknown = dict.fromkeys(each for each in ids if each not in names and each not in nameless)
         if not unknown:
             return False
+        as_of = self._state.now - UNKNOWN_SECONDS
+        errors = {**nameless, **dict.fromkeys(unknown, int(Error.UNKNOWN_TOPIC_ID))}
+        left = [each for each in unknown if recent.get(each, as_of) <= as_of]
+
+        def look_up_next() -> None:
+            if not left:
+                then(errors)
+                return
+            part = left[:IDS_AT_ONCE]
+            del left[:IDS_AT_ONCE]
+            self._proofs.look_up(part, request.correlation_id, request.client_id, answered)
 
         def answered(response: Message) -> None:
-            errors = dict.fromkeys(unknown, int(Error.UNKNOWN_TOPIC_ID))
             for topic in response.topics:
                 if topic.name:
                     names[topic.topic_id] = topic.name
                 elif topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
                     errors[topic.topic_id] = topic.error_code
-            then({**nameless, **errors})
+                else:
+                    recent[topic.topic_id] = self._state.now
+            look_up_next()
 
-        self._proofs.look_up(list(unknown), request.correlation_id, request.client_id, answered)
+        look_up_next()
         return True
 
     def named(
