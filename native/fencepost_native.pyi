@@ -121,7 +121,14 @@ class Grounds:
     """What holds of a topic. Permits rely on `policy` and `topic_id` by identity."""
 
     def __new__(
-        cls, policy: TopicPolicy, topic_id: UUID, topic_id_bytes: bytes, required: bool, source_is_base: bool
+        cls,
+        policy: TopicPolicy,
+        topic_id: UUID,
+        topic_id_bytes: bytes,
+        required: bool,
+        source_is_base: bool,
+        topic: bytes,
+        cluster_id: bytes | None,
     ) -> Grounds: ...
     @property
     def policy(self) -> TopicPolicy: ...

@@ -58,6 +58,33 @@ impl HeaderNames {
     }
 }
 
+/// For which a batch is: header values may name it. See `wire/statements.py`.
+pub struct Target<'a> {
+    pub topic: &'a [u8],
+    pub partition: i32,
+    pub cluster_id: Option<&'a [u8]>,
+}
+
+impl Target<'_> {
+    /// Whether `stated`, what follows a number, is of this form: `@TOPIC/PARTITION`, perhaps `@CLUSTER_ID`.
+    fn is_named_by(&self, stated: &[u8]) -> bool {
+        let Some(partition) = stated.strip_prefix(b"@").and_then(|rest| rest.strip_prefix(self.topic)) else {
+            return false;
+        };
+        let Some(partition) = partition.strip_prefix(b"/") else {
+            return false;
+        };
+        let digits = partition.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (number, stated) = partition.split_at(digits);
+        let canonical = !(number.len() > 1 && number[0] == b'0');
+        let number = std::str::from_utf8(number).ok().and_then(|number| number.parse::<i32>().ok());
+        if !canonical || number != Some(self.partition) {
+            return false;
+        }
+        stated.is_empty() || stated.strip_prefix(b"@").is_some_and(|stated| self.cluster_id == Some(stated))
+    }
+}
+
 /// A batch, and what it states.
 pub struct Scan {
     pub record_count: i32,
@@ -70,7 +97,7 @@ pub struct Scan {
     pub digest: Digest,
 }
 
-pub fn scan(batch: &[u8], names: &HeaderNames, seed: u64, source_is_base: bool) -> Option<Scan> {
+pub fn scan(batch: &[u8], names: &HeaderNames, target: &Target, seed: u64, source_is_base: bool) -> Option<Scan> {
     let mut at = Cursor::new(batch, 0);
     let base_offset = at.i64()?;
     let length = at.i32()?;
@@ -107,7 +134,7 @@ pub fn scan(batch: &[u8], names: &HeaderNames, seed: u64, source_is_base: bool) 
     };
     let mut stated = Stated::default();
     if record_count <= WALKED_RECORDS_MAX || names.occur_in(payload) {
-        stated.walk(payload, record_count, names)?;
+        stated.walk(payload, record_count, names, target)?;
     }
     let expected = match stated.expected {
         Some(expected) => Some(expected),
@@ -167,17 +194,24 @@ struct Stated {
 }
 
 impl Stated {
-    fn walk(&mut self, payload: &[u8], record_count: i32, names: &HeaderNames) -> Option<()> {
+    fn walk(&mut self, payload: &[u8], record_count: i32, names: &HeaderNames, target: &Target) -> Option<()> {
         let mut at = 0;
         for index in 0..record_count {
             let record = Record::start(payload, at)?;
-            self.read_record(&payload[..record.end], record.rest_at, index, names)?;
+            self.read_record(&payload[..record.end], record.rest_at, index, names, target)?;
             at = record.end;
         }
         (at == payload.len()).then_some(())
     }
 
-    fn read_record(&mut self, payload: &[u8], rest_at: usize, index: i32, names: &HeaderNames) -> Option<()> {
+    fn read_record(
+        &mut self,
+        payload: &[u8],
+        rest_at: usize,
+        index: i32,
+        names: &HeaderNames,
+        target: &Target,
+    ) -> Option<()> {
         let mut cursor = Cursor::new(payload, rest_at);
         if cursor.varint()? != index {
             return None;
@@ -200,13 +234,13 @@ impl Stated {
                 if std::mem::replace(&mut observed[name as usize], true) {
                     return None;
                 }
-                self.read_header(name, value?, index)?;
+                self.read_header(name, value?, index, target)?;
             }
         }
         (cursor.at == payload.len()).then_some(())
     }
 
-    fn read_header(&mut self, name: Name, value: &[u8], index: i32) -> Option<()> {
+    fn read_header(&mut self, name: Name, value: &[u8], index: i32, target: &Target) -> Option<()> {
         match name {
             Name::PartitionCount => return None,
             Name::WriteId if value.is_empty() => return None,
@@ -215,10 +249,12 @@ impl Stated {
             }
             Name::ExpectedOffset if value == b"-1" => (),
             Name::ExpectedOffset => {
-                if value.is_empty() || value.len() > DIGITS_MAX || !value.iter().all(u8::is_ascii_digit) {
+                let digits = value.iter().take_while(|byte| byte.is_ascii_digit()).count();
+                let (number, stated) = value.split_at(digits);
+                if number.is_empty() || digits > DIGITS_MAX || !(stated.is_empty() || target.is_named_by(stated)) {
                     return None;
                 }
-                let expected: i64 = std::str::from_utf8(value).ok()?.parse().ok()?;
+                let expected: i64 = std::str::from_utf8(number).ok()?.parse().ok()?;
                 let first = expected - i64::from(index);
                 if *self.expected.get_or_insert(first) != first {
                     return None;

@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::batch::{self, HEADER_BYTES, Scan};
+use crate::batch::{self, HEADER_BYTES, Scan, Target};
 use crate::bytes::Cursor;
 use crate::fetch;
 use crate::frame::Frame;
@@ -822,7 +822,10 @@ impl Connection {
             };
             bytes_left = left;
             let settings = it.settings;
-            let Some(scan) = batch::scan(bytes, &settings.names, settings.digest_seed, grounds.source_is_base) else {
+            let target =
+                Target { topic: &grounds.topic, partition: batch.partition, cluster_id: grounds.cluster_id.as_deref() };
+            let source_is_base = grounds.source_is_base;
+            let Some(scan) = batch::scan(bytes, &settings.names, &target, settings.digest_seed, source_is_base) else {
                 return Ok(None);
             };
             if scan.producer_id >= 0

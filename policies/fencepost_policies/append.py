@@ -46,7 +46,8 @@ class Append:
     `expected_base_offset`: expected offset of the first record; None if not stated. It may be negative if a later
     record states too small an offset: such a batch never fits. `max_timestamp_ms`: Unix milliseconds, -1 without one.
     `min_timestamp_ms`: of the oldest record with a timestamp; None if none has one, or if no policy of the topic reads
-    `Reads.TIMESTAMPS`.
+    `Reads.TIMESTAMPS`. `copied_from`: what the first header is bound to that does not count here: another
+    topic, partition or cluster. None without such.
     """
 
     topic: str
@@ -63,6 +64,7 @@ class Append:
     transactional: bool = False
     max_timestamp_ms: int = -1
     min_timestamp_ms: int | None = None
+    copied_from: str | None = None
 
 
 @value
@@ -129,6 +131,16 @@ def header_unreadable(append: Append) -> Refusal | None:
         return None
     record = f"{where(append)} record={bad.record} header={bad.header}"
     return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {record}: {bad.reason}")
+
+
+def copied_headers(append: Append) -> str:
+    """For the refusal of a batch without a header that it must have: why those that it has do not count."""
+    if append.copied_from is None:
+        return ""
+    return (
+        f" (its Fencepost headers are copied headers: they were made for {append.copied_from} and do not count here; "
+        "remove them, then state what is meant here)"
+    )
 
 
 def where(append: Append) -> str:

@@ -11,6 +11,7 @@ from fencepost_policies.append import (
     Check,
     Facts,
     Refusal,
+    copied_headers,
     header_unreadable,
     where,
 )
@@ -89,7 +90,7 @@ class ConditionalPublish(AppendPolicy[Check]):
             "expectation_required",
             f"EXPECTATION_REQUIRED {where(append)}: this topic has "
             "fencepost.check.expected.offsets=required, so the first record of every batch must carry its expected "
-            "offset",
+            f"offset{copied_headers(append)}",
         )
 
     @staticmethod

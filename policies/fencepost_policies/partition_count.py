@@ -18,6 +18,7 @@ from fencepost_policies.append import (
     Facts,
     PartitionFacts,
     Refusal,
+    copied_headers,
     where,
 )
 from fencepost_policies.append_policy import AppendPolicy, Choice, Reads, Stage
@@ -78,7 +79,7 @@ class PartitionCount(AppendPolicy[Check]):
                 "partition_count_required",
                 f"PARTITION_COUNT_REQUIRED {where(append)} actual={of.count}: this topic has "
                 "fencepost.check.partition.count=required, so the first record of every batch must carry the partition "
-                "count used to place its key, in the record header fencepost-partition-count",
+                f"count used to place its key, in the record header fencepost-partition-count{copied_headers(append)}",
             )
         if of.partitioner is not None:
             return _misplaced(append, of, of.partitioner)

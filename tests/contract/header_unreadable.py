@@ -6,7 +6,7 @@ from tests.contract.rows import INVALID_RECORD, NO_SESSION, Reply, batch, row, s
 from tests.support.raw import Record
 
 _OFFSET, _COUNT, _WRITE_ID = "fencepost-expected-offset", "fencepost-partition-count", "fencepost-write-id"
-_NOT_A_NUMBER = "is not an ASCII decimal number of at most 19 digits"
+_NOT_A_NUMBER = "is not an ASCII decimal number of at most 19 digits, nor {form}[@CLUSTER_ID]"
 _TWICE = "duplicate header in one record"
 _FORMS: list[tuple[str, bytes | None, str]] = [
     ("empty", b"", f"'' {_NOT_A_NUMBER}"),
@@ -23,21 +23,48 @@ _FORMS: list[tuple[str, bytes | None, str]] = [
     ("binary", b"\0\0\0\x29", r"'\x00\x00\x00)' " + _NOT_A_NUMBER),
     ("long", b"secret" * 1000, f"'secretsecretsecretse'… {_NOT_A_NUMBER}"),
 ]
+_BAD_PLACES = [
+    "3@",
+    "3@orders",
+    "3@orders/",
+    "3@orders/03",
+    "3@orders/-1",
+    "3@orders/3@",
+    "3@orders/3 ",
+    "3@or ders/3",
+    "@orders/3",
+    "-1@orders/3",
+    "3@orders/3@a cluster",
+    "12345678901234567890@orders/3",
+]
 _OFFSETS = [
     *_FORMS,
     ("below-minus-one", b"-2", f"'-2' {_NOT_A_NUMBER}"),
     ("other-digits", "\u0663".encode(), r"'\xd9\xa3' " + _NOT_A_NUMBER),
+    *(
+        (
+            f"place-{number}",
+            stated.encode(),
+            f"'{stated[:20]}'{'…' * (len(stated) > 20)} {_NOT_A_NUMBER}",
+        )
+        for number, stated in enumerate(_BAD_PLACES)
+    ),
     ("above-int64", b"9223372036854775808", "9223372036854775808 does not fit 64 bits"),
 ]
 _COUNTS = [
     *_FORMS,
     ("zero", b"0", "0 is not a number of partitions"),
-    ("minus-one", b"-1", "a topic has at least one partition"),
+    ("minus-one", b"-1", f"'-1' {_NOT_A_NUMBER}"),
+    ("place-with-partition", b"6@orders/3", f"'6@orders/3' {_NOT_A_NUMBER}"),
+    ("unfinished-place", b"6@", f"'6@' {_NOT_A_NUMBER}"),
+    ("unfinished-cluster", b"6@orders@", f"'6@orders@' {_NOT_A_NUMBER}"),
+    ("zero-of-this-topic", b"0@{topic}", "0 is not a number of partitions"),
     ("above-int32", b"2147483648", "2147483648 is not a number of partitions"),
 ]
 
 
 def _unreadable(header: str, reason: str, record: int = 0) -> Reply:
+    reason = reason.replace("{form}", "COUNT@TOPIC" if header == _COUNT else "OFFSET@TOPIC/PARTITION")
     return Reply(INVALID_RECORD, -1, f"HEADER_UNREADABLE {{where}} record={record} header={header}: {reason}")
 
 

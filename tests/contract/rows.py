@@ -57,7 +57,7 @@ _LONGEST_TEXT = 400
 @dataclass(frozen=True)
 class Batch:
     """Equal batches are the same bytes: a retry. `producer`: a name, `SHARED`, or an id. `age_ms`: of timestamps that
-    the records do not state. `spoil`: changes the finished bytes."""
+    the records do not state. `spoil`: changes the finished bytes. In header values, `{topic}` is the first topic."""
 
     records: tuple[raw.Record, ...]
     producer: str | int | None = None
@@ -82,13 +82,13 @@ class Batch:
         )
         return f"batch({', '.join(changed)})"[:_LONGEST_TEXT]
 
-    def build(self, now_ms: int, producer_id: Callable[[str | int], tuple[int, int]]) -> bytes:
+    def build(self, now_ms: int, producer_id: Callable[[str | int], tuple[int, int]], topic: str) -> bytes:
         producer = None
         if self.producer is not None:
             number, epoch = producer_id(self.producer)
             producer = raw.Producer(number, epoch + self.epoch, self.sequence)
         built = raw.batch(
-            *(_dated(record, now_ms - self.age_ms) for record in self.records),
+            *(_placed(record, now_ms - self.age_ms, topic.encode()) for record in self.records),
             producer=producer,
             base_offset=self.base_offset,
             codec=self.codec,
@@ -98,9 +98,13 @@ class Batch:
         return built if self.spoil is None else self.spoil(built)
 
 
-def _dated(record: raw.Record, now_ms: int) -> raw.Record:
+def _placed(record: raw.Record, now_ms: int, topic: bytes) -> raw.Record:
     at = now_ms if record.timestamp_ms is None else record.timestamp_ms
-    return raw.Record(record.value, record.expected, record.headers, record.key, at)
+    expected = record.expected
+    if isinstance(expected, bytes):
+        expected = expected.replace(b"{topic}", topic)
+    headers = [(name, value and value.replace(b"{topic}", topic)) for name, value in record.headers]
+    return raw.Record(record.value, expected, headers, record.key, at)
 
 
 def batch(
@@ -377,7 +381,7 @@ class Level:
 
     def bytes_of(self, records: Batch) -> bytes:
         if records not in self._built:
-            self._built[records] = records.build(self.now_ms(), self._producer_id)
+            self._built[records] = records.build(self.now_ms(), self._producer_id, self.topic)
         return self._built[records]
 
     def _producer_id(self, name: str | int) -> tuple[int, int]:

@@ -211,7 +211,7 @@ class FuzzServices(Counting):
     clients_log_in = False
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self.header_names = HeaderNames()
+        self.header_names = HeaderNames(cluster_id=b"fuzzed")
         self.refuse_whole_requests = bool(setup["whole"])
         self.transactions = Table()
         self.memory_bytes = self.free_bytes = 2 * FRAME_BYTES_MAX
@@ -876,7 +876,7 @@ class _Run:
                 self.stores.append((wires.number, command))
             case m.Count(_, label):
                 self.observed.add(("count", label))
-            case m.TopicStale() | m.Downgraded():
+            case m.TopicStale() | m.Downgraded() | m.HeadersCopied():
                 pass
             case _:
                 raise Failure("a command without a connection", command)
@@ -1183,7 +1183,8 @@ class _Run:
             (topic.name, topic.topic_id, each.partition): each for topic in reported.topics for each in topic.partitions
         }
         for topic in queried.topics:
-            policy = POLICIES.get(NAMES_BY_ID.get(topic.topic_id, "") if topic.topic_id else topic.name)
+            name = NAMES_BY_ID.get(topic.topic_id, "") if topic.topic_id else topic.name
+            policy = POLICIES.get(name)
             if policy is None or not policy.is_checked:
                 continue
             for data in topic.partitions:
@@ -1195,7 +1196,8 @@ class _Run:
                 try:
                     scan = scan_batch(
                         data.records,
-                        HeaderNames(),
+                        self.services.header_names,
+                        TopicPartition(name, data.partition),
                         source_is_base=False,
                         decompressed_bytes_max=self.services.decompressed_bytes_max,
                     )

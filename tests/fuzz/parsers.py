@@ -16,6 +16,7 @@ from uuid import UUID
 import cramjam
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import API_VERSIONS
 from fencepost_proxy.wire.batch import fence_batch, parse_batch_header, split_batches, verify_crc
 from fencepost_proxy.wire.batch_digest import digest_batch
@@ -51,6 +52,7 @@ from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 _INSTANCE_IDS = b"\x02\x09\x03abc\xac\x02\x00"
 _DECOMPRESSED_MAX = 100_000
 _NAMES = HeaderNames()
+_WHERE = TopicPartition("orders", 3)
 _PARSERS = (
     "produce-request",
     "produce-response",
@@ -259,12 +261,12 @@ def _parse_produce_response(version: int, view: memoryview) -> None:
 
 
 def _parse_batch(version: int, view: memoryview) -> None:
-    scan = scan_batch(view, _NAMES, source_is_base=bool(version & 1), decompressed_bytes_max=_DECOMPRESSED_MAX)
+    scan = scan_batch(view, _NAMES, _WHERE, source_is_base=bool(version & 1), decompressed_bytes_max=_DECOMPRESSED_MAX)
     digest_batch(view, decompressed_bytes_max=_DECOMPRESSED_MAX)
     digest_batch(view, decompressed_bytes_max=_DECOMPRESSED_MAX, ignore_timestamps=True)
     verify_crc(view)
     fenced = memoryview(fence_batch(view, producer_id=9, producer_epoch=1, base_sequence=2))
-    after = scan_batch(fenced, _NAMES, source_is_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
+    after = scan_batch(fenced, _NAMES, _WHERE, source_is_base=False, decompressed_bytes_max=_DECOMPRESSED_MAX)
     if after.digest != scan.digest or not verify_crc(fenced) or after.header.base_offset:
         raise Failure("a fence changes other fields")
 

@@ -16,6 +16,7 @@ from kafka.protocol.consumer import FetchRequest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import run_tool
 from fencepost_proxy.errors import Error
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import BatchHeader, fence_batch, split_batches, verify_crc
 from fencepost_proxy.wire.batch_digest import digest_batch, may_be_rewritten
 from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
@@ -33,6 +34,7 @@ from tests.support.clients import read_all
 pytestmark = pytest.mark.kafka
 
 LIMIT = 1 << 20
+WHERE = TopicPartition("t", 0)
 PRODUCER_ID = 1 << 40
 
 
@@ -211,7 +213,7 @@ def test_broker_computes_same_newest_timestamp_as_proxy(
     batch[61 + 2] = 2 * 9  # the first record's delta: length, attributes, then 9 in zigzag
     batch[35:43] = (now_ms - 5_000).to_bytes(8, "big")  # max timestamp
     raw.sign(batch)
-    scan = scan_batch(memoryview(batch), HeaderNames(), source_is_base=False, decompressed_bytes_max=LIMIT)
+    scan = scan_batch(memoryview(batch), HeaderNames(), WHERE, source_is_base=False, decompressed_bytes_max=LIMIT)
     assert scan.max_timestamp_ms == now_ms + 9
     name = unique_topic("newest")
     with raw.Connection(kafka.bootstrap) as connection:
@@ -219,7 +221,7 @@ def test_broker_computes_same_newest_timestamp_as_proxy(
         assert _append(connection, 9, name, topic_id, batch).error_code == 0
         ((header, found),) = _fetch(connection, name)
     assert header.max_timestamp_ms == scan.max_timestamp_ms
-    stored = scan_batch(found, HeaderNames(), source_is_base=False, decompressed_bytes_max=LIMIT)
+    stored = scan_batch(found, HeaderNames(), WHERE, source_is_base=False, decompressed_bytes_max=LIMIT)
     assert stored.digest == scan.digest or may_be_rewritten(stored.digest, scan.digest)
     assert digest_batch(found, decompressed_bytes_max=LIMIT) == digest_batch(
         memoryview(batch), decompressed_bytes_max=LIMIT

@@ -330,7 +330,8 @@ class Client(Peer):
             if expected > 0 and sim.chance(0.1):
                 base_offset = expected
             else:
-                headers[0].append(("fencepost-expected-offset", b"%d" % expected))
+                binding = "" if expected % 2 else f"@{name.topic}/{name.partition}"
+                headers[0].append(("fencepost-expected-offset", f"{expected}{binding}".encode()))
                 if lie == "contradiction" and count > 1:
                     headers[1].append(("fencepost-expected-offset", b"%d" % (expected + 5)))
         write_id = b"%s/%d" % (self.name.encode(), number) if conditional and self.uses_write_ids else None

@@ -168,7 +168,11 @@ class ValidatorCall:
         if query.checked[0] <= batch.base and batch.end <= query.checked[1]:
             return logged
         scan = scan_batch(
-            memoryview(batch.data), self._proxy.header_names, source_is_base=False, decompressed_bytes_max=1 << 20
+            memoryview(batch.data),
+            self._proxy.header_names,
+            query.partition,
+            source_is_base=False,
+            decompressed_bytes_max=1 << 20,
         )
         expected = scan.expected_base_offset
         return replace(logged, conditional=expected is not None, expected=expected)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import batch_scan as product
 from fencepost_proxy.wire.batch import (
     fence_batch,
@@ -42,6 +43,7 @@ from tests.support.line_counts import lines_of
 NOW_MS = 1_700_000_000_000
 LIMIT = 16 << 20
 NAMES = HeaderNames()
+WHERE = TopicPartition("orders", 3)
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 each_codec = pytest.mark.parametrize("codec", list(CODECS))
 
@@ -61,7 +63,7 @@ def _saying(*headers: Headers) -> memoryview:
 
 
 def _scan(batch: memoryview, names: HeaderNames = NAMES, *, source_is_base: bool = False) -> BatchScan:
-    return scan_batch(batch, names, source_is_base=source_is_base, decompressed_bytes_max=LIMIT)
+    return scan_batch(batch, names, WHERE, source_is_base=source_is_base, decompressed_bytes_max=LIMIT)
 
 
 # --- batches of real producers ----------------------------------------------------------------------------------------
@@ -318,7 +320,7 @@ def test_batch_decompressing_beyond_the_limit_is_refused() -> None:
     batch = _by_aiokafka(4, [(NOW_MS, None, b"\0" * 100_000, ())])
     assert len(batch) < 1000
     with pytest.raises(LimitError, match="limit of 100000 bytes"):
-        scan_batch(batch, NAMES, source_is_base=False, decompressed_bytes_max=100_000)
+        scan_batch(batch, NAMES, WHERE, source_is_base=False, decompressed_bytes_max=100_000)
     with pytest.raises(LimitError):
         digest_batch(batch, decompressed_bytes_max=100_000)
 
@@ -516,16 +518,16 @@ _LIMITS: Any = {"source_is_base": False, "decompressed_bytes_max": LIMIT}
 
 def test_proxy_header_after_too_many_records_is_refused() -> None:
     batch = _batch([TINY] * 50 + [_record(50, SAYING)])
-    assert scan_batch(batch, NAMES, **_LIMITS, effort=Effort(LIMIT, 70)).expected_base_offset == 41 - 50
+    assert scan_batch(batch, NAMES, WHERE, **_LIMITS, effort=Effort(LIMIT, 70)).expected_base_offset == 41 - 50
     with pytest.raises(LimitError, match="records before a header for the proxy"):
-        scan_batch(batch, NAMES, **_LIMITS, effort=Effort(LIMIT, 50))
+        scan_batch(batch, NAMES, WHERE, **_LIMITS, effort=Effort(LIMIT, 50))
 
 
 @pytest.mark.parametrize("records", [1, 3])
 def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
     batch = _batch([_record(i, [*SAYING, *[("other", None)] * 20]) for i in range(records)])
     with pytest.raises(LimitError, match="record headers in a record batch exceed"):
-        scan_batch(batch, NAMES, **_LIMITS, effort=Effort(LIMIT, 30))
+        scan_batch(batch, NAMES, WHERE, **_LIMITS, effort=Effort(LIMIT, 30))
 
 
 def test_batch_emptied_by_compaction_can_be_digested() -> None:

@@ -210,7 +210,25 @@ class _Both:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 _numbers = st.sampled_from(
-    [b"-1", b"0", b"2", b"3", b"03", b"+3", b" 1", b"1.0", b"", b"x", b"9" * 19, b"9223372036854775807", b"1" * 20]
+    [
+        b"3@required/0",
+        b"3@checked/0@fuzzed",
+        b"3@other/0",
+        b"3@",
+        b"-1",
+        b"0",
+        b"2",
+        b"3",
+        b"03",
+        b"+3",
+        b" 1",
+        b"1.0",
+        b"",
+        b"x",
+        b"9" * 19,
+        b"9223372036854775807",
+        b"1" * 20,
+    ]
 )
 
 
@@ -298,6 +316,18 @@ _HEADERS: list[tuple[bool, list[list[tuple[str, bytes | None]]]]] = [
     (True, [[(_ID, b"w"), (_OFFSET, b"3")], [(_ID, b"x")], []]),
     (True, [[("x-write-id", b""), ("other", None), (_OFFSET, b"3")]]),
     (True, [[(_OFFSET, b"-1")], [(_OFFSET, b"4")]]),
+    (True, [[(_OFFSET, b"3@required/0")], [(_OFFSET, b"4@required/0@fuzzed")], [(_OFFSET, b"5")]]),
+    (True, [[(_OFFSET, b"03@required/0@fuzzed"), (_ID, b"w")]]),
+    (False, [[(_OFFSET, b"3@required/0")], [(_OFFSET, b"5@required/0")]]),
+    (False, [[(_OFFSET, b"4@required/1"), (_OFFSET, b"3@required/0")]]),
+    *(
+        (False, [[(_OFFSET, b"3" + place), (_ID, b"w")]])
+        for place in (
+            *(b"@", b"@required", b"@required/", b"@required/00", b"@required/+0", b"@require/0", b"@requireds/0"),
+            *(b"@required/1", b"@required/0@", b"@required/0@fuzzed@", b"@required/0@other", b"@required/0 "),
+            *(b"@required/2147483648", b"@required/4294967296", b"/0", b"@/0", b"@required0"),
+        )
+    ),
     (False, [[(_OFFSET, b"3"), (_OFFSET, b"3")]]),
     (False, [[(_OFFSET, b"3"), ("expected-offset", b"3")]]),
     (False, [[(_OFFSET, b"-1"), (_OFFSET, b"3")]]),

@@ -87,8 +87,8 @@ class Scans:
 def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
     observed = Scans()
 
-    def scan(records: memoryview, names: HeaderNames, **more: Any) -> Any:
-        scanned = scan_batch(records, names, **more)
+    def scan(records: memoryview, names: HeaderNames, where: TopicPartition, **more: Any) -> Any:
+        scanned = scan_batch(records, names, where, **more)
         observed.offsets.append(scanned.header.base_offset)
         observed.threads.add(threading.get_ident())
         if observed.then is not None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import batch_scan as product
 from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
 from fencepost_proxy.wire.compression import MalformedBatch
@@ -20,9 +21,22 @@ from tests.support.properties import some
 
 LIMIT = 1 << 20
 INT64_MAX = 2**63 - 1
-NAMES = HeaderNames()
+CLUSTER = b"Mk3OEYBSD34fcwNTJENDM2Qx"
+NAMES = HeaderNames(cluster_id=CLUSTER)
+WHERE = TopicPartition("orders", 3)
 #: Names that contain each other and themselves.
-AWKWARD = HeaderNames(b"aa", b"aaa", b"a-a")
+AWKWARD = HeaderNames(b"aa", b"aaa", b"a-a", cluster_id=CLUSTER)
+#: What may follow a number, and for what it was made; "" if that is here.
+OF_PARTITION = {
+    b"": "",
+    b"@orders/3": "",
+    b"@orders/3@" + CLUSTER: "",
+    b"@orders/4": "orders/4",
+    b"@other/3": "other/3",
+    b"@orders/3@other": "orders/3 of cluster other",
+    b"@orders.3/2147483648@" + CLUSTER: "orders.3/2147483648",
+}
+OF_TOPIC = {b"": "", b"@orders": "", b"@orders@" + CLUSTER: "", b"@other": "other", b"@orders@X": "orders of cluster X"}
 
 Header = tuple[bytes, bytes | None]
 
@@ -43,6 +57,7 @@ class Stated(NamedTuple):
     unreadable: int | None = None
     partition_count: int | None = None
     write_id: bytes | None = None
+    copied_from: str | None = None
 
 
 def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Stated | None:
@@ -50,6 +65,8 @@ def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Stated | None:
     stated = Stated()
     for index, row in enumerate(rows):
         observed = set()
+        write_ids: list[bytes | None] = []
+        is_copy = False
         for spelling, value in row.headers:
             alias_of = b"fencepost-" + spelling
             name = alias_of if alias_of in (names.expected_offset, names.partition_count, names.write_id) else spelling
@@ -57,15 +74,23 @@ def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Stated | None:
                 continue
             if row.place not in (None, index):
                 return None
-            number = int(value) if value is not None and value.isdigit() and len(value) <= 19 else None
-            if name in observed or value is None:
+            if name == names.write_id:
+                write_ids.append(value)
+                continue
+            if value is None:
+                return stated._replace(unreadable=index)
+            bindings = OF_PARTITION if name == names.expected_offset else OF_TOPIC
+            digits = value[: len(value) - len(value.lstrip(b"0123456789"))]
+            made_for = bindings.get(value[len(digits) :])
+            number = int(digits) if made_for is not None and 0 < len(digits) <= 19 else None
+            if number is not None and made_for:
+                stated = stated._replace(copied_from=stated.copied_from or made_for)
+                is_copy = is_copy or name == names.expected_offset
+                continue
+            if name in observed:
                 return stated._replace(unreadable=index)
             observed.add(name)
-            if name == names.write_id:
-                if not value:
-                    return stated._replace(unreadable=index)
-                stated = stated._replace(write_id=stated.write_id or value)
-            elif name == names.partition_count:
+            if name == names.partition_count:
                 if number is None or not 1 <= number < 2**31 or stated.partition_count not in (None, number):
                     return stated._replace(unreadable=index)
                 stated = stated._replace(partition_count=number)
@@ -76,6 +101,10 @@ def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Stated | None:
                     stated = stated._replace(expected_base_offset=number - index)
                 elif stated.expected_base_offset != number - index and stated.contradiction is None:
                     stated = stated._replace(contradiction=(index, number))
+        if write_ids and not is_copy:
+            if len(write_ids) > 1 or not write_ids[0]:
+                return stated._replace(unreadable=index)
+            stated = stated._replace(write_id=stated.write_id or write_ids[0])
     return stated
 
 
@@ -96,7 +125,7 @@ def built(rows: list[Row], codec: str = "none", max_timestamp_ms: int | None = N
 
 
 def scanned(records: memoryview, names: HeaderNames = NAMES) -> BatchScan:
-    return scan_batch(records, names, source_is_base=False, decompressed_bytes_max=LIMIT)
+    return scan_batch(records, names, WHERE, source_is_base=False, decompressed_bytes_max=LIMIT)
 
 
 def last_observed(records: memoryview, names: HeaderNames = NAMES) -> Stated | None:
@@ -110,6 +139,7 @@ def last_observed(records: memoryview, names: HeaderNames = NAMES) -> Stated | N
         scan.unreadable and scan.unreadable.record,
         scan.partition_count,
         scan.write_id,
+        scan.copied_from,
     )
 
 
@@ -133,16 +163,18 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
     names = draw(st.sampled_from([NAMES, NAMES, NAMES, AWKWARD]))
     base = draw(bases)
     count = draw(st.integers(1, 9))
-    partition_count = draw(st.sampled_from([b"6", b"12", b"06"]))
+    partition_count = draw(st.sampled_from([b"6", b"12", b"06"])) + draw(st.sampled_from(list(OF_TOPIC)))
+    binding = draw(st.sampled_from(list(OF_PARTITION)))
 
     def agreeing(index: int) -> tuple[Header, ...]:
         return (
-            (names.expected_offset, b"%d" % (base + index)),
+            (names.expected_offset, b"%d%b" % (base + index, binding)),
             (names.partition_count, partition_count),
             (names.write_id, b"w%d" % index),
         )
 
     values = st.sampled_from([b"", b"-1", b"5", b"041", b"x", b"9223372036854775808", b"w" * 64, b"w" * 63]) | st.none()
+    odd_values = values | st.sampled_from([b"7" + each for each in [*OF_PARTITION, *OF_TOPIC, b"@", b"@orders/03"]])
 
     def misleading(index: int) -> st.SearchStrategy[bytes | None]:
         """Bytes that resemble one of our headers where none is."""
@@ -157,7 +189,7 @@ def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
         canonical = agreeing(index)
         aliases = tuple((name.removeprefix(b"fencepost-"), value) for name, value in canonical)
         ours = draw(st.sampled_from([canonical, aliases, canonical + aliases]))
-        odd = st.tuples(st.sampled_from([name for name, _ in ours]), values)
+        odd = st.tuples(st.sampled_from([name for name, _ in ours]), odd_values)
         other = st.tuples(
             st.sampled_from([b"h", names.expected_offset + b"!", b"x" + names.write_id]), misleading(index)
         )

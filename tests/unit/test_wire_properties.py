@@ -23,6 +23,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import readers, writers
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import primitives as p
 from fencepost_proxy.wire.api_versions import restrict_api_versions
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
@@ -178,7 +179,7 @@ def test_batch_is_read_as_by_kafka_python(
     batch = built_by(builder, rows, codec=codec, producer=producer)
     theirs = kafka.record.default_records.DefaultRecordBatch(batch)
     header = require_single_batch(batch)
-    scan = scan_batch(batch, NAMES, source_is_base=False, decompressed_bytes_max=LIMIT)
+    scan = scan_batch(batch, NAMES, TopicPartition("orders", 3), source_is_base=False, decompressed_bytes_max=LIMIT)
     assert scan.header == header
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == producer
     assert (header.record_count, header.last_offset_delta) == (theirs.records_count, theirs.last_offset_delta)

@@ -212,6 +212,14 @@ def fencepost_offset_violations_total(s: Scrape) -> float:
     return s.metrics.violations.value
 
 
+@_CONDITIONAL.counter()
+def fencepost_copied_headers_total(s: Scrape) -> float:
+    """Batches with a Fencepost header that was made for another topic, partition or cluster, and does not count: a
+    client copies record headers.
+    """
+    return s.metrics.copied_headers.value
+
+
 @_CONDITIONAL.histogram()
 def fencepost_sequencer_wait_seconds(s: Scrape) -> Distribution:
     """Time that appends waited for their partition sequencer."""

@@ -67,7 +67,7 @@ def read_appended_batch(
         header = parse_batch_header(batch)
         if header.base_offset != offset or header.is_control:
             return None
-        scan = scan_batch(batch, names, source_is_base=False, decompressed_bytes_max=bytes_max)
+        scan = scan_batch(batch, names, pending.partition, source_is_base=False, decompressed_bytes_max=bytes_max)
         digest = pending.digest if _has_its_records(batch, header, scan, pending, bytes_max) else scan.digest
     except ProtocolError:
         return None

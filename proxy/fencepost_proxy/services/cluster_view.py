@@ -125,6 +125,8 @@ class ClusterView:
 
     async def join(self, on_change: Callable[[Sequence[StateRecord]], None], barriers: Barriers) -> StateTopic:
         """Joins the other processes; waits until that works. `on_change` gets the state topic's records."""
+        cluster_id = self.kafka.cluster_id
+        self.header_names.cluster_id = None if cluster_id is None else cluster_id.encode()
         state = await self.membership.join(on_change)
         self.expansions = Expansions(
             state,

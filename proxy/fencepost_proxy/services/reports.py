@@ -19,11 +19,12 @@ from fencepost_proxy.services.topic_lookups import TopicLookups
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
+from fencepost_proxy.types import TopicPartition
 
 _log = logs.get("services.reports")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: Maximum topics for which the log explains why their batches lose their producer ids.
+#: Maximum topics for which the log explains why their batches lose their producer ids, or headers do not count.
 _REPORTED_MAX = 10_000
 _WHY_DOWNGRADED = {
     MESSAGE_FORMAT: "its message format is older than 0.11 and has no producer ids",
@@ -44,6 +45,7 @@ class Reports:
     violations: int = field(default=0, init=False)
     last_violation: ViolationStatus | None = field(default=None, init=False)
     _logged_downgraded: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _logged_copies: set[tuple[str | None, str]] = field(default_factory=set, init=False)
 
     def take(self, command: sessions.Command, proxied: ProxiedConnection | None) -> bool:
         """Whether the command is a report only."""
@@ -52,6 +54,8 @@ class Reports:
                 if what == "refusal":
                     self.metrics.refusals.inc(label)
                     self.refusals.record(command, proxied)
+            case sessions.HeadersCopied(partition, copied_from, client_id):
+                self._copied(partition, copied_from, client_id)
             case sessions.Downgraded(topic, why, batches):
                 self._downgraded(topic, why, batches)
             case sessions.Noticed(notice):
@@ -74,6 +78,21 @@ class Reports:
             case _:
                 return False
         return True
+
+    def _copied(self, partition: TopicPartition, copied_from: str, client_id: str | None) -> None:
+        """Counts every time, logs once per client id and topic."""
+        self.metrics.copied_headers.inc()
+        key = (client_id, partition.topic)
+        if key not in self._logged_copies and len(self._logged_copies) < _REPORTED_MAX:
+            self._logged_copies.add(key)
+            _limited_log.warning(
+                ("copied headers", partition.topic),
+                "headers of another record ignored: a client copies record headers (let it leave out those whose names "
+                "begin with fencepost-)",
+                client_id=client_id or "unknown",
+                partition=partition,
+                made_for=copied_from,
+            )
 
     def _downgraded(self, topic: str, why: str, batches: int) -> None:
         """Counts every time, logs once."""

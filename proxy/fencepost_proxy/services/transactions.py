@@ -338,24 +338,25 @@ class Commits:
         for header, batch in split_batches(memoryview(records)):
             at = header.base_offset + header.last_offset_delta + 1
             if header.producer_id == query.producer_id:
-                checked = query.checked[0] <= header.base_offset and at <= query.checked[1]
-                found.append(self._logged(header, batch, effort, checked=checked))
+                found.append(self._logged(query, header, batch, effort))
             if time.monotonic() >= until:
                 break
         return at, found
 
-    def _logged(self, header: BatchHeader, batch: memoryview, effort: Effort | None, *, checked: bool) -> Logged:
+    def _logged(self, query: ReadBack, header: BatchHeader, batch: memoryview, effort: Effort | None) -> Logged:
         logged = Logged(header.base_offset, header.record_count, header.producer_epoch, header.base_sequence)
         try:
             if header.is_control:
                 marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_uncompressed_records(header, batch))
                 kind = Marker.COMMIT if marker == _COMMIT_MARKER else Marker.ABORT
                 return Logged(header.base_offset, 1, header.producer_epoch, -1, marker=kind)
-            if checked:
+            end = header.base_offset + header.last_offset_delta + 1
+            if query.checked[0] <= header.base_offset and end <= query.checked[1]:
                 return logged
             scan = scan_batch(
                 batch,
                 self._names,
+                query.partition,
                 source_is_base=False,
                 decompressed_bytes_max=self._limits.decompressed_bytes_max,
                 header=header,

@@ -30,7 +30,7 @@ from fencepost_proxy.session.cutter import INT32
 from fencepost_proxy.session.drafts import Drafts, due_by
 from fencepost_proxy.session.idempotence import IdempotenceChecks
 from fencepost_proxy.session.levels import leveled_produce
-from fencepost_proxy.session.messages import Count, TopicStale
+from fencepost_proxy.session.messages import Count, HeadersCopied, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, NotFound, ProduceExchange, retriable
@@ -201,6 +201,8 @@ class Arrival:
         if not self._services.fresh(now):
             self._fail_closed(pending_response, produce)
         else:
+            for where, copied_from in () if readings is None else readings.copied:
+                self._state.commands.append(HeadersCopied(where, copied_from, request.client_id))
             self._levels.check(produce, now)
             self._drafts.deny_topics(produce)
             self._drafts.check_on_arrival(produce, now)

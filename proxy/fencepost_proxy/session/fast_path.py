@@ -320,7 +320,7 @@ class FastPath:
             except LimitError:
                 return None
             pending = make_pending_append(draft, key, PartitionData(partition, records, b""), scan)
-            if isinstance(pending, Refusal):
+            if isinstance(pending, Refusal) or pending.append.copied_from is not None:
                 return None
             pending.leader_epoch = services.leader_epoch(key)
             if policy.on_arrival and self._appends.drafts.refused_on_arrival(policy, pending.append, now) is not None:

@@ -290,6 +290,15 @@ class TopicStale:
 
 
 @value
+class HeadersCopied:
+    """A batch for `partition` has headers that do not count there: they were made for `copied_from`."""
+
+    partition: TopicPartition
+    copied_from: str
+    client_id: str | None
+
+
+@value
 class Downgraded:
     """So many batches of a `safe` topic go to Kafka without their producer ids. `why` – `message_format`,
     `not_permitted`."""
@@ -329,6 +338,7 @@ Command = (
     | ReadBatches
     | LoginFailed
     | TopicStale
+    | HeadersCopied
     | Downgraded
     | Count
 )

@@ -139,7 +139,13 @@ class NativePath:
             return None
         required = policy.check is Check.REQUIRED
         grounds: native.Grounds = self._native.Grounds(
-            policy, topic_id, topic_id.bytes, required, policy.source_is_base
+            policy,
+            topic_id,
+            topic_id.bytes,
+            required,
+            policy.source_is_base,
+            topic.encode(),
+            self._services.header_names.cluster_id,
         )
         return grounds
 

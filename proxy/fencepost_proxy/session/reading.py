@@ -65,6 +65,8 @@ class Readings:
         self._bytes_max = bytes_max
         self._here_bytes_max = here_bytes_max
         self._requested: list[_Requested] = []
+        #: Batches with headers that do not count there, and what they are bound to.
+        self.copied: list[tuple[TopicPartition, str]] = []
         self._found: dict[tuple[TopicPartition, bool, bool, bool], BatchScan | Refusal] = {}
         self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
 
@@ -128,7 +130,7 @@ class Readings:
         if found is None:
             names = self._names
             if not policy.reads_headers:
-                names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1])
+                names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1], cluster_id=names.cluster_id)
             found = self._found[key] = read_batch(
                 where,
                 records,
@@ -138,6 +140,8 @@ class Readings:
                 bytes_max=self._bytes_max,
                 effort=effort,
             )
+            if isinstance(found, BatchScan) and found.copied_from is not None:
+                self.copied.append((where, found.copied_from))
         return found
 
     def _check_placement(
@@ -260,6 +264,7 @@ def read_batch(
         return scan_batch(
             records,
             names,
+            where,
             source_is_base=source_is_base,
             timestamps=timestamps,
             decompressed_bytes_max=bytes_max,
@@ -303,4 +308,5 @@ def append_of(partition: TopicPartition, scan: BatchScan) -> Append:
         transactional=header.is_transactional,
         max_timestamp_ms=scan.max_timestamp_ms,
         min_timestamp_ms=scan.min_timestamp_ms,
+        copied_from=scan.copied_from,
     )

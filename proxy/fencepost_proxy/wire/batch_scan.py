@@ -2,10 +2,11 @@
 
 Sources of the expected offset:
 
-- Record header `fencepost-expected-offset`, ASCII decimal: the offset that *this record* must get. "-1" means no
+- Record header `fencepost-expected-offset` (`statements.py`): the offset that *this record* must get. "-1" means no
   expectation. Leading zeros are allowed. A sign (except "-1"), spaces, more than 19 digits or a value above 2^63-1 are
   unreadable. The first record with an expectation determines that of the batch; the first later record that disagrees
-  is the contradiction.
+  is the contradiction. One bound to another partition or cluster counts as absent, and so do the write ids of its
+  record: an application has copied them (`BatchScan.copied_from`).
 - The batch's base offset, if no record header has an expectation. With `source_is_base` it counts literally (0 is 0),
   otherwise only above 0, because ordinary clients write 0. -1 means no expectation. Headers override the base offset.
 """
@@ -18,6 +19,7 @@ from stringzilla import find
 
 from fencepost_policies.append import Contradiction, Unreadable
 from fencepost_proxy.errors import LimitError
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HEADER_BYTES, INT32_MAX, INT64_MAX, BatchHeader, require_single_batch
 from fencepost_proxy.wire.batch_digest import digest_payload
 from fencepost_proxy.wire.compression import MalformedBatch, decompress
@@ -26,6 +28,7 @@ from fencepost_proxy.wire.primitives import (
     Malformed,
     read_varint,
     reason_of,
+    write_uvarint,
 )
 from fencepost_proxy.wire.records import (
     NO_TIMESTAMP,
@@ -40,10 +43,10 @@ from fencepost_proxy.wire.records import (
     timestamp_of,
     too_many,
 )
+from fencepost_proxy.wire.statements import NO_EXPECTATION, Statement, read_statement
 
 #: Larger payloads are only searched: a walk needs a copy as `bytes`, which takes long.
 _COPIED_BYTES_MAX = 32 << 20
-_DIGITS_MAX = 19
 _SHOWN_BYTES_MAX = 20
 
 
@@ -51,17 +54,20 @@ class HeaderNames:
     """Names of the record headers that the proxy reads, as UTF-8. Of `fencepost-NAME`, `NAME` is an alias.
 
     `needles`: aliases, or names without the prefix; every spelling contains its needle. `spellings`: the name by each
-    spelling of it.
+    spelling of it. `cluster_id`: of Kafka, for values that name a cluster; None until known.
     """
 
-    __slots__ = ("expected_offset", "needles", "partition_count", "spellings", "write_id")
+    __slots__ = ("cluster_id", "expected_offset", "needles", "partition_count", "spellings", "write_id")
 
     def __init__(
         self,
         expected_offset: bytes = b"fencepost-expected-offset",
         partition_count: bytes = b"fencepost-partition-count",
         write_id: bytes = b"fencepost-write-id",
+        *,
+        cluster_id: bytes | None = None,
     ) -> None:
+        self.cluster_id = cluster_id
         self.expected_offset, self.partition_count, self.write_id = expected_offset, partition_count, write_id
         names = (expected_offset, partition_count, write_id)
         self.needles = tuple(name.removeprefix(b"fencepost-") for name in names)
@@ -82,6 +88,7 @@ class BatchScan(NamedTuple):
     `min_timestamp_ms`: minimum over all records that have one; None if none has, or if `timestamps` was not set.
     `digest`: equal for two batches with equal decompressed record bytes and equal absolute timestamps. It may differ
     for a batch that the broker rewrote: see `digest_batch`, `may_be_rewritten`.
+    `copied_from`: what the first statement is bound to that is bound to something else; None without such.
     """
 
     header: BatchHeader
@@ -93,11 +100,13 @@ class BatchScan(NamedTuple):
     max_timestamp_ms: int
     digest: bytes
     min_timestamp_ms: int | None = None
+    copied_from: str | None = None
 
 
 def scan_batch(
     records: memoryview,
     names: HeaderNames,
+    where: TopicPartition,
     *,
     source_is_base: bool,
     timestamps: bool = False,
@@ -105,7 +114,7 @@ def scan_batch(
     header: BatchHeader | None = None,
     effort: Effort | None = None,
 ) -> BatchScan:
-    """Reads one complete batch of a Produce request.
+    """Reads one complete batch, of a Produce request for `where` or of its log.
 
     For every batch that Kafka accepts, the result equals that of a walk over all records. Only records that may contain
     a header of the proxy are parsed, so a malformed record may go unnoticed: Kafka parses all records before it appends
@@ -129,7 +138,7 @@ def scan_batch(
             raise Malformed("the first record is longer than its batch")
         newest = first if header.record_count == 1 else _newest_delta(payload, header, first)
         oldest_ms = _oldest_ms(payload, header, effort) if timestamps else None
-        stated = _Stated(names, effort)
+        stated = _Stated(names, where, effort)
         if isinstance(payload, bytes):
             if header.record_count == 1:
                 stated.read_record(payload, rest_at, end, 0)
@@ -150,6 +159,7 @@ def scan_batch(
         timestamp_of(header, newest),
         digest,
         oldest_ms,
+        stated.copied_from,
     )
 
 
@@ -264,7 +274,7 @@ def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
     offset_name, count_name, id_name = needles = stated.names.needles
     offset_at, count_at, id_at = (_find(payload, name, 0) for name in needles)
     base = digits_end = _NO_BASE
-    prefix = b""
+    prefix = binding = b""
     at = index = 0
     while stated.unreadable is None:
         others_at = count_at if count_at < id_at else id_at
@@ -292,12 +302,12 @@ def _search_headers(payload: bytes, count: int, stated: _Stated) -> None:
         if offset_at < end:
             offset = base + index
             if offset < digits_end:
-                agrees = agrees and startswith(b"%b%d" % (prefix, offset), offset_at)
+                agrees = agrees and startswith(b"%b%d%b" % (prefix, offset, binding), offset_at)
             elif 0 <= offset <= INT64_MAX:
-                digits = len(str(offset))
+                digits, binding = len(str(offset)), stated.binding
                 digits_end = min(10**digits, INT64_MAX + 1)
-                prefix = offset_name + bytes([2 * digits])
-                agrees = agrees and startswith(b"%b%d" % (prefix, offset), offset_at)
+                prefix = offset_name + _length(digits + len(binding))
+                agrees = agrees and startswith(b"%b%d%b" % (prefix, offset, binding), offset_at)
             else:
                 agrees = False
             offset_at = find(payload, offset_name, offset_at + 1)
@@ -365,23 +375,37 @@ _SHORT_LENGTHS = frozenset(bytes([2 * length]) for length in range(1, 64))
 _KEY_AND_VALUE = (0, 1)
 
 
+def _length(byte_count: int) -> bytes:
+    """The length of a header's value."""
+    out = bytearray()
+    write_uvarint(out, 2 * byte_count)
+    return bytes(out)
+
+
 class _Stated:
     """Collects the header values of one batch, record by record."""
 
     __slots__ = (
         "agreeing_count",
+        "binding",
         "contradiction",
+        "copied_from",
         "effort",
         "expected_base_offset",
         "names",
         "partition_count",
         "unreadable",
+        "where",
         "write_id",
     )
 
-    def __init__(self, names: HeaderNames, effort: Effort) -> None:
+    def __init__(self, names: HeaderNames, where: TopicPartition, effort: Effort) -> None:
         self.names = names
+        self.where = where
         self.effort = effort
+        self.copied_from: str | None = None
+        #: What follows the number in the last expected offset that counts.
+        self.binding = b""
         self.expected_base_offset: int | None = None
         self.contradiction: Contradiction | None = None
         self.unreadable: Unreadable | None = None
@@ -423,7 +447,7 @@ class _Stated:
             raise too_many("record headers", RECORDS_MAX)
         self.effort.steps_left -= header_count
         spellings = self.names.spellings
-        observed: tuple[bytes, ...] = ()
+        found: list[tuple[bytes, bytes, bytes | None]] = []
         for _ in range(header_count):
             length = data[at]
             if length < 0x80:
@@ -437,35 +461,65 @@ class _Stated:
             length, at = read_varint(data, at + length)
             if length > end - at:
                 raise Malformed(f"invalid header value length {length}")
-            if (ours := spellings.get(name)) is not None and self.unreadable is None:
-                if ours in observed:
-                    self._unreadable(index, name, "duplicate header in one record")
-                else:
-                    observed = (*observed, ours)
-                    self._read_header(index, ours, None if length < 0 else data[at : at + length])
+            if (ours := spellings.get(name)) is not None:
+                found.append((name, ours, None if length < 0 else data[at : at + length]))
             if length > 0:
                 at += length
         if at != end:
             raise Malformed("shorter than its length field says")
+        if found and self.unreadable is None:
+            self._read_headers(index, found)
 
-    def _read_header(self, index: int, name: bytes, value: bytes | None) -> None:
-        names = self.names
+    def _read_headers(self, index: int, found: list[tuple[bytes, bytes, bytes | None]]) -> None:
+        """Those of one record: spelling, name and value. Write ids come last."""
+        observed, is_copy = set(), False
+        for spelling, name, value in found:
+            if name == self.names.write_id:
+                continue
+            if (statement := self._statement(index, name, value)) is None:
+                return
+            if statement.number is None:
+                self.copied_from = self.copied_from or statement.other_binding
+                is_copy = is_copy or name == self.names.expected_offset
+            elif name in observed:
+                self._unreadable(index, spelling, "duplicate header in one record")
+                return
+            else:
+                observed.add(name)
+                self._read_statement(index, name, statement)
+        write_ids = [value for _, name, value in found if name == self.names.write_id]
+        if write_ids and not is_copy and self.unreadable is None:
+            self._read_write_ids(index, write_ids)
+
+    def _statement(self, index: int, name: bytes, value: bytes | None) -> Statement | None:
+        """None if it is unreadable."""
+        of_partition = name == self.names.expected_offset
         if value is None:
             self._unreadable(index, name, "value is null")
-        elif name == names.write_id:
-            if not value:
-                self._unreadable(index, name, "value is empty")
-            elif self.write_id is None:
-                self.write_id = value
-        elif value.isdigit() and len(value) <= _DIGITS_MAX:
-            if name == names.expected_offset:
-                self._read_expected_offset(index, int(value))
-            else:
-                self._read_partition_count(index, value)
-        elif value != b"-1":
-            self._unreadable(index, name, f"{_shown(value)} is not an ASCII decimal number of at most 19 digits")
-        elif name == names.partition_count:
-            self._unreadable(index, name, "a topic has at least one partition")
+            return None
+        try:
+            return read_statement(value, self.where, self.names.cluster_id, of_partition=of_partition)
+        except ValueError as error:
+            self._unreadable(index, name, f"{_shown(value)} {error}")
+            return None
+
+    def _read_statement(self, index: int, name: bytes, statement: Statement) -> None:
+        assert statement.number is not None
+        if name == self.names.partition_count:
+            self._read_partition_count(index, statement)
+        elif statement.number != NO_EXPECTATION:
+            self.binding = statement.binding
+            self._read_expected_offset(index, statement.number)
+
+    def _read_write_ids(self, index: int, write_ids: list[bytes | None]) -> None:
+        """All those of a record."""
+        name, first = self.names.write_id, write_ids[0]
+        if not first:
+            self._unreadable(index, name, "value is null" if first is None else "value is empty")
+        elif len(write_ids) > 1:
+            self._unreadable(index, name, "duplicate header in one record")
+        elif self.write_id is None:
+            self.write_id = first
 
     def _read_expected_offset(self, index: int, expected: int) -> None:
         if expected > INT64_MAX:
@@ -475,14 +529,14 @@ class _Stated:
         elif self.expected_base_offset != expected - index and self.contradiction is None:
             self.contradiction = Contradiction(record=index, expected=expected, offset_delta=index)
 
-    def _read_partition_count(self, index: int, value: bytes) -> None:
-        name = self.names.partition_count
-        count = int(value)
+    def _read_partition_count(self, index: int, statement: Statement) -> None:
+        name, count = self.names.partition_count, statement.number
+        assert count is not None
         if not 1 <= count <= INT32_MAX:
             self._unreadable(index, name, f"{count} is not a number of partitions")
         elif self.partition_count is None:
             self.partition_count = count
-            self.agreeing_count = self.names.needles[1] + bytes([2 * len(value)]) + value
+            self.agreeing_count = b"%b%b%b" % (self.names.needles[1], _length(len(statement.text)), statement.text)
         elif self.partition_count != count:
             self._unreadable(index, name, f"{count} contradicts {self.partition_count} in an earlier record")
 
