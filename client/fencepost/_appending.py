@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 from fencepost._checks import TopicFacts
 from fencepost.errors import BatchTooLargeError, InDoubtError, NotAtEndError, OffsetMismatchError, PositionLostError
-from fencepost.records import LogRecord, Record, batch_bytes_max, conditional_headers, write_id_of
+from fencepost.records import LogRecord, Record, batch_bytes_max, binding_of, conditional_headers, write_id_of
 from fencepost.retries import RetryPolicy
 
 
@@ -87,9 +87,11 @@ class Append:
         records: Sequence[Record],
         policy: RetryPolicy,
         now: float,
+        cluster_id: str | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
+        self._binding = binding_of(topic, partition, cluster_id)
         self.expected = expected
         self.write_id = write_id
         self.records = records
@@ -101,7 +103,7 @@ class Append:
         """The headers of record `index`. Each record carries its expected offset, so that a batch split by the client
         library is still checked completely."""
         record = self.records[index]
-        return conditional_headers(record.headers, self.expected + index, self.write_id)
+        return conditional_headers(record.headers, self.expected + index, self.write_id, self._binding)
 
     def pause_after(self, failure: Failure, observation: Observation | None, now: float) -> float | None:
         """Seconds until the next attempt; None if the log shows that the append succeeded. `observation`: None if the
@@ -177,7 +179,7 @@ class LogPosition:
             )
         if not records:
             raise ValueError("nothing to append (pass at least one record)")
-        size = batch_bytes_max(records)
+        size = batch_bytes_max(records, binding_of(self.topic, self.partition, facts.cluster_id))
         limit = min(self._bytes_max, facts.max_message_bytes or self._bytes_max)
         if size > limit:
             raise BatchTooLargeError(
@@ -193,6 +195,7 @@ class LogPosition:
             records=records,
             policy=self._policy,
             now=now,
+            cluster_id=facts.cluster_id,
         )
 
     def ended(self, append: Append) -> None:

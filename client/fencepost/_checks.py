@@ -17,10 +17,11 @@ _ON = frozenset({"true", "required"})
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
     """Configs of a checked topic. `max_message_bytes`: the broker's limit for a batch, None if not visible.
-    `required`: every append must state an expected offset, and transactions are refused."""
+    `required`: every append must state an expected offset, and transactions are refused. `cluster_id`: of Kafka."""
 
     max_message_bytes: int | None
     required: bool = False
+    cluster_id: str | None = None
 
 
 def check_is_off(topic: str, configs: Mapping[str, str | None], config: str) -> CheckIsOffError:
@@ -43,6 +44,8 @@ class CheckCache:
         self, ttl_seconds: float, clock: Callable[[], float] = time.monotonic, config: str = CHECK_CONFIG
     ) -> None:
         self.config = config
+        #: Set before `learn`.
+        self.cluster_id: str | None = None
         self._ttl_seconds = ttl_seconds
         self._clock = clock
         self._known: dict[str, tuple[float, TopicFacts]] = {}
@@ -60,7 +63,7 @@ class CheckCache:
         if value not in _ON:
             raise check_is_off(topic, configs, self.config)
         limit = configs.get(MAX_MESSAGE_BYTES_CONFIG)
-        facts = TopicFacts(int(limit) if limit else None, value == "required")
+        facts = TopicFacts(int(limit) if limit else None, value == "required", self.cluster_id)
         self._known[topic] = (self._clock() + self._ttl_seconds, facts)
         return facts
 
@@ -73,9 +76,11 @@ class BlockingChecks:
         cache: CheckCache,
         open_admin: Callable[[], Any],
         describe: Callable[[Any, str], dict[str, str | None]],
+        cluster_id_of: Callable[[Any, str], str | None],
         close_admin: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self._cache = cache
+        self._cluster_id_of = cluster_id_of
         self._open_admin = open_admin
         self._describe = describe
         self._close_admin = close_admin
@@ -91,7 +96,10 @@ class BlockingChecks:
                 return facts
             if self._admin is None:
                 self._admin = self._open_admin()
-            return self._cache.learn(topic, self._describe(self._admin, topic))
+            configs = self._describe(self._admin, topic)
+            if self._cache.cluster_id is None:
+                self._cache.cluster_id = self._cluster_id_of(self._admin, topic)
+            return self._cache.learn(topic, configs)
 
     def close(self) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fencepost.errors import PartitionCountChangedError
-from fencepost.records import PARTITION_COUNT
+from fencepost.records import PARTITION_COUNT, own_headers, stated_count
 
 INVALID_PARTITIONS = 37
 
@@ -174,6 +174,8 @@ class OrderedSends:
 
     def __init__(self, partition_of: Partitioner, timeout_seconds: float, buffered_max: int) -> None:
         self.topics: dict[str, TopicSends] = {}
+        #: Of Kafka, once known.
+        self.cluster_id: str | None = None
         self.buffered_max = buffered_max
         self._partition_of = partition_of
         #: Why a record that was refused for too long was not appended.
@@ -182,15 +184,12 @@ class OrderedSends:
         self._numbers = itertools.count()
 
     def checked(self, headers: Iterable[tuple[str, Any]] | None) -> list[tuple[str, Any]]:
-        """`headers` as a list. Raises ValueError if the caller already set the partition count."""
-        given = list(headers or ())
-        if any(name == PARTITION_COUNT for name, _ in given):
-            raise ValueError(f"header {PARTITION_COUNT!r} is set by this producer (remove it from headers)")
-        return given
+        """See `own_headers`. Raises ValueError if the caller already set the partition count."""
+        return own_headers(headers or (), PARTITION_COUNT)
 
     def headers(self, send: Send) -> list[tuple[str, Any]]:
         """The record's headers and its partition count."""
-        return [*send.headers, (PARTITION_COUNT, b"%d" % send.partition_count)]
+        return [*send.headers, stated_count(send.partition_count, send.topic, self.cluster_id)]
 
     def add(self, topic: str, count: int) -> TopicSends:
         return self.topics.setdefault(topic, TopicSends(self._partition_of, count))

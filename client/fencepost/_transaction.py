@@ -32,7 +32,7 @@ from fencepost.errors import (
     TransactionConflictError,
     WriterFencedError,
 )
-from fencepost.records import CHECK_CONFIG, Record, conditional_headers, timestamped_now, write_id_of
+from fencepost.records import CHECK_CONFIG, Record, binding_of, conditional_headers, timestamped_now, write_id_of
 
 #: The proxy's error for a refused commit: UNKNOWN_PRODUCER_ID up to EndTxn v3, TRANSACTION_ABORTABLE later.
 COMMIT_REFUSED = frozenset({59, 120})
@@ -62,12 +62,13 @@ class Part:
     def where(self) -> tuple[str, int]:
         return self.topic, self.partition
 
-    def headers(self, index: int, write_id: bytes) -> list[tuple[str, bytes]]:
+    def headers(self, index: int, write_id: bytes, cluster_id: str | None) -> list[tuple[str, bytes]]:
         """The headers of record `index`."""
         given = self.records[index].headers
         if self.expected is None:
             return list(given)
-        return conditional_headers(given, self.expected + index, write_id)
+        where = binding_of(self.topic, self.partition, cluster_id)
+        return conditional_headers(given, self.expected + index, write_id, where)
 
 
 def parts_of(requested: RequestedAppends) -> list[Part]:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -65,21 +66,54 @@ def new_write_id() -> bytes:
     return secrets.token_bytes(_WRITE_ID_BYTES)
 
 
-def conditional_headers(
-    headers: Iterable[tuple[str, bytes]], expected_offset: int, write_id: bytes
-) -> list[tuple[str, bytes]]:
-    """`headers` plus the expected offset and the write id.
+def binding_of(topic: str, partition: int, cluster_id: str | None) -> bytes:
+    """What follows an expected offset: where it counts. Applications copy headers to other topics and clusters."""
+    return f"@{topic}/{partition}{'' if cluster_id is None else f'@{cluster_id}'}".encode()
 
-    Raises ValueError if `headers` already has one of them (the proxy refuses repeated headers), or if the offset is
-    negative or not an int.
+
+def stated_count(count: int, topic: str, cluster_id: str | None) -> tuple[str, bytes]:
+    """The header of a partition count, and where it counts."""
+    return PARTITION_COUNT, f"{count}@{topic}{'' if cluster_id is None else f'@{cluster_id}'}".encode()
+
+
+def own_headers(headers: Iterable[tuple[str, Any]], *names: str) -> list[tuple[str, Any]]:
+    """`headers` without those of a record that was read: statements with a binding, and its write id.
+
+    Raises ValueError if one of `names` is left, which the caller sets (the proxy refuses repeated headers).
+    """
+    result = list(headers)
+    copied = {name for name, value in result if _is_copied(name, value)}
+    if copied:
+        result = [
+            (name, value)
+            for name, value in result
+            if not _is_copied(name, value) and not (name == WRITE_ID and EXPECTED_OFFSET in copied)
+        ]
+    for name, _ in result:
+        if name in names:
+            raise ValueError(f"header {name!r} is set by this producer (remove it from headers)")
+    return result
+
+
+def _is_copied(name: str, value: Any) -> bool:
+    return name in (EXPECTED_OFFSET, PARTITION_COUNT) and isinstance(value, bytes) and b"@" in value
+
+
+def unstated_headers(headers: Iterable[tuple[str, Any]], expected_offset: int) -> list[tuple[str, Any]]:
+    """The caller's own headers of a conditional append. Raises ValueError if they have an expected offset or a write
+    id, or if the offset is negative or not an int.
     """
     if isinstance(expected_offset, bool) or not isinstance(expected_offset, int) or expected_offset < 0:
         raise ValueError(f"expected_offset={expected_offset!r} is not an offset (pass an int >= 0)")
-    result = list(headers)
-    for name, _ in result:
-        if name in (EXPECTED_OFFSET, WRITE_ID):
-            raise ValueError(f"header {name!r} is set by expected_offset= and write_id= (remove it from headers)")
-    result.append((EXPECTED_OFFSET, b"%d" % expected_offset))
+    return own_headers(headers, EXPECTED_OFFSET, WRITE_ID)
+
+
+def conditional_headers(
+    headers: Iterable[tuple[str, Any]], expected_offset: int, write_id: bytes, binding: bytes
+) -> list[tuple[str, Any]]:
+    """`unstated_headers`, plus the expected offset with its binding and the write id."""
+    result = unstated_headers(headers, expected_offset)
+    result.append((EXPECTED_OFFSET, b"%d%b" % (expected_offset, binding)))
     result.append((WRITE_ID, write_id))
     return result
 
@@ -89,9 +123,9 @@ def write_id_of(record: LogRecord) -> bytes | None:
     return next((value for name, value in record.headers if name == WRITE_ID), None)
 
 
-def batch_bytes_max(records: Sequence[Record]) -> int:
+def batch_bytes_max(records: Sequence[Record], binding: bytes) -> int:
     """Upper bound in bytes of an uncompressed v2 batch of `records`, including the contract's headers."""
-    ours = len(EXPECTED_OFFSET) + 20 + len(WRITE_ID) + _WRITE_ID_BYTES + 2 * _HEADER_OVERHEAD_BYTES
+    ours = len(EXPECTED_OFFSET) + 20 + len(binding) + len(WRITE_ID) + _WRITE_ID_BYTES + 2 * _HEADER_OVERHEAD_BYTES
     return _BATCH_OVERHEAD_BYTES + sum(
         _RECORD_OVERHEAD_BYTES
         + ours

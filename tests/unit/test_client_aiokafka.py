@@ -34,7 +34,7 @@ async def _append(error: Exception, stopped_by: Exception | None) -> None:
 
     reading: Any = None
     configs = {"transactional_id": "w"}
-    transaction = _Transaction(configs, SimpleNamespace(require=None), reading, 1.0)  # type: ignore[arg-type]
+    transaction = _Transaction(configs, SimpleNamespace(require=None, cluster_id="C"), reading, 1.0)  # type: ignore[arg-type]
     transaction._producer = Producer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fencepost.aiokafka._writers.AIOKafkaProducer.send", Producer.send)

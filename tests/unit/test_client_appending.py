@@ -84,7 +84,7 @@ def test_reply_decides_when_log_shows_no_record(failure: Failure, observation: O
 def _begun(position: LogPosition | None = None, records: int = 3) -> Append:
     position = position or _at_end()
     batch = [Record(b"v%d" % i, timestamp_ms=1) for i in range(records)]
-    return position.begin(batch, OURS, TopicFacts(None), now=100.0)
+    return position.begin(batch, OURS, TopicFacts(None, cluster_id="C"), now=100.0)
 
 
 def _at_end(end: int = 41, bytes_max: int = 10_000) -> LogPosition:
@@ -105,9 +105,9 @@ def test_next_append_expects_offset_after_acknowledged_one() -> None:
 def test_batch_records_expect_own_offsets_under_one_id() -> None:
     append = _begun()
     assert [dict(append.headers(i)) for i in range(3)] == [
-        {"fencepost-expected-offset": b"41", "fencepost-write-id": OURS},
-        {"fencepost-expected-offset": b"42", "fencepost-write-id": OURS},
-        {"fencepost-expected-offset": b"43", "fencepost-write-id": OURS},
+        {"fencepost-expected-offset": b"41@t/0@C", "fencepost-write-id": OURS},
+        {"fencepost-expected-offset": b"42@t/0@C", "fencepost-write-id": OURS},
+        {"fencepost-expected-offset": b"43@t/0@C", "fencepost-write-id": OURS},
     ]
 
 

@@ -157,7 +157,9 @@ def test_the_header_is_the_producers_to_set() -> None:
     sends = OrderedSends(murmur2, timeout_seconds=60, buffered_max=1)
     send = sends.new("t", b"k", b"v", sends.checked([("a", b"b")]), None, None, None)
     assert sends.add("t", 8).submit(send)
-    assert sends.headers(send) == [("a", b"b"), ("fencepost-partition-count", b"8")]
+    assert sends.headers(send) == [("a", b"b"), ("fencepost-partition-count", b"8@t")]
+    sends.cluster_id = "C"
+    assert sends.headers(send)[1:] == [("fencepost-partition-count", b"8@t@C")]
     with pytest.raises(ValueError, match="remove it"):
         sends.checked([("fencepost-partition-count", b"8")])
 
@@ -177,7 +179,7 @@ def test_record_refused_for_too_long_fails_and_others_are_given_up() -> None:
     topic = sends.add("t", 2)
     first, second = (sends.new("t", b"key", b"value", [("a", b"b")], None, None, None) for _ in range(2))
     assert topic.submit(first)
-    assert sends.headers(first) == [("a", b"b"), ("fencepost-partition-count", b"2")]
+    assert sends.headers(first) == [("a", b"b"), ("fencepost-partition-count", b"2@t")]
     topic.refuse(first)
     assert sends.drained == ["t"]
     assert not topic.submit(second)

@@ -12,27 +12,40 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from fencepost import CheckIsOffError, LogRecord, Record, RetryPolicy
 from fencepost._checks import CheckCache
-from fencepost.records import batch_bytes_max, conditional_headers, new_write_id, write_id_of
+from fencepost.records import batch_bytes_max, binding_of, conditional_headers, new_write_id, own_headers, write_id_of
 
 
 def test_the_headers_of_the_contract() -> None:
-    assert conditional_headers([("mine", b"x")], 41, b"id") == [
+    assert conditional_headers([("mine", b"x")], 41, b"id", binding_of("orders", 3, "CLUSTER")) == [
         ("mine", b"x"),
-        ("fencepost-expected-offset", b"41"),
+        ("fencepost-expected-offset", b"41@orders/3@CLUSTER"),
         ("fencepost-write-id", b"id"),
+    ]
+
+
+def test_headers_of_record_that_was_read_are_replaced() -> None:
+    read = conditional_headers([("mine", b"x")], 41, b"id", binding_of("orders", 3, None))
+    again = [*read, ("fencepost-partition-count", b"6@orders")]
+    assert conditional_headers(again, 7, b"other", binding_of("retry", 0, None)) == [
+        ("mine", b"x"),
+        ("fencepost-expected-offset", b"7@retry/0"),
+        ("fencepost-write-id", b"other"),
+    ]
+    assert own_headers([("fencepost-write-id", b"id"), ("fencepost-partition-count", b"6@orders")]) == [
+        ("fencepost-write-id", b"id")
     ]
 
 
 @pytest.mark.parametrize("name", ["fencepost-expected-offset", "fencepost-write-id"])
 def test_contract_header_set_by_hand_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        conditional_headers([(name, b"7")], 41, b"id")
+        conditional_headers([(name, b"7")], 41, b"id", b"")
 
 
 @pytest.mark.parametrize("offset", [-1, "41", 4.0, True])
 def test_what_is_no_offset_is_refused(offset: object) -> None:
     with pytest.raises(ValueError, match="not an offset"):
-        conditional_headers([], offset, b"id")  # type: ignore[arg-type]
+        conditional_headers([], offset, b"id", b"")  # type: ignore[arg-type]
 
 
 def test_write_ids_are_readable_and_unique() -> None:
@@ -59,12 +72,13 @@ _texts = st.text(st.characters(codec="utf-8"), max_size=40)
 )
 def test_the_size_of_a_batch_is_never_underestimated(records: list[Record]) -> None:
     """Measured by kafka-python's encoder, whose varints are as long as Kafka's."""
+    where = binding_of("t" * 249, 2**31 - 1, "Mk3OEYBSD34fcwNTJENDM2Qx")
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 30)
     for i, r in enumerate(records):
-        headers = [*r.headers, ("fencepost-expected-offset", b"9" * 19), ("fencepost-write-id", new_write_id())]
+        headers = [*r.headers, ("fencepost-expected-offset", b"9" * 19 + where), ("fencepost-write-id", new_write_id())]
         builder.append(i, r.timestamp_ms, r.key, r.value, headers)
     size = len(builder.build())
-    estimate = batch_bytes_max(records)
+    estimate = batch_bytes_max(records, where)
     assert size <= estimate <= size + 100 * len(records)
 
 

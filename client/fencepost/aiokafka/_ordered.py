@@ -175,7 +175,7 @@ class OrderedProducer(OrderedProducerBase, AIOKafkaProducer):  # type: ignore[mi
         Raises CheckIsOffError, ValueError; the future raises PartitionCountChangedError.
         """
         given = self._sends.checked(headers)
-        await self._checks.require(topic)
+        self._sends.cluster_id = (await self._checks.require(topic)).cluster_id
         key_serializer, value_serializer = self._serializers
         key = key if key_serializer is None else key_serializer(key)
         value = value if value_serializer is None else value_serializer(value)

@@ -17,7 +17,7 @@ from fencepost._idempotence import Idempotence, configured
 from fencepost._ordering import PartitionExpansion, expansions_of
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, PartitionRequiredError
-from fencepost.records import CHECK_CONFIG, conditional_headers, new_write_id
+from fencepost.records import CHECK_CONFIG, binding_of, conditional_headers, new_write_id, unstated_headers
 
 #: ListOffsets returns the high watermark, which may lag the log end offset that caused the refusal.
 _LOG_END_TRIES = 5
@@ -67,6 +67,11 @@ class TopicChecks:
         self._admin: Any = None
         self._lock = asyncio.Lock()
 
+    @property
+    def cluster_id(self) -> str | None:
+        """Of Kafka; None before `require`."""
+        return self._cache.cluster_id
+
     async def require(self, topic: str) -> TopicFacts:
         """The facts of a checked topic. Raises CheckIsOffError, or KafkaError if the configs cannot be read."""
         facts = self._cache.get(topic)
@@ -79,6 +84,8 @@ class TopicChecks:
     async def _describe(self, topic: str) -> dict[str, str | None]:
         if self._admin is None:
             self._admin = await started(AIOKafkaAdminClient(**self._configs), "close")
+        if self._cache.cluster_id is None:
+            self._cache.cluster_id = (await self._admin.describe_cluster()).get("cluster_id")
         return await describe_topic(self._admin, topic)
 
     async def close(self) -> None:
@@ -136,8 +143,9 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
             return unchecked
         if partition is None:
             raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
-        headers = conditional_headers(headers or (), expected_offset, write_id or new_write_id())
-        await self._checks.require(topic)
+        given = unstated_headers(headers or (), expected_offset)
+        where = binding_of(topic, partition, (await self._checks.require(topic)).cluster_id)
+        headers = conditional_headers(given, expected_offset, write_id or new_write_id(), where)
         future = await super().send(topic, value, key, partition, timestamp_ms, headers)
         outcome = asyncio.create_task(self._outcome(future, topic, partition, expected_offset))
         self._outcomes.add(outcome)

@@ -295,7 +295,7 @@ class _Transaction:
                     record.key,
                     part.partition,
                     record.timestamp_ms,
-                    part.headers(index, write_id),
+                    part.headers(index, write_id, self._checks.cluster_id),
                 )
                 for index, record in enumerate(part.records)
             ]

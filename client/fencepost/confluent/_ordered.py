@@ -238,7 +238,7 @@ class OrderedProducer(OrderedProducerBase, Producer):
         Raises CheckIsOffError, ValueError, BufferError.
         """
         given = self._sends.checked(headers.items() if isinstance(headers, Mapping) else headers)
-        self._checks.require(topic)
+        self._sends.cluster_id = self._checks.require(topic).cluster_id
         deliver = on_delivery or callback or self._default_delivery
         key = key.encode() if isinstance(key, str) else key
         with self._lock:

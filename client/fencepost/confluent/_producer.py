@@ -16,7 +16,7 @@ from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, PartitionRequiredError
-from fencepost.records import CHECK_CONFIG, conditional_headers, new_write_id
+from fencepost.records import CHECK_CONFIG, binding_of, conditional_headers, new_write_id, unstated_headers
 
 OnDelivery = Callable[[Any, Message], None]
 #: Callbacks of the client object, not passed to its admin client.
@@ -31,6 +31,7 @@ def checks_of(
         CheckCache(ttl_seconds, config=check),
         lambda: AdminClient(admin_config),
         lambda admin, topic: describe_topic(admin, topic, timeout_seconds),
+        lambda admin, topic: admin.list_topics(topic, timeout=timeout_seconds).cluster_id,
     )
 
 
@@ -138,8 +139,9 @@ class ConditionalProducer(Producer):
         if partition < 0:
             raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
         given = headers.items() if isinstance(headers, Mapping) else headers or []
-        headers = conditional_headers(given, expected_offset, write_id or new_write_id())
-        self._checks.require(topic)
+        given = unstated_headers(given, expected_offset)
+        bound_to = binding_of(topic, partition, self._checks.require(topic).cluster_id)
+        headers = conditional_headers(given, expected_offset, write_id or new_write_id(), bound_to)
         deliver = deliver or self._default_delivery
         where = (topic, partition, expected_offset)
         produced_at = self._log_ends.count

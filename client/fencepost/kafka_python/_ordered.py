@@ -80,7 +80,7 @@ class OrderedProducer(OrderedProducerBase, KafkaProducer):  # type: ignore[misc]
         Raises CheckIsOffError, ValueError; the future fails with PartitionCountChangedError.
         """
         headers = self._sends.checked(headers)
-        self._checks.require(topic)
+        self._sends.cluster_id = self._checks.require(topic).cluster_id
         key_bytes = _serialized(self._serializers[0], topic, headers, key)
         value_bytes = _serialized(self._serializers[1], topic, headers, value)
         if topic not in self._sends.topics:

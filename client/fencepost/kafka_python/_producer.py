@@ -15,7 +15,7 @@ from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
 from fencepost._refusals import refusal, verify
 from fencepost.errors import PartitionRequiredError
-from fencepost.records import CHECK_CONFIG, conditional_headers, new_write_id
+from fencepost.records import CHECK_CONFIG, binding_of, conditional_headers, new_write_id, unstated_headers
 
 
 def checks_of(ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> BlockingChecks:
@@ -24,6 +24,7 @@ def checks_of(ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK
         CheckCache(ttl_seconds, config=check),
         lambda: KafkaAdminClient(**admin_configs),
         describe_topic,
+        lambda admin, _: admin.describe_cluster().get("cluster_id"),
         lambda admin: admin.close(),
     )
 
@@ -134,8 +135,9 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
             return super().send(topic, value, key, headers, partition, timestamp_ms)
         if partition is None:
             raise PartitionRequiredError("expected_offset= needs partition= (offsets are per partition)")
-        headers = conditional_headers(headers or [], expected_offset, write_id or new_write_id())
-        self._checks.require(topic)
+        given = unstated_headers(headers or [], expected_offset)
+        where = binding_of(topic, partition, self._checks.require(topic).cluster_id)
+        headers = conditional_headers(given, expected_offset, write_id or new_write_id(), where)
         future = super().send(topic, value, key, headers, partition, timestamp_ms)
         return ConditionalFuture(future, topic, partition, expected_offset)
 
