@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"strconv"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -24,10 +23,11 @@ func main() {
 	client, err := kgo.NewClient(kgo.SeedBrokers(proxy), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	check(err)
 	defer client.Close()
+	binding := bindingOf(ctx, kadm.NewClient(client), topic)
 	expected := int64(0) // nothing is read yet
 	for {
 		record := &kgo.Record{Topic: topic, Partition: 0, Value: []byte(value), Headers: []kgo.RecordHeader{
-			{Key: "fencepost-expected-offset", Value: strconv.AppendInt(nil, expected, 10)},
+			{Key: "fencepost-expected-offset", Value: fmt.Appendf(nil, "%d%s", expected, binding)},
 			{Key: "fencepost-write-id", Value: writeID},
 		}}
 		err := client.ProduceSync(ctx, record).FirstErr()
@@ -50,6 +50,23 @@ func main() {
 			expected = each.Offset + 1
 		}
 	}
+}
+
+// Other tools copy headers with records: an expected offset with this suffix counts only where it was made for.
+func bindingOf(ctx context.Context, admin *kadm.Client, topic string) string {
+	found, err := admin.DescribeTopicConfigs(ctx, topic)
+	check(err)
+	configs, err := found.On(topic, nil)
+	check(err)
+	for _, each := range configs.Configs {
+		if each.Key == "fencepost.check.expected.offsets" && each.MaybeValue() != "false" {
+			cluster, err := admin.BrokerMetadata(ctx)
+			check(err)
+			return fmt.Sprintf("@%s/0@%s", topic, cluster.Cluster)
+		}
+	}
+	log.Fatal(topic, " does not check expected offsets: they would be ignored")
+	return ""
 }
 
 func readToEnd(ctx context.Context, client *kgo.Client, proxy, topic string, from int64) (read []*kgo.Record) {

@@ -5,11 +5,13 @@ import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
+import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.errors.PolicyViolationException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -26,6 +28,16 @@ public final class Append {
         var partition = new TopicPartition(args[1], 0);
         var writeId = UUID.randomUUID().toString().getBytes(StandardCharsets.UTF_8);
         Map<String, Object> settings = Map.of("bootstrap.servers", args[0]);
+        // Other tools copy headers with records: an expected offset with this suffix counts only where it was made for.
+        String binding;
+        try (var admin = Admin.create(settings)) {
+            var resource = new ConfigResource(ConfigResource.Type.TOPIC, args[1]);
+            var check = admin.describeConfigs(List.of(resource)).all().get().get(resource).get("fencepost.check.expected.offsets");
+            if (check == null || check.value().equals("false")) {
+                throw new IllegalStateException(args[1] + " does not check expected offsets: they would be ignored");
+            }
+            binding = "@" + args[1] + "/0@" + admin.describeCluster().clusterId().get();
+        }
         var bytes = new ByteArrayDeserializer();
         try (var producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer());
                 var consumer = new KafkaConsumer<>(settings, bytes, bytes)) {
@@ -33,7 +45,7 @@ public final class Append {
             long expected = 0; // nothing is read yet
             while (true) {
                 var record = new ProducerRecord<byte[], byte[]>(args[1], 0, null, args[2].getBytes(StandardCharsets.UTF_8));
-                record.headers().add("fencepost-expected-offset", Long.toString(expected).getBytes(StandardCharsets.UTF_8));
+                record.headers().add("fencepost-expected-offset", (expected + binding).getBytes(StandardCharsets.UTF_8));
                 record.headers().add("fencepost-write-id", writeId);
                 try {
                     System.out.println("appended at " + producer.send(record).get().offset());

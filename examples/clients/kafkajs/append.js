@@ -2,18 +2,19 @@
 //
 //     npm install kafkajs && node append.js 127.0.0.1:19092 orders one
 const { randomUUID } = require('node:crypto')
-const { Kafka, logLevel } = require('kafkajs')
+const { ConfigResourceTypes, Kafka, logLevel } = require('kafkajs')
 
 const [proxy, topic, value] = process.argv.slice(2)
 const writeId = randomUUID()
 const kafka = new Kafka({ brokers: [proxy], logLevel: logLevel.NOTHING })
 
 async function main() {
+  const binding = await bindingOf()
   const producer = kafka.producer()
   await producer.connect()
   let expected = 0 // nothing is read yet
   for (;;) {
-    const headers = { 'fencepost-expected-offset': `${expected}`, 'fencepost-write-id': writeId }
+    const headers = { 'fencepost-expected-offset': `${expected}${binding}`, 'fencepost-write-id': writeId }
     try {
       const [sent] = await producer.send({ topic, messages: [{ partition: 0, value, headers }] })
       console.log('appended at', sent.baseOffset)
@@ -32,6 +33,19 @@ async function main() {
     if (records.length) expected = Number(records.at(-1).offset) + 1
   }
   await producer.disconnect()
+}
+
+// Other tools copy headers with records: an expected offset with this suffix counts only where it was made for.
+async function bindingOf() {
+  const admin = kafka.admin()
+  await admin.connect()
+  const described = [{ type: ConfigResourceTypes.TOPIC, name: topic }]
+  const { resources } = await admin.describeConfigs({ includeSynonyms: false, resources: described })
+  const { clusterId } = await admin.describeCluster()
+  await admin.disconnect()
+  const check = resources[0].configEntries.find(({ configName }) => configName === 'fencepost.check.expected.offsets')
+  if (!check || check.configValue === 'false') throw new Error(`${topic} does not check expected offsets: they would be ignored`)
+  return `@${topic}/0@${clusterId}`
 }
 
 async function readToEnd(from) {

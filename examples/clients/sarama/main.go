@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"strconv"
 
 	"github.com/IBM/sarama"
 )
@@ -27,11 +26,13 @@ func main() {
 	defer client.Close()
 	producer, err := sarama.NewSyncProducerFromClient(client)
 	check(err)
+	requireCheck(client, topic)
 	expected := int64(0) // nothing is read yet
 	for {
 		_, offset, err := producer.SendMessage(&sarama.ProducerMessage{
 			Topic: topic, Partition: 0, Value: sarama.StringEncoder(os.Args[3]), Headers: []sarama.RecordHeader{
-				{Key: []byte("fencepost-expected-offset"), Value: strconv.AppendInt(nil, expected, 10)},
+				// Other tools copy headers with records: with topic and partition, it counts only there.
+				{Key: []byte("fencepost-expected-offset"), Value: fmt.Appendf(nil, "%d@%s/0", expected, topic)},
 				{Key: []byte("fencepost-write-id"), Value: writeID},
 			},
 		})
@@ -54,6 +55,19 @@ func main() {
 			expected = each.Offset + 1
 		}
 	}
+}
+
+func requireCheck(client sarama.Client, topic string) {
+	admin, err := sarama.NewClusterAdminFromClient(client)
+	check(err)
+	configs, err := admin.DescribeConfig(sarama.ConfigResource{Type: sarama.TopicResource, Name: topic})
+	check(err)
+	for _, each := range configs {
+		if each.Name == "fencepost.check.expected.offsets" && each.Value != "false" {
+			return
+		}
+	}
+	log.Fatal(topic, " does not check expected offsets: they would be ignored")
 }
 
 func readToEnd(client sarama.Client, topic string, from int64) (read []*sarama.ConsumerMessage) {

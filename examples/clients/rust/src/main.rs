@@ -5,6 +5,9 @@ use std::error::Error;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use futures_executor::block_on;
+use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -37,9 +40,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.set("bootstrap.servers", &proxy).set("enable.idempotence", "true");
     let producer: BaseProducer<Outcome> = config.create_with_context(Outcome::default())?;
     let consumer: BaseConsumer = config.clone().set("group.id", "append").set("enable.auto.commit", "false").create()?;
+    let admin: AdminClient<DefaultClientContext> = config.create()?;
+    let found = block_on(admin.describe_configs(&[ResourceSpecifier::Topic(&topic)], &AdminOptions::new()))?;
+    let configs = found.into_iter().next().ok_or("no configs")??;
+    let check = configs.entry_map().get("fencepost.check.expected.offsets").and_then(|entry| entry.value.clone());
+    if check.is_none_or(|check| check == "false") {
+        return Err(format!("{topic} does not check expected offsets: they would be ignored").into());
+    }
+    // Other tools copy headers with records: an expected offset with this suffix counts only where it was made for.
+    let binding = match producer.client().fetch_cluster_id(SECONDS) {
+        Some(cluster_id) => format!("@{topic}/0@{cluster_id}"),
+        None => format!("@{topic}/0"),
+    };
     let mut expected = 0; // nothing is read yet
     loop {
-        let offset = expected.to_string();
+        let offset = format!("{expected}{binding}");
         let headers = OwnedHeaders::new()
             .insert(Header { key: "fencepost-expected-offset", value: Some(&offset) })
             .insert(Header { key: "fencepost-write-id", value: Some(&write_id) });
