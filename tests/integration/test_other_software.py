@@ -133,8 +133,9 @@ def test_distributed_connect_is_exactly_once_across_a_restart(
 def test_mirror_maker_copies_records_and_group_offsets(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    """From one cluster to another, each with a proxy in front."""
+    """From one cluster to another, each with a proxy in front. The copy of a checked topic goes to plain Kafka."""
     topic, group = _created(proxied.bootstrap, "mirrored"), unique_topic("reader")
+    checked = _checked(proxied.bootstrap)
     values = [line.encode() for line in LINES]
     with Connection(proxied.bootstrap) as client:
         for at in range(0, len(values), 100):
@@ -142,14 +143,21 @@ def test_mirror_maker_copies_records_and_group_offsets(
     _commit(proxied.bootstrap, group, topic, len(values))
     with running_kafka() as far, ProxyProcess(far.bootstrap, tmp_path) as far_proxy:
         settings = {
-            "clusters": "near, far",
+            "clusters": "near, far, checked, plain",
+            "emit.heartbeats.enabled": "false",  # else it starts a worker for each pair
             "near.bootstrap.servers": proxied.bootstrap,
+            "checked.bootstrap.servers": proxied.bootstrap,
+            "plain.bootstrap.servers": far.bootstrap,
+            "checked->plain.enabled": "true",
+            "checked->plain.topics": checked,
+            "checked->plain.groups": "none",
             "far.bootstrap.servers": far_proxy.bootstrap,
             "near->far.enabled": "true",
             "near->far.topics": topic,
             "near->far.groups": group,
             "near->far.sync.group.offsets.enabled": "true",
             "near->far.offset.lag.max": "0",
+            "offset.flush.interval.ms": "500",  # it delays offsets of a slow target until then
             **{f"{each}.replication.factor": "1" for each in _MIRROR_MAKERS_TOPICS},
             **{f"{each}.interval.seconds": "1" for each in _MIRROR_MAKERS_INTERVALS},
             "replication.factor": "1",
@@ -159,9 +167,14 @@ def test_mirror_maker_copies_records_and_group_offsets(
             log = Log(far.bootstrap)
             _until(lambda: copy in _topics(far.bootstrap), f"{copy} in the other cluster", tmp_path)
             _until(lambda: log.end(copy) >= len(values), f"{len(values)} records in {copy}", tmp_path)
-            _until(lambda: _committed(far.bootstrap, group, copy), f"the offset of {group} in {copy}", tmp_path)
+            _until(lambda: _committed(far.bootstrap, group, copy) == len(values), f"the offset of {group}", tmp_path)
+            _until(lambda: f"checked.{checked}" in _topics(far.bootstrap), "the copy at plain Kafka", tmp_path)
+            _until(lambda: log.end(f"checked.{checked}") >= 1, "its record", tmp_path)
+            _set_retention(proxied.bootstrap, checked, "7200000")
+            _until(lambda: _retention(far.bootstrap, f"checked.{checked}") == "7200000", "synced configs", tmp_path)
+        # A synced default would reset a check of a checked copy.
+        assert "fencepost." not in connect.log_of(tmp_path).read_text()
         assert log.values(copy) == values
-        assert _committed(far.bootstrap, group, copy) == len(values)
 
 
 _MIRROR_MAKERS_TOPICS = (
@@ -172,7 +185,33 @@ _MIRROR_MAKERS_TOPICS = (
     "status.storage",
     "config.storage",
 )
-_MIRROR_MAKERS_INTERVALS = ("emit.checkpoints", "sync.group.offsets", "refresh.topics", "refresh.groups")
+_MIRROR_MAKERS_INTERVALS = (
+    "emit.checkpoints",
+    "sync.group.offsets",
+    "sync.topic.configs",
+    "refresh.topics",
+    "refresh.groups",
+)
+
+
+def _checked(bootstrap: str) -> str:
+    """A topic with one record, whose checks plain Kafka does not know."""
+    name = unique_topic("checked")
+    configs = {"fencepost.check.expected.offsets": "required", "retention.ms": "3600000"}
+    with Connection(bootstrap) as client:
+        assert client.create_topic(name, configs=configs) == (0, None)
+        until(lambda: client.append(name, batch(b"first", expected=0)).error_code == 0, "an append")
+    return name
+
+
+def _set_retention(bootstrap: str, topic: str, value: str) -> None:
+    with Connection(bootstrap) as client:
+        assert client.alter_topic(topic, {"retention.ms": value}) == (0, None)
+
+
+def _retention(bootstrap: str, topic: str) -> str | None:
+    with Connection(bootstrap) as client:
+        return client.describe_topic(topic)["retention.ms"]
 
 
 # --- shared helpers ---------------------------------------------------------------------------------------------------

@@ -459,7 +459,7 @@ def test_virtual_configs_are_shown_with_their_source(
     shown = {each.name: each for each in answer.results[0].configs}
     assert list(shown) == ["retention.ms", *VIRTUAL_CONFIGS]
     assert (shown[CHECK].value, shown[CHECK].config_source) == (value, source)
-    assert (shown[CHECK].read_only, shown[CHECK].is_sensitive) == (False, False)
+    assert (shown[CHECK].read_only, shown[CHECK].is_sensitive) == (True, False)
     assert shown[CHECK].synonyms == []
     assert shown[CHECK].config_type == (2 if version >= 3 else 0)
     assert shown["fencepost.max.record.age.ms"].config_type == (5 if version >= 3 else 0)

@@ -116,7 +116,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
                 set_on_topic = {**inherited, **configs}
                 levels = _levels(known.file_configs(topic.name), set_on_topic)
                 topic.configs += [
-                    Message(name=name, value=shown[0].value, config_source=shown[0].source)
+                    Message(name=name, value=shown[0].value, read_only=True, config_source=shown[0].source)
                     for name, shown in levels.items()
                 ]
         for name, refusal in refused.items():
@@ -353,7 +353,10 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
     return Message(
         name=name,
         value=levels[0].value,
-        read_only=config is None,
+        # Tools that copy a topic to another cluster leave out read-only configs (MirrorMaker 2: targetConfig). Plain Kafka
+        # does not know these, and would refuse the copy. As an override (TOPIC_CONFIG), `kafka-configs --describe` shows
+        # them, and a request may still set them.
+        read_only=True,
         config_source=levels[0].source,
         synonyms=synonyms if request.include_synonyms else [],
         config_type=_LONG if isinstance(config, Milliseconds) else _STRING,
