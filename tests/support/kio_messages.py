@@ -13,8 +13,10 @@ from functools import cache
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
-#: APIs and versions of Kafka 4.4 that kio does not know yet.
-NOT_IN_KIO = frozenset({(18, 5), (28, 6), (42, 3), (88, 1), (89, 1), (93, 0), (94, 0)})
+#: APIs and versions of Kafka 4.4 that kio does not know yet, and those that only Kafka 3.9 has.
+NOT_IN_KIO = frozenset({(18, 5), (28, 6), (42, 3), (88, 1), (89, 1), (93, 0), (94, 0)}) | frozenset(
+    {(1, 0), (1, 1), (1, 2), (1, 3), (19, 0), (19, 1), (20, 0), (32, 0)}
+)
 
 
 @cache

@@ -187,7 +187,7 @@ def api(key: int, low: int, high: int) -> Message:
 def test_api_versions_reports_overlap_of_broker_and_table() -> None:
     feature = Message(name="transaction.version", min_version=0, max_version=2)
     final = Message(name="transaction.version", max_version_level=2, min_version_level=2)
-    submitted = [api(0, 0, 14), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
+    submitted = [api(0, 0, 14), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(76, 0, 0)]
     body = encode_response(
         apis.API_VERSIONS,
         4,

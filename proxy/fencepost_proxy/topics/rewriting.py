@@ -353,10 +353,10 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
     return Message(
         name=name,
         value=levels[0].value,
-        # Tools that copy a topic to another cluster leave out read-only configs (MirrorMaker 2: targetConfig). Plain Kafka
-        # does not know these, and would refuse the copy. As an override (TOPIC_CONFIG), `kafka-configs --describe` shows
-        # them, and a request may still set them.
+        # MirrorMaker 2 leaves read-only configs out of a copy (MirrorSourceConnector.targetConfig): plain Kafka would
+        # refuse it, since it does not know these. Requests may still set them.
         read_only=True,
+        is_default=levels[0].source != _TOPIC_CONFIG,  # v0
         config_source=levels[0].source,
         synonyms=synonyms if request.include_synonyms else [],
         config_type=_LONG if isinstance(config, Milliseconds) else _STRING,

@@ -94,7 +94,7 @@ _STATE_TOPIC = "clients cannot access the state topic"
 _TABLE: Final = (
     Api(0, "Produce", Handling.PRODUCE, 0, 13, 9, (
         "Kafka advertises 0–2 for old librdkafka (KAFKA-18659), but closes a connection that uses them")),
-    Api(1, "Fetch", _RECORDS, 4, 18, 12, _LEADERS + _STATE_TOPIC),
+    Api(1, "Fetch", _RECORDS, 0, 18, 12, _LEADERS + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
     Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "contains broker addresses; " + _STATE_TOPIC),
     Api(4, "LeaderAndIsr", _HIDDEN, 0, 0, 4, _REMOVED),
@@ -114,8 +114,8 @@ _TABLE: Final = (
         "sent to Kafka as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until "
         "authentication completes, Kafka accepts no other request, not even from the proxy")),
     Api(18, "ApiVersions", Handling.REWRITE_RESPONSE, 0, 5, 3, "only versions of this table"),
-    Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
-    Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "deletes the topic's virtual configs"),
+    Api(19, "CreateTopics", _PLAN, 0, 7, 5, _TOPIC_CONFIGS),
+    Api(20, "DeleteTopics", _PLAN, 0, 6, 4, "deletes the topic's virtual configs"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
     Api(22, "InitProducerId", _ADDRESSES, 0, 6, 2, (
         "no client may receive the shared producer id; refused if the client may not be idempotent while a topic is "
@@ -131,7 +131,7 @@ _TABLE: Final = (
     Api(29, "DescribeAcls", _RELAY, 0, 3, 2),
     Api(30, "CreateAcls", _RELAY, 0, 3, 2),
     Api(31, "DeleteAcls", _RELAY, 0, 3, 2),
-    Api(32, "DescribeConfigs", _PLAN, 1, 4, 4, _TOPIC_CONFIGS),
+    Api(32, "DescribeConfigs", _PLAN, 0, 4, 4, _TOPIC_CONFIGS),
     Api(33, "AlterConfigs", _PLAN, 0, 2, 2, _TOPIC_CONFIGS),
     Api(34, "AlterReplicaLogDirs", _RELAY, 0, 2, 2),
     Api(35, "DescribeLogDirs", _RELAY, 0, 5, 2),
