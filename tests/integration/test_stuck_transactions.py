@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
@@ -276,6 +277,33 @@ def test_page_shows_opened_and_ended_transactions(trusting_kafka: KafkaCluster, 
             assert producer.end(commit=False) == 0
         metric(proxy, "fencepost_kafka_open_transactions", 0)
         until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the marker")
+
+
+def test_transaction_that_stops_appends_is_named_and_ended(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
+    """It has no records. Its marker would take an offset, so conditional appends get 6."""
+    topic, name = unique_topic("checked"), unique_topic("forgotten")
+    create(trusting_kafka, topic)
+    with ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=CHECKED_BY_NAME, arguments=STATUS) as proxy:
+        assert conditional(proxy, topic, 0).base_offset == 0
+        with Transactional(proxy.bootstrap, name, protocol=1, timeout_ms=600_000) as producer:
+            producer.begin(topic)
+
+        def named() -> str | None:
+            assert conditional(proxy, topic, 1).error_code == NOT_LEADER
+            problems = json.loads(proxy.page("/status.json"))["problems"]
+            return next((each["do"] for each in problems if f"Transaction {name} " in each["what"]), None)
+
+        advice = until(named, "the problem")
+        assert proxy.metrics()['fencepost_refusals_total{reason="transaction_open"}'] > 0
+        command = shlex.split(advice.partition(": ")[2].replace("HOST:PORT", proxy.bootstrap))
+        assert command[:3] == ["fencepost", "transactions", "abort"]
+        assert transactions(*command[2:], typed="no\n")[0] == 1
+        assert transactions(*command[2:], "--yes") == (0, ANY)
+        until(lambda: conditional(proxy, topic, 2).error_code != NOT_LEADER, "the end of the transaction")
+        status, said = transactions(*command[2:], "--yes")
+        assert (status, "has no open transaction" in said) == (1, True)
+    # The marker took offset 1.
+    assert Log(trusting_kafka.bootstrap).values(topic) == [b"mine", b"mine"]
 
 
 def test_switched_off_transaction_watch_shows_nothing(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:

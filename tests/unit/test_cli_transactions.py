@@ -148,6 +148,8 @@ def test_a_name_is_no_command_to_a_terminal(page: dict[str, Any], capsys: pytest
         ([*ABORT, "--start-offset", "3", "--json"], "no --json"),
         ([*ABORT, "--start-offset", "3", "--status", "x:1"], "abort needs --bootstrap-server"),
         (["hanging", "--start-offset", "3", "--status", "x:1"], "options of abort"),
+        (["abort", "payments-7", "--topic", "orders", "--bootstrap", "x:1"], "leave out --topic"),
+        (["abort", "payments-7", "--status", "x:1"], "abort needs --bootstrap-server"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], requested: str, capsys: pytest.CaptureFixture[str]) -> None:

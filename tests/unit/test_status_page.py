@@ -301,6 +301,27 @@ def test_old_transaction_is_a_warning_before_its_timeout() -> None:
     assert not old_transaction(301.0, 3_600_000, stuck="overdue"), "reported as hanging"
 
 
+def stops_appends(
+    *, age_seconds: float = 12.0, refused_seconds: float = 3.0, reason: str = "transaction_open", partition: int = 1
+) -> tuple[Problem, ...]:
+    one = OpenTransaction("a; rm -rf /", 7, 0, "Ongoing", 1, age_seconds, 900_000, 1, ("clicks-1",), None)
+    refused = RefusalStatus("clicks", partition, reason, at_ms=int((NOW - refused_seconds) * 1000))
+    report = replace(NOTHING_OPEN, open_transactions=1, open=(one,))
+    return diagnose(replace(HEALTHY, transactions=report), [], [], NOW, [refused])
+
+
+def test_transaction_that_stops_appends_is_named_with_the_command() -> None:
+    (found,) = stops_appends()
+    assert found.bad
+    assert found.what == ("Transaction a; rm -rf / has been open for 12 s and stops conditional appends to clicks-1")
+    assert "Kafka aborts it after 900 s" in found.do
+    assert "fencepost transactions abort 'a; rm -rf /' --bootstrap-server " in found.do
+    assert not stops_appends(age_seconds=9.0)
+    assert not stops_appends(refused_seconds=31.0)
+    assert not stops_appends(reason="try_again")
+    assert not stops_appends(partition=2)
+
+
 PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "barriers", "process(es) 7")
 LAGS = GatedStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
 

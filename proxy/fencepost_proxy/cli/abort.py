@@ -1,4 +1,4 @@
-"""`fencepost transactions abort`: end a hanging transaction on one partition."""
+"""`fencepost transactions abort`: end a transaction by its id, or a hanging one on one partition."""
 
 from __future__ import annotations
 
@@ -52,16 +52,47 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def require(args: argparse.Namespace) -> None:
     """Raises ConfigError unless the options name one transaction, or if they are those of another command."""
     given = [name for name in _BY_PRODUCER if getattr(args, name) is not None]
+    of_partition = args.topic or args.partition is not None or args.start_offset is not None or given
     if args.what != "abort":
-        if args.topic or args.partition is not None or args.start_offset is not None or given:
+        if of_partition:
             raise ConfigError("--topic, --partition and what names a transaction are options of abort")
+        return
+    if args.json:
+        raise ConfigError("abort has no --json")
+    if args.id is not None:
+        if of_partition:
+            raise ConfigError("abort ID ends the transaction on all partitions: leave out --topic and the like")
         return
     if args.topic is None or args.partition is None:
         raise ConfigError("abort needs --topic and --partition")
     if (args.start_offset is None) != (len(given) == len(_BY_PRODUCER)) or (given and args.start_offset is not None):
         raise ConfigError("abort needs --start-offset, or --producer-id, --producer-epoch and --coordinator-epoch")
-    if args.json:
-        raise ConfigError("abort has no --json")
+
+
+async def abort_by_id(args: argparse.Namespace, control: KafkaClient) -> int:
+    """Its coordinator ends it, so nothing is checked that `abort` checks."""
+    from fencepost_proxy.cluster.transactions import Transactions  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.transactions.watched import ONGOING  # noqa: PLC0415
+
+    transactions = Transactions(control)
+    found = await transactions.describe(args.id, timeout_seconds=args.timeout)
+    if found is None or found.state != ONGOING:
+        _complain(
+            f"{printable(args.id)} has no open transaction (its state: {'unknown' if found is None else found.state})"
+        )
+        return _REFUSED
+    print(f"{printable(args.id)}: transaction of producer {found.producer_id}, epoch {found.producer_epoch}")
+    print(f"  since {utc(found.started_at_ms)}, on {printable(', '.join(map(str, sorted(found.partitions))))}")
+    print("Its producer is fenced: if it still runs, it fails.")
+    if args.dry_run:
+        print("nothing changed (--dry-run)")
+        return 0
+    if not args.yes and not _confirmed():
+        print("nothing changed")
+        return _REFUSED
+    await transactions.fence(found, timeout_seconds=args.timeout)
+    print("aborted")
+    return 0
 
 
 async def abort(args: argparse.Namespace, control: KafkaClient) -> int:

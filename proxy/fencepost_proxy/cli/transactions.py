@@ -45,7 +45,8 @@ open in a partition's log, but no coordinator knows it. Readers with read_commit
 Query brokers (--bootstrap-server: Kafka or a proxy), or the status page of a proxy that watches transactions
 (--status).
 
-`abort` ends a hanging transaction on one partition, like kafka-transactions.sh abort (KIP-664). It refuses a
+`abort ID` lets the coordinator end an open transaction. `abort` with --topic ends a hanging one, which no coordinator
+knows, on one partition, like kafka-transactions.sh abort (KIP-664). It refuses a
 transaction that a coordinator still has open there. The principal needs ALTER on the cluster (before Kafka 3.8
 CLUSTER_ACTION), READ on the topic, and DESCRIBE on the transactional id. Kafka and the proxy both accept it; on a
 checked topic, the proxy writes the marker while no conditional append is in progress."""
@@ -61,6 +62,9 @@ examples:
   fencepost transactions hanging --bootstrap-server kafka-1:9092
       read every partition, and print the command that aborts each hanging transaction
 
+  fencepost transactions abort payments-7 --bootstrap-server kafka-1:9092
+      abort the open transaction of payments-7 on all partitions, and fence its producer
+
   fencepost transactions abort --topic orders --partition 0 --start-offset 3 --dry-run
       show the transaction that begins at offset 3, and what to check before it is aborted
 
@@ -75,8 +79,8 @@ examples:
 
 exit code: 0; `hanging`: 1 if a transaction hangs, 2 if none was found but not everything could be read; `abort`: 1 if
 nothing was written.
-ACLs: DESCRIBE on transactional ids; for `hanging` also DESCRIBE and READ on topics. Without DESCRIBE on its id, an open
-transaction is reported as hanging. docs/stuck-transactions.md describes what to do.
+ACLs: DESCRIBE on transactional ids; for `abort ID` WRITE on it; for `hanging` also DESCRIBE and READ on topics.
+Without DESCRIBE on its id, an open transaction is reported as hanging. docs/stuck-transactions.md describes what to do.
 """
 
 
@@ -85,7 +89,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "transactions", run, summary, _DESCRIPTION, examples=_EXAMPLES)
     add = parser.add_argument
     add("what", nargs="?", choices=("list", "describe", "hanging", "abort"), default="list", help="default: list")
-    add("id", nargs="?", metavar="ID", help="transactional id (describe only)")
+    add("id", nargs="?", metavar="ID", help="transactional id (describe, abort)")
     add_source(parser, "brokers or a proxy")
     add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap-server: take TLS and SASL from a proxy's "
         "config file (upstream_tls, control_sasl)")  # fmt: skip
@@ -96,7 +100,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if (args.what == "describe") != (args.id is not None):
+    if args.what != "abort" and (args.what == "describe") != (args.id is not None):
         raise ConfigError(
             "describe needs an ID: fencepost transactions describe ID" if args.id is None else f"unexpected {args.id!r}"
         )
@@ -154,7 +158,7 @@ async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
         if args.what == "describe":
             return await _describe(args, control)
         if args.what == "abort":
-            return await abort.abort(args, control)
+            return await (abort.abort if args.id is None else abort.abort_by_id)(args, control)
         report = await _probe(args, control)
     finally:
         await control.close()

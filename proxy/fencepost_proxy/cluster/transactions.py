@@ -1,4 +1,6 @@
-"""Transactions: DescribeTransactions v0, to the transaction coordinator. Needs DESCRIBE on the transactional id.
+"""Transactions: DescribeTransactions v0 and InitProducerId, to the transaction coordinator.
+
+DescribeTransactions needs DESCRIBE on the transactional id.
 
 Retried, with a new FindCoordinator, on errors 14, 15, 16 and the like. WriteTxnMarkers v1 is sent once.
 """
@@ -10,7 +12,8 @@ from typing import Final
 
 from fencepost_proxy.cluster.broker import BrokerConnection, Call
 from fencepost_proxy.cluster.client import TRANSACTION_COORDINATOR, KafkaClient
-from fencepost_proxy.cluster.responses import check, only
+from fencepost_proxy.cluster.responses import Retry, check, only
+from fencepost_proxy.errors import Error
 from fencepost_proxy.transactions.watched import Described, OpenInLog
 from fencepost_proxy.types import Monotonic, NodeId, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
@@ -42,6 +45,28 @@ class Transactions:
 
         return await self.kafka.query_coordinator(
             transactional_id, query, timeout_seconds, key_type=TRANSACTION_COORDINATOR
+        )
+
+    async def fence(self, described: Described, *, timeout_seconds: float | None = None) -> None:
+        """Aborts the open transaction of its id on all partitions, and fences its producer.
+
+        Needs WRITE on the transactional id. Raises UpstreamUnavailable. Repeating it does no harm.
+        """
+
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> None:
+            message = Message(
+                transactional_id=described.transactional_id,
+                transaction_timeout_ms=described.timeout_ms,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            answer = await connection.query(apis.INIT_PRODUCER_ID, message, at_most=4, deadline=deadline)
+            if answer.error_code == Error.CONCURRENT_TRANSACTIONS:
+                raise Retry("its markers are not written yet")
+            check(answer.error_code, "InitProducerId")
+
+        await self.kafka.query_coordinator(
+            described.transactional_id, query, timeout_seconds, key_type=TRANSACTION_COORDINATOR
         )
 
 

@@ -13,7 +13,15 @@ from urllib.parse import quote
 
 from fencepost_proxy.cluster.metadata import NO_NODE
 from fencepost_proxy.config import Limits
-from fencepost_proxy.observability.status import BrokerStatus, ExpansionStatus, GatedStatus, Problem, StatusSnapshot
+from fencepost_proxy.observability.status import (
+    BrokerStatus,
+    ExpansionStatus,
+    GatedStatus,
+    Problem,
+    RefusalStatus,
+    StatusSnapshot,
+)
+from fencepost_proxy.sequencer.events import TRANSACTION_OPEN
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import NodeId, TopicPartition
 
@@ -30,6 +38,9 @@ _GROUP_SECONDS: Final = 600
 #: Age from which an open transaction that holds back readers is reported: half of its timeout, within these bounds.
 _OLD_SECONDS_MIN: Final = 30
 _OLD_SECONDS: Final = 300
+#: Age from which a transaction that stops conditional appends is reported; and how long ago it did so at most.
+_STOPPING_SECONDS: Final = 10
+_STOPPED_SECONDS: Final = 30
 _VIOLATION_SECONDS: Final = 3_600
 #: Problems of one kind that are listed.
 _NAMED_MAX: Final = 5
@@ -146,14 +157,19 @@ def _of_certificates(ends: Iterable[tuple[str, float]], now: float) -> Iterator[
 
 
 def diagnose(
-    snapshot: StatusSnapshot, expansions: Sequence[ExpansionStatus], groups: Sequence[GatedStatus], now: float
+    snapshot: StatusSnapshot,
+    expansions: Sequence[ExpansionStatus],
+    groups: Sequence[GatedStatus],
+    now: float,
+    refusals: Sequence[RefusalStatus] = (),
 ) -> tuple[Problem, ...]:
-    """Problems, worst first. `expansions`, `groups`: first page of each list. `now`: wall clock, seconds."""
+    """Problems, worst first. `expansions`, `groups`, `refusals`: first page of each. `now`: wall clock, seconds."""
     found = [
         *(Problem(True, f"Not ready: {reason}", reason.hint) for reason in snapshot.not_ready),
         *dict.fromkeys(snapshot.problems),
         *_of_violations(snapshot, now),
         *_of_transactions(snapshot.transactions),
+        *_of_stopped_appends(refusals, snapshot.transactions, now),
         *_of_expansions(expansions, snapshot.transactions, now),
         *_of_groups(groups),
         *(Problem(False, warning.text, warning.hint) for warning in snapshot.warnings),
@@ -221,6 +237,33 @@ def _of_old(observed: TransactionsReport) -> Iterator[Problem]:
             f"read_committed consumers of {', '.join(delayed)}",
             f"Kafka aborts it after {timeout_seconds:.0f} s (transaction.timeout.ms). Is its producer stuck? "
             "Restart or stop it; see docs/stuck-transactions.md.",
+            "/transactions",
+        )
+
+
+def _of_stopped_appends(
+    refusals: Sequence[RefusalStatus], observed: TransactionsReport | None, now: float
+) -> Iterator[Problem]:
+    """Open transactions that stop conditional appends, with records in the partition or not."""
+    since_ms = (now - _STOPPED_SECONDS) * 1000
+    stopped = {
+        str(TopicPartition(each.topic, each.partition))
+        for each in refusals
+        if each.reason == TRANSACTION_OPEN and each.at_ms >= since_ms
+    }
+    found = []
+    for one in () if observed is None or not stopped else observed.open:
+        waiting = [each for each in one.first_partitions if each in stopped]
+        if waiting and one.stuck is None and (one.age_seconds or 0.0) >= _STOPPING_SECONDS:
+            found.append((one, waiting))
+    for one, waiting in found[:_NAMED_MAX]:
+        yield Problem(
+            True,
+            f"Transaction {one.transactional_id} has been open for {one.age_seconds:.0f} s and stops conditional "
+            f"appends to {', '.join(waiting)}",
+            f"Kafka aborts it after {(one.timeout_ms or 0) / 1000:.0f} s (transaction.timeout.ms). To end it now, and "
+            f"fence its producer: fencepost transactions abort {shlex.quote(one.transactional_id)} "
+            "--bootstrap-server HOST:PORT",
             "/transactions",
         )
 

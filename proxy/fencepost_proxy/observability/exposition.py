@@ -191,9 +191,9 @@ _CONDITIONAL = Section("Conditional publish", "For topics that check expected of
 @_CONDITIONAL.counter("reason")
 def fencepost_refusals_total(s: Scrape) -> Labelled:
     """Batches refused by the proxy, by reason: conditional publish, partition counts, transactions and idempotence
-    levels. not_ready, try_again and outcome_unknown are retriable.
+    levels. not_ready, try_again, transaction_open and outcome_unknown are retriable.
     """
-    return _by(s.metrics.refusals, "offset_mismatch", "not_ready", "try_again", "outcome_unknown")
+    return _by(s.metrics.refusals, "offset_mismatch", "not_ready", "try_again", "transaction_open", "outcome_unknown")
 
 
 @_CONDITIONAL.counter("error")

@@ -275,7 +275,7 @@ def _number(queried: Mapping[str, str], name: str, default: int, least: int, mos
 
 def status_json(snapshot: StatusSnapshot, lists: Mapping[What, Listed], now: float) -> dict[str, object]:
     """`now`: wall clock, seconds."""
-    problems = diagnose(snapshot, lists["expansions"].rows, lists["groups"].rows, now)
+    problems = diagnose(snapshot, lists["expansions"].rows, lists["groups"].rows, now, lists["refusals"].rows)
     return {
         "ready": snapshot.ready,
         "state": state_of(snapshot, problems),

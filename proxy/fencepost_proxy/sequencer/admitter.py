@@ -10,6 +10,7 @@ from fencepost_proxy.sequencer import transactions
 from fencepost_proxy.sequencer.appends import not_authorized
 from fencepost_proxy.sequencer.events import (
     NO_PRODUCER,
+    TRANSACTION_OPEN,
     Admit,
     AppendMode,
     LogEndSnapshot,
@@ -187,7 +188,8 @@ class Admitter:
             if state.transactions.may_not_wait(pending, snapshot, now):
                 state.refuse(pending, transactions.conflict(pending))
             else:
-                state.try_again(pending, "a transaction is open on the partition; its marker will take an offset")
+                why = "a transaction is open on the partition; its marker will take an offset"
+                state.try_again(pending, why, TRANSACTION_OPEN)
             fence.unconfirm()
             return True
         decided = self._first_try_decides(pending, end, now)

@@ -76,6 +76,8 @@ class Fence:
 
 #: Makes a batch one without a producer, as from a client that is not idempotent.
 NO_PRODUCER = Fence(-1, -1, -1)
+#: Reason of a retriable refusal: the partition waits for a transaction.
+TRANSACTION_OPEN = "transaction_open"
 #: Used as producer id. Kafka answers such batches one by one, so one failure does not fail the next.
 INDEPENDENT = -2
 

@@ -68,9 +68,9 @@ class PartitionState:
         )
         self.answer(pending, result, refusal.reason)
 
-    def try_again(self, pending: PendingAppend, why: str) -> None:
+    def try_again(self, pending: PendingAppend, why: str, reason: str = "try_again") -> None:
         """Error 6: not appended, try again. Every client retries on it and refreshes its metadata."""
-        self._error(pending, Error.NOT_LEADER_OR_FOLLOWER, f"TRY_AGAIN {why}", "try_again")
+        self._error(pending, Error.NOT_LEADER_OR_FOLLOWER, f"TRY_AGAIN {why}", reason)
 
     def unknown(self, pending: PendingAppend, why: str, now: float, *, queued: bool = True) -> None:
         """Error 7: it may be in the log. If it may be `queued` in a broker, it may also be appended later."""
