@@ -1387,7 +1387,8 @@ def test_coordinator_that_may_not_know_is_not_trusted(fate: str) -> None:
         talk.call("joined", "app", True)  # while the log end is still being read
         talk.now += 0.1
     talk.snapshot(10, next_sequence=10, ended_transactions=frozenset({"app"}), transactions_as_of=queried_at)
-    talk.fails(pending, NOT_LEADER)
+    refused = talk.next(g.Answer)
+    assert (refused.pending, refused.result.error_code, refused.reason) == (pending, NOT_LEADER, "transaction_open")
 
 
 def test_fence_is_unconfirmed_while_a_transaction_may_exist() -> None:
