@@ -23,6 +23,7 @@ QUICK = ("benchmarks", "--quick", "--rounds", "1", "--only")
         pytest.param(
             ("benchmarks.status_page", "--topics", "2", "--partitions", "2", "--seconds", "1"), id="status page"
         ),
+        pytest.param(("benchmarks.metadata", "--kafka", "--topics", "2"), id="metadata"),
         pytest.param(("benchmarks.secured", "--quick"), id="tls"),
         pytest.param(("benchmarks.spark_load", "--copies", "1"), id="spark load", marks=pytest.mark.spark),
     ],

@@ -26,6 +26,8 @@ WIDE_PARTITIONS = 60
 _TIMEOUT_MS = 5_000
 PIPELINED = 200
 CONNECTIONS = 100
+#: Connections that request the metadata of all topics, and partitions that each such client adds.
+POLLING, MANY_PARTITIONS = 20, 500
 BOMB_BYTES = 100_000_000
 TINY_RECORDS = 200_000
 
@@ -156,6 +158,22 @@ def unread_responses(address: str, topic: str) -> Iterator[None]:
                 connection.send(queried, 5)
 
     return _many(address, one)
+
+
+@way
+def all_topics(address: str, topic: str) -> Iterator[None]:
+    """Clients that request the metadata of all topics, as fast as they get it."""
+    with raw.Connection(address) as connection:
+        connection.create_topic(f"{topic}-many", partitions=MANY_PARTITIONS)
+    queried = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(raw.Connection(address)) for _ in range(POLLING)]
+        for _ in repeat(None):
+            for connection in connections:
+                connection.send(queried, 5)
+            for connection in connections:
+                connection.receive_frame()
+            yield
 
 
 @way

@@ -35,6 +35,7 @@ from fencepost_proxy.wire.control import (
 from fencepost_proxy.wire.layouts import element_ends
 from fencepost_proxy.wire.primitives import MALFORMED
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.spliced import TopicList
 from tests.support.executors import needs_native
 from tests.support.kio_messages import NOT_IN_KIO, by_kio
 from tests.support.properties import some
@@ -176,6 +177,20 @@ def test_spliced_response_equals_decoded_and_encoded_one(
             frame, api_key, version, queried=query is not None, by_name=by_name, own_addresses=own_addresses
         )
         assert _finished(frame, api_key, version, _known(), query, own_addresses=own_addresses).answer == expected
+
+
+@pytest.mark.parametrize(("api_key", "version"), LISTS, ids=str)
+def test_topics_other_than_the_state_topic_are_not_decoded(
+    api_key: int, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    element = TopicList.element
+    monkeypatch.setattr(TopicList, "element", lambda self, index: decoded.append(index) or element(self, index))
+    monkeypatch.setattr("fencepost_proxy.session.rewriters.decode_response", None)
+    topics = [Message(name=name) for name in ("orders", STATE_TOPIC, "other", f"{STATE_TOPIC}-2", "more")]
+    frame = encode_response_frame(api_key, version, 7, Message(topics=topics))
+    assert len(_finished(frame, api_key, version, _known()).answer) < len(frame)
+    assert decoded == [1, 3]
 
 
 @pytest.mark.parametrize("version", [0, 8, 12])
