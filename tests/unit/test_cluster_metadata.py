@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
+
 from fencepost_proxy.cluster.metadata import (
     EMPTY,
     ClusterMetadata,
@@ -11,10 +13,14 @@ from fencepost_proxy.cluster.metadata import (
     PartitionInfo,
     TopicInfo,
     from_response,
+    from_topic_list,
     merged,
 )
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId
+from fencepost_proxy.wire.apis import METADATA
+from fencepost_proxy.wire.control import decode_response, encode_response
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.spliced import TopicList
 
 FIRST, SECOND = UUID(int=1), UUID(int=2)
 
@@ -71,6 +77,34 @@ def test_missing_or_unlisted_topic_is_removed() -> None:
     assert "t" in merged(known, answer(), all_topics=False).topics
     assert "t" not in merged(known, answer(missing=("t",)), all_topics=False).topics
     assert "t" not in merged(known, answer(), all_topics=True).topics
+
+
+@pytest.mark.parametrize("version", [10, 12, 13])
+def test_unchanged_topics_are_not_decoded_again(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(leader_id: int) -> TopicList:
+        brokers = [Message(node_id=1, host="kafka-1", port=9092)]
+        topics = [
+            Message(name="t", topic_id=FIRST, partitions=[Message(partition_index=0, leader_id=leader_id)]),
+            Message(name="u", topic_id=SECOND, partitions=[Message(partition_index=0, leader_id=1)]),
+            Message(name="gone", topic_id=UUID(int=3), error_code=3),
+            Message(name="later", topic_id=UUID(int=4), error_code=5),
+        ]
+        body = encode_response(METADATA, version, Message(cluster_id="cluster", brokers=brokers, topics=topics))
+        expected.append(from_response(decode_response(METADATA, version, body)))
+        return TopicList(METADATA, version, body, has_header=False)
+
+    expected: list[ClusterMetadata] = []
+    decoded: list[int] = []
+    element = TopicList.element
+    monkeypatch.setattr(TopicList, "element", lambda self, index: decoded.append(index) or element(self, index))
+    first, read = from_topic_list(listed(1), {})
+    again, read = from_topic_list(listed(1), read)
+    assert decoded == [0, 1, 2, 3, 2, 3]
+    decoded.clear()
+    news, _ = from_topic_list(listed(2), read)
+    assert decoded == [0, 2, 3]
+    assert [first, again, news] == expected
+    assert merged(merged(EMPTY, first, all_topics=False), news, all_topics=False).topics["u"] is first.topics["u"]
 
 
 def test_topic_with_transient_error_is_left_undecided() -> None:

@@ -15,6 +15,7 @@ from uuid import UUID
 from fencepost_proxy.errors import Error
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.spliced import TopicList
 
 NO_NODE: Final = NodeId(-1)
 
@@ -76,17 +77,47 @@ def from_response(response: Message) -> ClusterMetadata:
         if topic.error_code in _ABSENT:
             missing[topic.name] = topic.error_code
         elif not topic.error_code:
-            partitions = {
-                each.partition_index: PartitionInfo(
-                    Leader(NodeId(each.leader_id), LeaderEpoch(each.leader_epoch)),
-                    tuple(map(NodeId, each.replica_nodes)),
-                    tuple(map(NodeId, each.isr_nodes)),
-                )
-                for each in sorted(topic.partitions, key=lambda each: each.partition_index)
-            }
-            topics[topic.name] = TopicInfo(topic.name, topic.topic_id, partitions, topic.is_internal)
-    brokers = {NodeId(each.node_id): Address(each.host, each.port) for each in response.brokers}
-    return ClusterMetadata(response.cluster_id, brokers, topics, missing)
+            topics[topic.name] = _topic_info(topic)
+    return ClusterMetadata(response.cluster_id, _brokers(response), topics, missing)
+
+
+#: Topics by their bytes in a response.
+ReadBefore = Mapping[bytes, TopicInfo]
+
+
+def from_topic_list(response: TopicList, before: ReadBefore) -> tuple[ClusterMetadata, ReadBefore]:
+    """As `from_response`, but topics whose bytes are in `before` are not decoded. Also returns the next `before`."""
+    topics: dict[str, TopicInfo] = {}
+    missing: dict[str, int] = {}
+    read: dict[bytes, TopicInfo] = {}
+    for index in range(len(response)):
+        encoded = response.encoded_element(index)
+        info = before.get(encoded)
+        if info is None:
+            topic = response.element(index)
+            if topic.error_code in _ABSENT:
+                missing[topic.name] = topic.error_code
+            if topic.error_code:
+                continue
+            info = _topic_info(topic)
+        topics[info.name] = read[encoded] = info
+    return ClusterMetadata(response.before.cluster_id, _brokers(response.before), topics, missing), read
+
+
+def _topic_info(topic: Message) -> TopicInfo:
+    partitions = {
+        each.partition_index: PartitionInfo(
+            Leader(NodeId(each.leader_id), LeaderEpoch(each.leader_epoch)),
+            tuple(map(NodeId, each.replica_nodes)),
+            tuple(map(NodeId, each.isr_nodes)),
+        )
+        for each in sorted(topic.partitions, key=lambda each: each.partition_index)
+    }
+    return TopicInfo(topic.name, topic.topic_id, partitions, topic.is_internal)
+
+
+def _brokers(response: Message) -> dict[NodeId, Address]:
+    return {NodeId(each.node_id): Address(each.host, each.port) for each in response.brokers}
 
 
 def merged(known: ClusterMetadata, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
@@ -103,11 +134,11 @@ def merged(known: ClusterMetadata, news: ClusterMetadata, *, all_topics: bool) -
 
 
 def _newer(known: TopicInfo | None, news: TopicInfo) -> TopicInfo:
-    if known is None or known.topic_id != news.topic_id:
+    if known is None or known is news or known.topic_id != news.topic_id:
         return news
     partitions = dict(news.partitions)
     for index, before in known.partitions.items():
         # Kafka never removes partitions: a response without one is out of date.
         if index not in partitions or before.leader.leader_epoch > partitions[index].leader.leader_epoch:
             partitions[index] = before
-    return replace(news, partitions=partitions)
+    return news if partitions == news.partitions else replace(news, partitions=partitions)

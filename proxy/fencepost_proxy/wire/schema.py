@@ -176,10 +176,11 @@ def parts(name: str, version: int, array: str) -> Parts:
     """The parts of a message around one of its arrays, such as `Topics`. The schema must have that version."""
     schema = _schema(name)
     assert schema is not None
-    fields = [field for field in schema["fields"] if _in(version, field["versions"])]
+    fields = schema["fields"]
     (at,) = (at for at, field in enumerate(fields) if field["name"] == array)
     structs = {common["name"]: common["fields"] for common in schema.get("commonStructs", [])}
     flexible = _in(version, schema["flexibleVersions"])
+    assert _in(version, fields[at]["versions"])
     assert not any(_in(version, field.get("taggedVersions")) for field in fields[: at + 1])
     before, _ = _struct(name, fields[:at], structs, version, flexible, ends=False)
     element, _ = _type({"fields": fields[at].get("fields")}, fields[at]["type"][2:], structs, version, flexible)

@@ -22,17 +22,17 @@ _ERROR_CODE_BYTES: Final = 2
 
 
 class SplicedResponse:
-    """`before` – the decoded fields before the array; `encoded` includes what was changed there.
+    """`before`, `after` – the decoded fields before and after the array. `encoded` includes changes of `before`.
 
-    The elements of the array have indexes. Their fields and those after the array are checked for their lengths only.
-    Raises `UpstreamProtocolError` if the response is malformed.
+    The elements of the array have indexes. Their fields are checked for their lengths only. Raises
+    `UpstreamProtocolError` if the response is malformed.
     """
 
-    def __init__(self, api_key: int, version: int, frame: bytes, array: str) -> None:
+    def __init__(self, api_key: int, version: int, frame: bytes, array: str, *, has_header: bool = True) -> None:
         """`frame`: without its length."""
         self._what = f"malformed {api_name(api_key)}Response v{version} of {len(frame)} bytes"
         self._data = frame
-        self._head_end = parse_response_header(frame, api_key, version).body_offset
+        self._head_end = parse_response_header(frame, api_key, version).body_offset if has_header else 0
         self._parts = schema.parts(f"{api_name(api_key)}Response", version, array)
         self._new: dict[int, Sequence[Message]] = {}
         try:
@@ -40,7 +40,7 @@ class SplicedResponse:
             count, begin = self._read_count(self._before_end)
             ends = element_ends(frame, begin, count, self._parts.element.layout)
             self._bounds = [begin, *ends]
-            _, end = self._parts.after.read(frame, self._bounds[-1])
+            self.after, end = self._parts.after.read(frame, self._bounds[-1])
         except MALFORMED as error:
             raise self._malformed(error) from error
         if end != len(frame):
@@ -58,6 +58,9 @@ class SplicedResponse:
         assert read_end == end, f"{self._what}: element {index} ends at {read_end}, not at {end}"
         assert isinstance(element, Message)
         return element
+
+    def encoded_element(self, index: int) -> bytes:
+        return self._data[self._bounds[index] : self._bounds[index + 1]]
 
     def containing(self, marks: Iterable[bytes]) -> list[int]:
         """Indexes of the elements that contain one of these sequences of bytes."""
@@ -117,8 +120,8 @@ class SplicedResponse:
 class TopicList(SplicedResponse):
     """Metadata and DescribeTopicPartitions. A topic: error code, name, fields of fixed length, partitions, others."""
 
-    def __init__(self, api_key: int, version: int, frame: bytes) -> None:
-        super().__init__(api_key, version, frame, "Topics")
+    def __init__(self, api_key: int, version: int, frame: bytes, *, has_header: bool = True) -> None:
+        super().__init__(api_key, version, frame, "Topics", has_header=has_header)
 
     def partition_counts(self, names: Collection[bytes] | None) -> list[tuple[str, int]]:
         """Name and number of partitions of the topics of these names, None for all, that have no error."""
