@@ -523,6 +523,14 @@ def test_proxy_header_after_too_many_records_is_refused() -> None:
         scan_batch(batch, NAMES, WHERE, **_LIMITS, effort=Effort(LIMIT, 50))
 
 
+def test_large_batch_with_headers_for_the_proxy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_COPIED_BYTES_MAX", 1_500_000)
+    large = bytes(2_000_000)
+    assert _scan(_batch([_record(0, value=large)])).expected_base_offset is None
+    with pytest.raises(LimitError, match=r"above the limit of 1500000 \(send smaller batches: no setting raises it\)"):
+        _scan(_batch([_record(0, SAYING, value=large)]))
+
+
 @pytest.mark.parametrize("records", [1, 3])
 def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
     batch = _batch([_record(i, [*SAYING, *[("other", None)] * 20]) for i in range(records)])

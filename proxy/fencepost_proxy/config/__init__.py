@@ -85,7 +85,8 @@ class Limits:
     buffered_bytes_max: int = _key(268_435_456, live=True)
     """Maximum bytes buffered for all connections. Above, the proxy stops reading from clients."""
     decompressed_bytes_max: int = 104_857_600
-    """Maximum decompressed size of a batch. Above, the client gets MESSAGE_TOO_LARGE."""
+    """Maximum decompressed size of a batch; at most 33,554,432 for batches with Fencepost record headers. Above, the
+    client gets MESSAGE_TOO_LARGE."""
     sequencer_queue_max: int = _key(1_000, unit="of appends")
     """Maximum pending appends per checked partition. Further ones get a retriable error."""
     sequencer_wait_max_seconds: float = _key(5.0, live=True)

@@ -175,7 +175,7 @@ def _payload(
     if says_something and len(unpacked) > _COPIED_BYTES_MAX:
         raise LimitError(
             f"record batch with headers for the proxy has {len(unpacked)} bytes once decompressed, above the limit of "
-            f"{_COPIED_BYTES_MAX} (send smaller batches)"
+            f"{_COPIED_BYTES_MAX} (send smaller batches: no setting raises it)"
         )
     return bytes(unpacked) if says_something else unpacked
 

@@ -90,7 +90,7 @@ def decompress(codec: int, data: memoryview, *, bytes_max: int) -> bytes | memor
 def _too_large(name: str, data: memoryview, bytes_max: int) -> LimitError:
     return LimitError(
         f"record batch of {len(data)} bytes decompresses ({name}) to more than the limit of {bytes_max} bytes "
-        "(send smaller batches, or raise the proxy's limit on decompressed batches)"
+        "(send smaller batches, or raise limits.decompressed_bytes_max)"
     )
 
 
