@@ -10,6 +10,7 @@ Each module has:
 
 - `ConditionalProducer`: the library's producer, with `expected_offset=`;
 - `LogWriter`: reads one partition to its end, then appends batches to it;
+- `SharedLog`: the same for all tasks or threads of a process;
 - `LogReader` and `TransactionalWriter`: read several partitions, then append to all of them at the expected offsets
   or to none;
 - `OrderedProducer` and `OrderedConsumer`: keep each key in order while partitions are added (KIP-253).
@@ -21,12 +22,14 @@ from __future__ import annotations
 
 from fencepost._ordering import Waiting
 from fencepost._partitioning import jump_hash
+from fencepost._shared_log import Change
 from fencepost.errors import (
     BatchTooLargeError,
     CheckIsOffError,
     ConcurrentUseError,
     FencepostError,
     InDoubtError,
+    LogBusyError,
     NotAtEndError,
     OffsetMismatchError,
     OffsetViolationError,
@@ -46,10 +49,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchTooLargeError",
+    "Change",
     "CheckIsOffError",
     "ConcurrentUseError",
     "FencepostError",
     "InDoubtError",
+    "LogBusyError",
     "LogRecord",
     "NotAtEndError",
     "OffsetMismatchError",

@@ -167,6 +167,9 @@ class LogPosition:
         self.at_end = True
         return self.next_offset
 
+    def bytes_limit(self, facts: TopicFacts) -> int:
+        return min(self._bytes_max, facts.max_message_bytes or self._bytes_max)
+
     def begin(self, records: Sequence[Record], write_id: bytes, facts: TopicFacts, now: float) -> Append:
         """Begin an append of `records` at the next offset. The writer is not at the end again until `ended`.
 
@@ -180,11 +183,11 @@ class LogPosition:
         if not records:
             raise ValueError("nothing to append (pass at least one record)")
         size = batch_bytes_max(records, binding_of(self.topic, self.partition, facts.cluster_id))
-        limit = min(self._bytes_max, facts.max_message_bytes or self._bytes_max)
-        if size > limit:
+        bytes_max = self.bytes_limit(facts)
+        if size > bytes_max:
             raise BatchTooLargeError(
                 f"{self.topic}-{self.partition}: {len(records)} records need up to {size} bytes uncompressed, the "
-                f"limit is {limit} (the smaller of batch_bytes_max and the topic's max.message.bytes; append fewer)"
+                f"limit is {bytes_max} (the smaller of batch_bytes_max and the topic's max.message.bytes; append fewer)"
             )
         self.at_end = False
         return Append(

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fencepost._appending import Append, Failure, LogPosition, MaybeAppended
+from fencepost._checks import TopicFacts
 from fencepost._reading import Consumer, Loop, Reading
 from fencepost._refusals import verify
 from fencepost._steps import Closing, Pause, Steps, Use, now, once, run
 from fencepost.errors import OffsetMismatchError
-from fencepost.records import LogRecord, Record, new_write_id, timestamped_now
+from fencepost.records import LogRecord, Record, binding_of, new_write_id, timestamped_now
 from fencepost.retries import RetryPolicy, patiently
 
 DEFAULT_BATCH_BYTES_MAX = 1_000_000
@@ -65,9 +66,9 @@ class LogWriterBase:
         self.partition = partition
         self._position = LogPosition(topic, partition, retry, batch_bytes_max)
         self._appender = appender
-        use = Use(f"LogWriter of {topic}-{partition}", "a LogWriter for each task or thread")
+        use = Use(f"LogWriter of {topic}-{partition}", "a SharedLog for several tasks or threads")
         self._reading = Reading(consumer, retry, use)
-        self._retry = retry
+        self.retry = retry
 
     @property
     def next_offset(self) -> int | None:
@@ -85,12 +86,26 @@ class LogWriterBase:
         """
         return self._reading.use.alone(self._append(records))
 
-    def _loop(self) -> Loop:
+    @property
+    def at_end(self) -> bool:
+        """Whether an append needs no read first."""
+        return self._position.at_end
+
+    def loop(self) -> Loop:
         return Loop(self._reading, [(None, self._position)], lambda _, record: record)
+
+    def batch_limit(self) -> Steps[tuple[int, bytes]]:
+        """The bytes of the largest append, and the binding of its headers. Raises CheckIsOffError, or the client
+        library's error."""
+        facts = yield from self._facts()
+        return self._position.bytes_limit(facts), binding_of(self.topic, self.partition, facts.cluster_id)
+
+    def _facts(self) -> Steps[TopicFacts]:
+        return patiently(lambda: once(self._appender.require, self.topic), self.retry, self._appender.error)
 
     def _append(self, records: Sequence[Record]) -> Steps[int]:
         topic, partition = self.topic, self.partition
-        facts = yield from patiently(lambda: once(self._appender.require, topic), self._retry, self._appender.error)
+        facts = yield from self._facts()
         append = self._position.begin(timestamped_now(records), new_write_id(), facts, now())
         while True:
             try:
@@ -111,7 +126,7 @@ class BlockingLogWriter(LogWriterBase, Closing):
     __doc__ = LogWriterBase.__doc__
 
     def __iter__(self) -> Iterator[LogRecord]:
-        return self._loop()
+        return self.loop()
 
     def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
         """Call `apply(record)` for each record to the log end. Returns the offset that the next append expects."""

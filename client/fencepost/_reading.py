@@ -130,8 +130,11 @@ class Loop:
         finally:
             reading.use.end()
 
+    def following(self) -> Steps[Any]:
+        """The next `_Item`; None after the last."""
+        return self._use.alone(self._following())
+
     def _following(self) -> Steps[_Item | None]:
-        """The next item; None after the last."""
         resume: Callable[[], Any] = partial(next, self._items)
         while True:
             try:
@@ -149,7 +152,7 @@ class Loop:
         return self
 
     def __next__(self) -> Any:
-        item = run(self._use.alone(self._following()))
+        item = run(self.following())
         if item is None:
             raise StopIteration
         return item.value
@@ -158,7 +161,7 @@ class Loop:
         return self
 
     async def __anext__(self) -> Any:
-        item = await run_async(self._use.alone(self._following()))
+        item = await run_async(self.following())
         if item is None:
             raise StopAsyncIteration
         return item.value

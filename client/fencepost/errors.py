@@ -168,6 +168,12 @@ class ConcurrentUseError(FencepostError, RuntimeError):
         )
 
 
+class LogBusyError(FencepostError):
+    """Too many decisions wait for a shared log, or this one waited too long. Nothing was sent: try later."""
+
+    retriable = True
+
+
 class PositionLostError(FencepostError):
     """The next offset to read is outside the log, or the partition does not exist.
 

@@ -7,8 +7,9 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka import KafkaAdminClient
@@ -138,6 +139,53 @@ def _called(owner: Any, attribute: str, name: str) -> threading.Event:
 
     setattr(used, name, noted)
     return called
+
+
+_LIMIT = 20
+
+
+def _counted(state: int, record: LogRecord) -> int:
+    return state + 1
+
+
+def _below_limit(state: int) -> list[Record]:
+    return [Record(b"%d" % state)] if state < _LIMIT else []
+
+
+def test_processes_that_share_logs_keep_a_limit(library: str, own_proxy: ProxyProcess, topic: str) -> None:
+    """Two shared logs, as of two processes, with four threads or tasks each."""
+    bootstrap = own_proxy.bootstrap
+    if library == "aiokafka":
+
+        async def processes() -> None:
+            async with (
+                fencepost.aiokafka.SharedLog(
+                    fencepost.aiokafka.LogWriter(topic, 0, bootstrap_servers=bootstrap), 0, _counted
+                ) as one,
+                fencepost.aiokafka.SharedLog(
+                    fencepost.aiokafka.LogWriter(topic, 0, bootstrap_servers=bootstrap), 0, _counted
+                ) as two,
+            ):
+                await asyncio.gather(*(log.change(_below_limit) for log in (one, two) for _ in range(_LIMIT)))
+                assert (await one.change(_below_limit)).state == _LIMIT
+
+        asyncio.run(processes())
+    else:
+        with (
+            fencepost.kafka_python.SharedLog(
+                cast("Any", clients.log_writer(library, topic, bootstrap)), 0, _counted
+            ) as one,
+            fencepost.confluent.SharedLog(
+                cast("Any", clients.log_writer(library, topic, bootstrap)), 0, _counted
+            ) as two,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            changes = [pool.submit(log.change, _below_limit) for log in (one, two) for _ in range(_LIMIT)]
+            assert sorted(offset for each in changes if (offset := each.result(90).offset) is not None) == [
+                *range(_LIMIT)
+            ]
+            assert one.change(_below_limit) == (None, _LIMIT)
+    assert [int(value) for _, value in clients.read_all(bootstrap, topic)] == [*range(_LIMIT)]
 
 
 def test_loop_holds_a_bounded_part_of_the_log(library: str, own_proxy: ProxyProcess, topic: str) -> None:

@@ -23,6 +23,7 @@ _STATED = {
     "kv_store.py": "EQUAL: both leaders and the replay have the requested values.\n",
     "partition_expansion.py": "3000 records of 20 keys read, 0 of them out of order\n",
     "transfer.py": "CONSERVED: the balances equal the deposits.\n",
+    "web_service.py": "RIGHT: no cart holds more than 5 items, and both servers show what the topic holds.\n",
 }
 
 

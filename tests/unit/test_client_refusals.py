@@ -114,7 +114,7 @@ def test_outcome_and_retriable_of_each_error() -> None:
     again = {each.__name__ for each in ALL if each.retriable}
     assert appended == {"OffsetViolationError"}
     assert unknown == {"InDoubtError", "OutcomeUnknownError"}
-    assert again == {"OffsetMismatchError", "TransactionAbortedError", "TransactionConflictError"}
+    assert again == {"LogBusyError", "OffsetMismatchError", "TransactionAbortedError", "TransactionConflictError"}
     assert all(each.outcome == "refused" for each in ALL if each.retriable)
 
 

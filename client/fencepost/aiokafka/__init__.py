@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
 
 from fencepost.aiokafka._ordered import OrderedConsumer, OrderedProducer
 from fencepost.aiokafka._producer import ConditionalProducer, describe_topic, read_expansions
-from fencepost.aiokafka._writers import LogReader, LogWriter, TransactionalWriter
+from fencepost.aiokafka._writers import LogReader, LogWriter, SharedLog, TransactionalWriter
 
 __all__ = [
     "ConditionalProducer",
@@ -17,6 +17,7 @@ __all__ = [
     "LogWriter",
     "OrderedConsumer",
     "OrderedProducer",
+    "SharedLog",
     "TransactionalWriter",
     "describe_topic",
     "read_expansions",

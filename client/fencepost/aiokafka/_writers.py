@@ -15,6 +15,7 @@ from fencepost._appending import Append, MaybeAppended
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogWriterBase
 from fencepost._reading import LogReaderBase, Reading
 from fencepost._refusals import POLICY_VIOLATION
+from fencepost._shared_log import AsyncSharedLog
 from fencepost._steps import CannotRead, Use, once, run_async
 from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
 from fencepost._transactional_writer import CommitInDoubt, TransactionalWriterBase
@@ -23,6 +24,7 @@ from fencepost.errors import OffsetMismatchError, WriterFencedError
 from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy, patiently
 
+S = TypeVar("S")
 T = TypeVar("T")
 _POLL_MS = 500
 _FETCH_WAIT_MS = 10
@@ -88,7 +90,7 @@ class LogWriter(LogWriterBase, _Stopping):
         await self._appender.close()
 
     def __aiter__(self) -> AsyncIterator[LogRecord]:
-        return self._loop()
+        return self.loop()
 
     async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
         """Call `apply(record)` for each record to the log end, and await a coroutine. Returns the offset that the next
@@ -187,6 +189,24 @@ class _CommittedConsumer:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.stop()
+
+
+class SharedLog(AsyncSharedLog[S], _Stopping):
+    __doc__ = AsyncSharedLog.__doc__
+
+    _log: LogWriter
+
+    async def start(self) -> None:
+        """Start the log writer, and read to the log end."""
+        await self._log.start()
+        await self.change(lambda _: ())
+
+    async def stop(self) -> None:
+        """Append what waits, then stop the log writer."""
+        self._closed = True
+        if self._worker is not None:
+            await asyncio.wait([self._worker])
+        await self._log.stop()
 
 
 class LogReader(LogReaderBase, _Stopping):

@@ -7,6 +7,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.confluent needs confluent-kafka: pip install 'confluent-kafka>=2.16'") from error
 
+from fencepost._shared_log import BlockingSharedLog as SharedLog
 from fencepost.confluent._ordered import OrderedConsumer, OrderedProducer
 from fencepost.confluent._producer import ConditionalProducer, describe_topic
 from fencepost.confluent._writers import LogReader, LogWriter, TransactionalWriter
@@ -17,6 +18,7 @@ __all__ = [
     "LogWriter",
     "OrderedConsumer",
     "OrderedProducer",
+    "SharedLog",
     "TransactionalWriter",
     "describe_topic",
 ]

@@ -7,6 +7,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.kafka_python needs kafka-python: pip install 'kafka-python>=3,<4'") from error
 
+from fencepost._shared_log import BlockingSharedLog as SharedLog
 from fencepost.kafka_python._ordered import OrderedConsumer, OrderedProducer
 from fencepost.kafka_python._producer import ConditionalFuture, ConditionalProducer, describe_topic
 from fencepost.kafka_python._writers import LogReader, LogWriter, TransactionalWriter
@@ -18,6 +19,7 @@ __all__ = [
     "LogWriter",
     "OrderedConsumer",
     "OrderedProducer",
+    "SharedLog",
     "TransactionalWriter",
     "describe_topic",
 ]
