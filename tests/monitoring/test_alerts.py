@@ -29,6 +29,19 @@ def test_every_alert_uses_existing_metrics_and_labels() -> None:
         assert not unknown_in(alert["expr"]), alert["alert"]
 
 
+@pytest.mark.parametrize("job", ["fencepost", "kafka/fencepost", "fencepost-gateway"])
+def test_no_alert_depends_on_how_prometheus_names_the_job(job: str) -> None:
+    """The Prometheus operator names it NAMESPACE/NAME. Our metrics' names are enough; `up` needs the job."""
+    for alert in alerts():
+        for each in selectors(alert["expr"]):
+            for label in each.matchers.matchers:
+                if label.name == "job":
+                    assert not each.name.startswith("fencepost_"), alert["alert"]
+                    assert "=~" in str(label), alert["alert"]
+                    assert re.fullmatch(label.value, job), alert["alert"]
+                    assert not re.fullmatch(label.value, "kafka"), alert["alert"]
+
+
 def test_a_slip_in_an_expression_is_found() -> None:
     assert unknown_in('rate(fencepost_refusals_total{reson="x"}[5m]) > up{job="a"}') == [
         "fencepost_refusals_total{reson}"

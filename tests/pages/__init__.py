@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tests.pages import apis, config, logs, messages, metrics
+from tests.pages import alerts, apis, config, logs, messages, metrics
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "api-table.md": apis.page,
@@ -11,4 +11,5 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "logs.md": logs.page,
     "messages.md": messages.page,
     "metrics.md": metrics.page,
+    "../deploy/kubernetes/monitoring/prometheusrule.yaml": alerts.page,
 }

@@ -28,8 +28,9 @@ scrape_configs:
       - targets: ["127.0.0.1:8080"]
 ```
 
-`deploy/grafana/fencepost.json` is a dashboard, and `deploy/prometheus/alerts.rules.yml` has the alerts. Both expect the
-job name `fencepost`.
+`deploy/grafana/fencepost.json` is a dashboard, and `deploy/prometheus/alerts.rules.yml` has the alerts. For the
+Prometheus operator, `deploy/kubernetes/monitoring` has these alerts and the scrape. The alerts expect a job named
+`fencepost`, or with that as a part: `kafka/fencepost`.
 
 With `status_read_token_file`, add `authorization: {credentials_file: FILE}`, and with `status_tls` also `scheme: https`
 ([status page](status.md#access)). OpenTelemetry: the collector's `prometheus` receiver reads the same.

@@ -82,6 +82,25 @@ def test_kustomize_is_given_every_file(directory: str) -> None:
     assert {each["name"] for each in kustomization["images"]} == {each["image"] for each in containers(directory)}
 
 
+def test_monitoring_scrapes_every_proxy_under_the_job_of_the_alerts(tmp_path: Path) -> None:
+    (monitor,) = of_kind("monitoring", "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (selected,) = monitor["spec"]["selector"]["matchExpressions"]
+    for directory in KINDS:
+        labels = one(directory, *WORKLOADS)["spec"]["template"]["metadata"]["labels"]
+        assert labels[selected["key"]] in selected["values"]
+        ports = {each["name"]: each["containerPort"] for each in proxy(directory)["ports"]}
+        status = configuration(directory, tmp_path).status
+        assert status is not None
+        assert ports[endpoint["port"]] == status.port
+    scrape = yaml.safe_load((ROOT.parent / "prometheus" / "prometheus.yml").read_text("utf-8"))
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": scrape["scrape_configs"][0]["job_name"]}]
+    (rules,) = of_kind("monitoring", "PrometheusRule")
+    assert rules["spec"] == yaml.safe_load((ROOT.parent / "prometheus" / "alerts.rules.yml").read_text("utf-8"))
+    kustomization = yaml.safe_load((ROOT / "monitoring" / "kustomization.yaml").read_text("utf-8"))
+    assert kustomization["resources"] == ["podmonitor.yaml", "prometheusrule.yaml"]
+
+
 @pytest.mark.parametrize("directory", KINDS)
 def test_pods_fit_the_restricted_profile(directory: str) -> None:
     """The strictest of Kubernetes' pod security standards; and a root file system that is read-only."""
