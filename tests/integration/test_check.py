@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import product
@@ -453,6 +453,46 @@ def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: 
     # A running proxy occupies its ports. Its bootstrap listener is missing.
     assert running.of("ok")["listener for broker 1"] == f"127.0.0.1:{port}: in use"
     assert "nothing listens there" in running.of("failed")["listener for clients"]
+
+
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [
+        (("append", "orders", "first", "--expect", "0"), "fencepost: nothing was sent: cannot"),
+        (("read", "orders"), "fencepost: cannot"),
+        (("expansions",), "fencepost: cannot"),
+        (("transactions",), "fencepost: cannot"),
+    ],
+)
+def test_commands_say_at_once_why_they_cannot_connect(
+    secured: Secured, tmp_path: Path, command: tuple[str, ...], begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kafka's clients retry each of these until a timeout, and report only that."""
+    there, other = secured.kafka.bootstrap_of("SECURED"), Authority(tmp_path / "other")
+    login = secured.java(CONTROL)
+    jaas = login["sasl.jaas.config"].replace(password(CONTROL), "wrong")
+
+    def failed(reason: str, todo: str, properties: Mapping[str, str], bootstrap: str = there) -> None:
+        (file := tmp_path / "client.properties").write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
+        file.chmod(0o600)
+        begun = time.monotonic()
+        assert main([*command, "--bootstrap-server", bootstrap, "--command-config", str(file)]) == 2
+        assert time.monotonic() - begun < 15
+        stated = capsys.readouterr().err.splitlines()[-1]
+        assert stated.startswith(begins), stated
+        assert reason in stated, stated
+        assert todo in stated, stated
+        assert "upstream_tls" not in stated, stated
+        assert "control_sasl" not in stated, stated
+
+    failed("Connection refused", "nothing listens there", login, f"127.0.0.1:{free_port()}")
+    failed("Authentication failed", "check username and password", {**login, "sasl.jaas.config": jaas})
+    untrusted = {**login, "ssl.truststore.location": str(other.file)}
+    failed("its certificate is not trusted", "set ssl.truststore.location", untrusted)
+    without_tls = {"security.protocol": "PLAINTEXT"}
+    failed("TLS", "set security.protocol to SSL or SASL_SSL", without_tls)
+    without_login = {key: value for key, value in login.items() if not key.startswith("sasl")}
+    failed("", "SASL_SSL, and the login", {**without_login, "security.protocol": "SSL"})
 
 
 def test_a_login_that_is_wrong_or_missing(secured: Secured, tmp_path: Path) -> None:

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost_proxy.cli.options import Subparsers, add_command, add_topic, kafka_python_settings, partition
+from fencepost_proxy.cli.options import (
+    Subparsers,
+    add_command,
+    add_topic,
+    client_config,
+    kafka_python_settings,
+    partition,
+)
 from fencepost_proxy.cli.status_client import CannotQuery
 
 _REFUSED: Final = 1
@@ -22,7 +29,7 @@ _DESCRIPTION: Final = """\
 Append records to one partition through the proxy, if the first gets the offset that --expect states. All are appended,
 or none. Each VALUE is a record; without VALUE, each line of stdin is.
 
-exit code: 0 appended; 1 refused, nothing was appended; 2 not sent, or the outcome is unknown."""
+exit code: 0 appended; 1 refused, nothing was appended; 2 not sent, or the outcome is unknown (as the message says)."""
 
 _EXAMPLES: Final = """\
 examples:
@@ -62,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     except (OffsetMismatchError, PolicyViolationError) as refused:
         print(f"fencepost: refused: {refused}", file=sys.stderr)
         return _REFUSED
+    except _NotSent as error:
+        raise CannotQuery(f"nothing was sent: {error}") from None
     except FencepostError as error:
         raise CannotQuery(str(error)) from None
     except KafkaError as error:
@@ -70,29 +79,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class _NotSent(Exception):
+    """A failure before the first byte of the records was sent."""
+
+
 def _append(args: argparse.Namespace, key: bytes | None, values: Sequence[bytes]) -> tuple[int, int]:
-    from fencepost.kafka_python import ConditionalProducer  # noqa: PLC0415 - slow to import
+    from kafka.errors import KafkaError  # noqa: PLC0415 - slow to import
+
+    from fencepost.kafka_python import ConditionalProducer  # noqa: PLC0415
+    from fencepost_proxy.cli.connecting import partitions_of  # noqa: PLC0415
 
     timeout_ms = int(args.timeout * 1000)
-    producer = ConditionalProducer(
-        **kafka_python_settings(args),
-        batch_size=_BATCH_BYTES,
-        linger_ms=_LINGER_MS,
-        max_block_ms=timeout_ms,
-        request_timeout_ms=timeout_ms,
-        delivery_timeout_ms=_LINGER_MS + 2 * timeout_ms,
-    )
     try:
-        futures = [
-            producer.send(
-                args.topic,
-                value,
-                key,
-                partition=args.partition,
-                expected_offset=None if args.expect is None else args.expect + index,
-            )
-            for index, value in enumerate(values)
-        ]
+        partitions_of(client_config(args), args.topic, args.partition, args.timeout)
+        producer = ConditionalProducer(
+            **kafka_python_settings(args),
+            batch_size=_BATCH_BYTES,
+            linger_ms=_LINGER_MS,
+            max_block_ms=timeout_ms,
+            request_timeout_ms=timeout_ms,
+            delivery_timeout_ms=_LINGER_MS + 2 * timeout_ms,
+        )
+    except (KafkaError, CannotQuery) as error:
+        raise _NotSent(str(error)) from None
+    try:
+        try:
+            futures = [
+                producer.send(
+                    args.topic,
+                    value,
+                    key,
+                    partition=args.partition,
+                    expected_offset=None if args.expect is None else args.expect + index,
+                )
+                for index, value in enumerate(values)
+            ]
+        except KafkaError as error:  # it sends at `flush`
+            raise _NotSent(str(error)) from None
         producer.flush(args.timeout)
         offsets = [int(each.get(0).offset) for each in futures]
     finally:

@@ -12,7 +12,14 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
-from fencepost_proxy.cli.options import Subparsers, add_command, add_source, kafka_python_settings, require_source
+from fencepost_proxy.cli.options import (
+    Subparsers,
+    add_command,
+    add_source,
+    client_config,
+    kafka_python_settings,
+    require_source,
+)
 from fencepost_proxy.cli.status_client import STATUS_HELP, CannotQuery, address, listed, query
 from fencepost_proxy.cli.tables import Columns, table_of, utc
 from fencepost_proxy.config.secrets import secret
@@ -113,6 +120,9 @@ def _of_bootstrap(args: argparse.Namespace) -> _Rows:
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
     from kafka.errors import KafkaError  # noqa: PLC0415
 
+    from fencepost_proxy.cli.connecting import require_connection  # noqa: PLC0415
+
+    require_connection(client_config(args), args.timeout)
     try:
         admin = KafkaAdminClient(
             client_id="fencepost-expansions", request_timeout_ms=int(args.timeout * 1000), **kafka_python_settings(args)

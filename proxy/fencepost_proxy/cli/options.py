@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from fencepost_proxy.cli.status_client import STATUS_HELP, STATUS_VARIABLE, CannotQuery, address
+from fencepost_proxy.cli.status_client import STATUS_HELP, STATUS_VARIABLE, address
+from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.config.reading import read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
@@ -115,15 +115,19 @@ def _from_environment(variable: str) -> Address | None:
         raise ConfigError(f"environment {variable}: {error}") from None
 
 
+def client_config(args: argparse.Namespace) -> ProxyConfig:
+    """`--bootstrap-server` and `--command-config` as a proxy's upstream. Raises `ConfigError`."""
+    return read(None, {"upstream": args.bootstrap}, command_config=args.command_config).config
+
+
 def kafka_python_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Settings of kafka-python's clients for `--bootstrap-server`, `--command-config` and `--timeout`.
 
-    Raises `ConfigError`, and `CannotQuery` if no server accepts a connection: kafka-python would retry.
+    Call a function of `connecting` first: kafka-python retries what cannot succeed. Raises `ConfigError`.
     """
     from fencepost_proxy.transport.certificates import upstream_context  # noqa: PLC0415 - slow to import
 
-    config = read(None, {"upstream": args.bootstrap}, command_config=args.command_config).config
-    _require_connection(config.upstream, args.timeout)
+    config = client_config(args)
     timeout_ms = int(args.timeout * 1000)
     found: dict[str, Any] = {"bootstrap_servers": args.bootstrap.split(","), "bootstrap_timeout_ms": timeout_ms}
     tls, sasl = config.upstream_tls, config.control_sasl
@@ -138,14 +142,3 @@ def kafka_python_settings(args: argparse.Namespace) -> dict[str, Any]:
             "sasl_plain_password": password,
         }
     return found
-
-
-def _require_connection(servers: Sequence[Address], timeout_seconds: float) -> None:
-    failures = []
-    for server in servers:
-        try:
-            with socket.create_connection((server.host, server.port), timeout_seconds):
-                return
-        except OSError as error:
-            failures.append(f"{server}: {error.strerror or error}")
-    raise CannotQuery(f"cannot connect to {'; '.join(failures)} (check --bootstrap-server, or start the server)")

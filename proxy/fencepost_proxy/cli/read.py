@@ -6,7 +6,14 @@ import argparse
 import sys
 from typing import Final
 
-from fencepost_proxy.cli.options import Subparsers, add_command, add_topic, kafka_python_settings, partition
+from fencepost_proxy.cli.options import (
+    Subparsers,
+    add_command,
+    add_topic,
+    client_config,
+    kafka_python_settings,
+    partition,
+)
 from fencepost_proxy.cli.status_client import CannotQuery
 from fencepost_proxy.cli.tables import printable
 
@@ -33,12 +40,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises `CannotQuery`."""
-    from kafka import KafkaConsumer  # noqa: PLC0415 - slow to import
-    from kafka.errors import KafkaError  # noqa: PLC0415
+    from kafka.errors import KafkaError  # noqa: PLC0415 - slow to import
 
     from fencepost import FencepostError, LogRecord, RetryPolicy  # noqa: PLC0415
     from fencepost.kafka_python import LogReader  # noqa: PLC0415
+    from fencepost_proxy.cli.connecting import partitions_of  # noqa: PLC0415
 
+    found = partitions_of(client_config(args), args.topic, args.partition, args.timeout)
+    if not found:
+        raise CannotQuery(f"topic {args.topic} does not exist, or you may not DESCRIBE it")
     settings = kafka_python_settings(args)
 
     def show(at: tuple[str, int], record: LogRecord) -> None:
@@ -48,13 +58,6 @@ def run(args: argparse.Namespace) -> int:
         print(at[1], record.offset, *texts, sep="\t")
 
     try:
-        consumer = KafkaConsumer(**settings)
-        found = sorted(consumer.partitions_for_topic(args.topic) or ())
-        consumer.close()
-        if not found:
-            raise CannotQuery(f"topic {args.topic} does not exist, or you may not DESCRIBE it")
-        if args.partition is not None and args.partition not in found:
-            raise CannotQuery(f"topic {args.topic} has no partition {args.partition}, only 0 to {found[-1]}")
         shown = [(args.topic, each) for each in found if args.partition in (None, each)]
         retry = RetryPolicy(attempt_seconds=args.timeout, total_seconds=args.timeout)
         with LogReader(shown, retry=retry, **settings) as log:

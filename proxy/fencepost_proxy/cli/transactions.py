@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fencepost_proxy import logs
 from fencepost_proxy.cli import abort
 from fencepost_proxy.cli.options import Subparsers, add_command, add_source, require_source
-from fencepost_proxy.cli.status_client import status_page
+from fencepost_proxy.cli.status_client import CannotQuery, status_page
 from fencepost_proxy.cli.tables import Columns, duration, printable, table, table_of, utc
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.config.reading import read
@@ -145,7 +145,8 @@ def _of_status(args: argparse.Namespace) -> int:
 
 
 async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
-    from fencepost_proxy.cluster.broker import Access  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.cli.connecting import reason_of  # noqa: PLC0415 - keeps `--help` fast
+    from fencepost_proxy.cluster.broker import Access, UpstreamUnavailable  # noqa: PLC0415
     from fencepost_proxy.cluster.client import KafkaClient  # noqa: PLC0415
     from fencepost_proxy.transport.certificates import Certificates  # noqa: PLC0415
 
@@ -154,7 +155,10 @@ async def _of_kafka(args: argparse.Namespace, config: ProxyConfig) -> int:
     limits = Limits(connect_timeout_seconds=args.timeout, request_timeout_seconds=args.timeout)
     control = KafkaClient(config.upstream, limits, access=access)
     try:
-        await control.start(timeout_seconds=0.0)  # each server once
+        try:
+            await control.start(timeout_seconds=0.0)  # each server once
+        except UpstreamUnavailable as error:
+            raise CannotQuery(f"cannot connect to {reason_of(error)}") from None
         if args.what == "describe":
             return await _describe(args, control)
         if args.what == "abort":

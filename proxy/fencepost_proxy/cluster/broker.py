@@ -10,7 +10,9 @@ repeated. `OutcomeUnknown`: the bytes may have reached the broker.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import socket
 import ssl
 import struct
 import time
@@ -56,6 +58,13 @@ class UpstreamUnavailable(FencepostError):
 
 class OutcomeUnknown(UpstreamUnavailable):
     """The request was sent without a response: it may have been executed, or may still be."""
+
+
+def _os_reason(error: OSError | ValueError) -> str:
+    """For a failed connect, asyncio's text names the address only."""
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _no_tls() -> None:
@@ -170,7 +179,7 @@ class BrokerConnection:
             raise UpstreamUnavailable(f"{address}: {failed.words}", hint=failed.hint) from e
         except (OSError, ValueError) as e:
             access.on_error("unreachable")
-            reason = f"{address}: cannot connect: {getattr(e, 'strerror', None) or e}"
+            reason = f"{address}: cannot connect: {_os_reason(e)}"
             raise UpstreamUnavailable(reason, hint=hints.of_connect(e)) from e
         connection = cls(address, reader, writer, limits, client_id, access=access)
         try:

@@ -29,6 +29,32 @@ SLOW: Final = "the broker accepts connections but does not respond: is it hangin
 NOT_KAFKA: Final = "another service listens there"
 RELEASE: Final = "is this a broker, not a controller? If so, this Kafka is too old or too new for this proxy"
 
+#: For commands that connect as a client, in place of some of the above.
+FOR_COMMANDS: Final[Mapping[str, str]] = {
+    CA_FILE: "set ssl.truststore.location in --command-config to the CA that signed the certificate, as PEM",
+    HOSTNAME: "use a name of the certificate in --bootstrap-server",
+    CERTIFICATE: "set ssl.keystore.location in --command-config to a certificate that the server trusts",
+    TLS_VERSION: "enable TLS 1.2 or newer on both sides",
+    TLS: "set security.protocol to SSL or SASL_SSL in --command-config",
+    PERHAPS_NO_TLS: "does this port use TLS? If not, set security.protocol to PLAINTEXT or SASL_PLAINTEXT",
+    NO_TLS: "set security.protocol to PLAINTEXT or SASL_PLAINTEXT",
+    LOGIN: "set security.protocol to SASL_PLAINTEXT or SASL_SSL, and the login, in --command-config",
+    MECHANISM: "set sasl.mechanism to one of those in --command-config",
+    CREDENTIALS: "check username and password in --command-config",
+    NOTHING_LISTENS: "nothing listens there: check --bootstrap-server, or start the server",
+    RELEASE: "is this a proxy or broker, not a controller?",
+}
+#: Key of a proxy's configuration -> the property of --command-config.
+PROPERTIES: Final[Mapping[str, str]] = {
+    "upstream_tls.ca_file": "ssl.truststore.location",
+    "upstream_tls.check_hostname": "ssl.endpoint.identification.algorithm",
+    "upstream_tls.certificate_file": "ssl.keystore.location",
+    "upstream_tls.min_version": "ssl.enabled.protocols",
+    "upstream_tls": "security.protocol",
+    "control_sasl.mechanism": "sasl.mechanism",
+    "control_sasl": "sasl.jaas.config",
+}
+
 #: For the broker of a sidecar, in place of some of the above.
 FOR_SIDECAR: Final[Mapping[str, str]] = {
     HOSTNAME: "the broker's certificate must also be valid for the host in broker (127.0.0.1 or localhost, as set "
