@@ -18,6 +18,7 @@ import pytest
 from fencepost_proxy.cluster.tls_failures import NotTls, of_broker
 from fencepost_proxy.config import ListenTls, UpstreamTls
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.transport import certificates
 from fencepost_proxy.transport.certificates import listener_context, upstream_context
 from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, of_client, secure
 from tests.support.certificates import Authority, Certificate
@@ -455,8 +456,9 @@ def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: C
     kind, words, _ = of_broker(fails(trusting(authority), "localhost", as_server(listen(others))))
     assert (kind, "ca_file" in words) == ("untrusted", True)
     # An expired one.
-    old = authority.sign("old", days=-1)
-    assert of_broker(fails(trusting(authority), "localhost", as_server(listen(old))))[:2] == (
+    old, expired = authority.sign("old", days=-1), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    expired.load_cert_chain(old.certificate, old.key)
+    assert of_broker(fails(trusting(authority), "localhost", as_server(expired)))[:2] == (
         "untrusted",
         "its certificate is not valid now: certificate has expired",
     )
@@ -554,8 +556,10 @@ def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_cannot_be_used_are_named(authority: Authority, server: Certificate, tmp_path: Path) -> None:
-    other = authority.sign("other")
+def test_files_that_cannot_be_used_are_named(
+    authority: Authority, server: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, old = authority.sign("other"), authority.sign("old", days=-1)
     locked = authority.sign("locked", password="right")
     (password := tmp_path / "password").write_text("right\n")
     (wrong := tmp_path / "wrong").write_text("wrong\n")
@@ -565,6 +569,7 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, server: Certi
         (ListenTls(server.certificate), "listen_tls.key_file: no PEM private key is in .*server.pem"),
         (ListenTls(nothing), "listen_tls.certificate_file: no PEM certificate is in .*nothing.pem"),
         (ListenTls(server.certificate, other.key), "listen_tls.key_file: the key in .*other.key is not that of"),
+        (ListenTls(old.certificate, old.key), "listen_tls.certificate_file: .*old.pem expired on 20"),
         (ListenTls(locked.certificate, locked.key), "listen_tls.key_password_file: the key in .* is encrypted"),
         (ListenTls(locked.certificate, locked.key, wrong), "listen_tls.key_password_file: not the password"),
         (
@@ -578,5 +583,9 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, server: Certi
         assert "wrong\n" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"upstream_tls\.ca_file: no PEM certificate is in .*nothing\.pem"):
         upstream_context(UpstreamTls(nothing))
+    monkeypatch.setattr(certificates, "not_before", lambda _: time.time() + 3_600)
+    with pytest.raises(ConfigError, match=r"listen_tls\.certificate_file: .*server\.pem is not valid before 20"):
+        listener_context(ListenTls(server.certificate, server.key))
+    monkeypatch.undo()
     listener_context(ListenTls(locked.certificate, locked.key, password))
     listener_context(ListenTls(server.both))

@@ -38,6 +38,11 @@ def test_changed_files_are_reloaded_unless_broken(tmp_path: Path) -> None:
     assert certificates.probe() == [False]
     assert (certificates.listener, certificates.not_after()) == (listener, ends)
 
+    # Nor is one that no client would accept.
+    file.write_bytes(authority.sign("old", days=-1).both.read_bytes())
+    assert certificates.probe() == [False]
+    assert (certificates.listener, certificates.not_after()) == (listener, ends)
+
     # When: there is another one, new connections get it.
     file.write_bytes(two.both.read_bytes())
     assert certificates.probe() == [True]
@@ -50,7 +55,10 @@ def test_changed_files_are_reloaded_unless_broken(tmp_path: Path) -> None:
     assert certificates.upstream is not upstream
 
 
-def test_start_with_missing_certificate_files_is_refused(tmp_path: Path) -> None:
+def test_start_with_missing_or_expired_certificate_is_refused(tmp_path: Path) -> None:
+    old = Authority(tmp_path / "authority").sign("old", days=-1)
+    with pytest.raises(ConfigError, match=r"listen_tls\.certificate_file: .*old\.pem expired on "):
+        Certificates(ListenTls(old.certificate, old.key), None)
     with pytest.raises(ConfigError, match=r"listen_tls\.certificate_file: .*absent cannot be read: No such file"):
         Certificates(ListenTls(tmp_path / "absent"), None)
 

@@ -126,6 +126,10 @@ def _readable(key: str, file: Path | None) -> Iterator[Finding]:
 def _wrong(error: ConfigError) -> Finding:
     key, _, stated = str(error).partition(": ")
     todo = "correct the file, or use another one"
+    if f" {certificates.EXPIRED} on " in stated:
+        todo = "renew it; a running proxy reloads the file automatically"
+    if f" {certificates.NOT_YET} before " in stated:
+        todo = "check this machine's clock"
     if "cannot be read" in stated:
         todo = "check the path as this process sees it, and the permissions of the user who runs it"
     return FILES.failed(key, stated, todo)

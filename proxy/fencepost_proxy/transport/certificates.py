@@ -33,6 +33,10 @@ _PROBE_SECONDS: Final = 5.0
 _SOON_SECONDS: Final = 14 * 86_400.0
 _DAY_SECONDS: Final = 86_400.0
 
+#: A certificate that was issued just now may begin in the future by this machine's clock.
+_CLOCKS_DIFFER_SECONDS: Final = 300.0
+EXPIRED, NOT_YET = "expired", "is not valid"
+
 LISTENER: Final = "listener"
 UPSTREAM: Final = "upstream"
 
@@ -86,6 +90,16 @@ def _load_own(
         context.load_cert_chain(certificate, key, password)
     except ssl.SSLError as error:
         raise ConfigError(f"{table}.{_what_is_wrong(error, certificate, key)}") from error
+    _require_valid(f"{table}.certificate_file", certificate)
+
+
+def _require_valid(where: str, certificate: Path) -> None:
+    """Peers refuse a certificate outside its validity: a start fails, and a reload keeps the one in use."""
+    now, begins, ends = time.time(), not_before(certificate), not_after(certificate)
+    if ends is not None and ends < now:
+        raise ConfigError(f"{where}: {certificate} {EXPIRED} on {_date(ends)}")
+    if begins is not None and begins > now + _CLOCKS_DIFFER_SECONDS:
+        raise ConfigError(f"{where}: {certificate} {NOT_YET} before {_date(begins)}")
 
 
 def _what_is_wrong(error: ssl.SSLError, certificate: Path, key: Path | None) -> str:
