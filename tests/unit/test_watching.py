@@ -201,6 +201,19 @@ def test_old_description_is_not_reported_for_next_transaction(monkeypatch: pytes
     assert len(queried) == 240
 
 
+def test_oldest_of_many_transactions_keeps_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptions rotate: between two of them, the oldest transaction would be missing from the metric."""
+    monkeypatch.setattr(rounds, "DESCRIBED_MAX", 20)
+    kafka = Cluster({P0: EMPTY})
+    names, begun = [f"id-{each}" for each in range(400)], kafka.now
+    kafka.transactions[ONE] = [described(each, started_at=begun - (900 if each == "id-7" else 0)) for each in names]
+    kafka.run(400)
+    for _ in range(60):
+        kafka.run(2)
+        oldest = kafka.watching.report(kafka.now, kafka.now * 1000, 10).oldest_seconds
+        assert oldest >= kafka.now - begun + 890
+
+
 # ---- what hangs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Final
 
@@ -317,6 +317,12 @@ class _Open:
     described: Described | None = None
     described_at: float = float("-inf")
 
+    @property
+    def started_at_ms(self) -> float:
+        """When it began, as last described; the future if that is not known."""
+        described = self.described
+        return float("inf") if described is None or described.started_at_ms < 0 else described.started_at_ms
+
     def fresh(self, now: float) -> Described | None:
         """An older description may be another transaction's: an id's next transaction may not be visible here."""
         return self.described if now - self.described_at < _DESCRIBED_SECONDS else None
@@ -332,8 +338,9 @@ class OpenTransactions:
     def described(self) -> Iterator[Described]:
         return (each.described for each in self._open.values() if each.described is not None)
 
-    def in_order_of_description(self, listed: Mapping[str, Found]) -> list[tuple[str, NodeId]]:
-        """First those that were open in the last round: most others end before they can be described."""
+    def in_order_of_description(self, listed: Mapping[str, Found], oldest_first: int) -> list[tuple[str, NodeId]]:
+        """First the oldest, whose age is a metric, then others that were open in the last round, longest not described
+        first: most of the rest end before they can be described."""
         again: list[tuple[str, NodeId]] = []
         new: list[tuple[str, NodeId]] = []
         for name, (one, node_id) in listed.items():
@@ -341,7 +348,8 @@ class OpenTransactions:
             same = known is not None and known.listed.producer_id == one.producer_id
             (again if same else new).append((name, node_id))
         again.sort(key=lambda each: self._open[each[0]].described_at)
-        return [*again, *new]
+        oldest = nsmallest(oldest_first, again, key=lambda each: self._open[each[0]].started_at_ms)
+        return [*dict.fromkeys((*oldest, *again)), *new]
 
     def update(
         self,

@@ -24,6 +24,8 @@ from fencepost_proxy.types import NodeId, ProducerId, TopicPartition
 TRANSACTIONS_AT_ONCE: Final = 100
 #: Per round.
 DESCRIBED_MAX: Final = 500
+#: Of those that a round describes, one in so many is among the oldest.
+_OLDEST_SHARE: Final = 5
 PROBED_CLOSELY_MAX: Final = 500
 
 
@@ -108,7 +110,8 @@ class Round:
             self._step += 1
             match self._step:
                 case 1:
-                    self._describe(self._opened.in_order_of_description(self._listed)[:DESCRIBED_MAX])
+                    ordered = self._opened.in_order_of_description(self._listed, DESCRIBED_MAX // _OLDEST_SHARE)
+                    self._describe(ordered[:DESCRIBED_MAX])
                 case 2:
                     self._opened.update(self._listed, self._described, self._failed, now)
                     self._inquire()
