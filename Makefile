@@ -156,7 +156,7 @@ $(VENV)/.installed-run $(VENV)/.installed-all: $(VENV)/.installed-%: $(VENV)/.pa
 	@touch $@
 
 $(VENV)/.packages-%: locks/%.txt pyproject.toml $(VENV)/.uv
-	@echo "installing what $< pins"
+	@echo "installing what $< pins (the first time a download of several hundred MB, mostly PySpark)"
 	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $< \
 		|| { echo "uv did not manage; trying pip" >&2; $(BIN)/pip install -q --disable-pip-version-check --require-hashes -r $<; } \
 		|| { echo "cannot install what $< pins; see above. Without a network: connect, and run make again" >&2; exit 1; }

@@ -22,7 +22,7 @@ import time
 import urllib.request
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ from kafka.errors import KafkaError, PolicyViolationError
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.errors import DevError
+from fencepost_dev.jars import DEFAULT_VERSION, missing, release
 from fencepost_dev.java import find_jdk
 from fencepost_dev.ports import HOST
 from fencepost_dev.process import SupervisedProcess
@@ -47,7 +48,12 @@ KILL_AT = 0.5
 PROXY_LOG, LOAD_1_LOG, LOAD_2_LOG = LOGS = "proxy.log", "load-1.log", "load-2.log"
 
 PROXY_START_SECONDS = 30.0
-LOAD_SECONDS = 300.0
+#: A load that adds no row, prints nothing and needs less than `BUSY_SECONDS` of CPU time for so long stands still. Its
+#: whole time depends on the machine.
+STALL_SECONDS = 120.0
+BUSY_SECONDS = 10.0
+#: A look at /proc takes milliseconds.
+_CPU_READ_SECONDS = 5.0
 #: Interval between reads of the log ends; longer while Spark starts, which needs the CPU.
 REFRESH_SECONDS = 0.05
 IDLE_POLL_SECONDS = 0.25
@@ -167,6 +173,32 @@ def _stated(error: KafkaError) -> str:
     return found[0] if found else str(error)
 
 
+class Progress:
+    """Detects a load that stands still."""
+
+    def __init__(self, process: SupervisedProcess, output: Path) -> None:
+        self._process = process
+        self._output = output
+        self._state: tuple[int, int] | None = None
+        self._cpu_seconds = 0.0
+        self._at = self._read_at = time.monotonic()
+
+    def check(self, rows: int) -> None:
+        """`rows`: in the log. Raises `DevError`."""
+        now, state = time.monotonic(), (rows, self._output.stat().st_size)
+        if state == self._state and now - self._read_at < _CPU_READ_SECONDS:
+            return
+        self._read_at = now
+        cpu_seconds = session_cpu_seconds(self._process.pid)
+        if state != self._state or cpu_seconds - self._cpu_seconds >= BUSY_SECONDS:
+            self._state, self._cpu_seconds, self._at = state, cpu_seconds, now
+        elif now - self._at > STALL_SECONDS:
+            raise DevError(
+                f"the load stands still: no new row, no output and hardly any CPU time for {STALL_SECONDS:.0f} s "
+                f"({rows:,} rows are in the log):\n{last_lines(self._output)}"
+            )
+
+
 class Demo:
     """One run. Leaving the context always ends every process and removes every file."""
 
@@ -211,6 +243,7 @@ class Demo:
             f"Fencepost demo: a bulk load into {PARTITIONS} Kafka partitions is killed half way and started again.\n"
             "Is every row there, and only once?\n"
         )
+        self._screen.line(f"{_expected()}\n")
         if not JOB.exists():
             raise DevError(f"{JOB} is missing: run this from a checkout of the repository")
         find_jdk()
@@ -303,10 +336,11 @@ class Demo:
         output = self._logs / LOAD_1_LOG
         load = self._start_load(proxy, output)
         self._screen.say("load", f"PySpark, process {load.pid}: spark-submit spark_jobs/bulk_load.py")
-        deadline = time.monotonic() + LOAD_SECONDS
+        progress = Progress(load, output)
         while (there := sum(ends := log.ends())) < KILL_AT * total:
-            if not load.running or time.monotonic() > deadline:
+            if not load.running:
                 raise DevError(f"the load ended before it could be killed:\n{last_lines(output)}")
+            progress.check(there)
             self._show("load", ends, total, writer)
             time.sleep(REFRESH_SECONDS if there else IDLE_POLL_SECONDS)
         if not end_session(load):
@@ -319,11 +353,11 @@ class Demo:
         output = self._logs / LOAD_2_LOG
         load = self._start_load(proxy, output)
         self._screen.say("load", f"the same command again, process {load.pid}; it continues from what the log contains")
-        deadline = time.monotonic() + LOAD_SECONDS
+        progress = Progress(load, output)
         while load.running:
-            if time.monotonic() > deadline:
-                raise DevError(f"the load did not end within {LOAD_SECONDS:.0f} seconds:\n{last_lines(output)}")
-            self._show("load", log.ends(), total, writer, from_rows=killed_at)
+            ends = log.ends()
+            progress.check(sum(ends))
+            self._show("load", ends, total, writer, from_rows=killed_at)
             time.sleep(IDLE_POLL_SECONDS)
         if load.exit_code != 0:
             raise DevError(f"the load failed:\n{last_lines(output)}")
@@ -334,7 +368,11 @@ class Demo:
     def _show(self, source: str, ends: list[int], total: int, writer: StaleWriter, *, from_rows: int = 0) -> None:
         """`from_rows`: rows in the log before this load; until there are more, Spark has not begun to write."""
         there = sum(ends)
-        state = "Spark is starting" if there == from_rows else f"rows {' '.join(f'{end:,}' for end in ends)}"
+        state = (
+            "Spark is starting, which takes minutes on a slow machine"
+            if there == from_rows
+            else f"rows {' '.join(f'{end:,}' for end in ends)}"
+        )
         refused = f"; {writer.refused} refused" if writer.refused else ""
         self._screen.live(source, f"{bar(there / total)} {state}{refused}")
 
@@ -369,6 +407,13 @@ class Demo:
         return proved
 
 
+def _expected() -> str:
+    """How long it takes, and what it downloads."""
+    absent = missing(release(DEFAULT_VERSION).broker_lock)
+    downloads = f"{absent} jars of Kafka are downloaded first, about 45 MB" if absent else "Nothing is downloaded"
+    return f"It takes about a minute, several on a slow machine, most of it for two starts of Spark. {downloads}."
+
+
 def count_refusals(status: str) -> int:
     """Number of batches refused with an offset mismatch, from the proxy's metrics."""
     try:
@@ -398,16 +443,25 @@ def end_session(process: SupervisedProcess) -> bool:
     return was_running
 
 
+def session_cpu_seconds(session: int) -> float:
+    """CPU time of the session's live processes so far; 0 without /proc."""
+    ticks = sum(int(utime) + int(stime) for _, (*_, utime, stime) in _session_stats(session))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _session_members(session: int) -> list[int]:
     """Live processes of a session. Without /proc it finds none; workers of a killed JVM exit on their own."""
-    members = []
+    return [pid for pid, _ in _session_stats(session)]
+
+
+def _session_stats(session: int) -> Iterator[tuple[int, list[str]]]:
+    """The process id of each, and its fields in /proc from its state on: state ppid pgrp session … utime stime."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # ended meanwhile
-            # pid (name) state ppid pgrp session …; the name may contain any character.
-            state, _, _, its_session = stat.read_text(errors="replace").rpartition(")")[2].split()[:4]
-            if int(its_session) == session and state not in "ZX":
-                members.append(int(stat.parent.name))
-    return members
+            # pid (name) state …; the name may contain any character.
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()[:13]
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                yield int(stat.parent.name), fields
 
 
 def _free_port() -> int:

@@ -174,6 +174,11 @@ def fetch(lock: str, progress: Progress = say) -> tuple[Path, ...]:
     return fetch_jars(read_lock(lock), lock, progress)
 
 
+def missing(lock: str) -> int:
+    """How many jars of a lock `fetch` would download."""
+    return sum(not _cached_path(jar).exists() for jar in read_lock(lock))
+
+
 def classpath(lock: str, progress: Progress = say) -> str:
     """The Java class path of a lock."""
     return os.pathsep.join(map(str, fetch(lock, progress)))

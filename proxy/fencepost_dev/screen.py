@@ -1,4 +1,4 @@
-"""Progress output: a live line on a terminal, otherwise a plain line at intervals."""
+"""Progress output: a live line on a terminal, otherwise a plain line if its text has changed, at intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import shutil
 import time
 from typing import TextIO
 
-LINE_INTERVAL_SECONDS = 2.0
+LINE_INTERVAL_SECONDS = 10.0
+#: An unchanged line is repeated after this time, so that a log shows that the program is alive.
+SAME_LINE_SECONDS = 60.0
 #: Narrow, so that the line fits 80 columns.
 _BAR_WIDTH = 10
 
@@ -19,7 +21,8 @@ class Screen:
         self._terminal = out.isatty()
         self._started = time.monotonic()
         self._live = ""
-        self._line_at = 0.0
+        self._line_at = float("-inf")
+        self._line_text = ""
 
     def elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
@@ -41,8 +44,10 @@ class Screen:
             self._out.write("\r" + line.ljust(len(self._live)))
             self._out.flush()
             self._live = line
-        elif time.monotonic() - self._line_at >= LINE_INTERVAL_SECONDS:
-            self._line_at = time.monotonic()
+            return
+        pause = SAME_LINE_SECONDS if text == self._line_text else LINE_INTERVAL_SECONDS
+        if time.monotonic() - self._line_at >= pause:
+            self._line_at, self._line_text = time.monotonic(), text
             self.line(line)
 
     def end(self) -> None:
