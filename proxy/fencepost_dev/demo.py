@@ -52,7 +52,7 @@ PROXY_START_SECONDS = 30.0
 #: whole time depends on the machine.
 STALL_SECONDS = 120.0
 BUSY_SECONDS = 10.0
-#: A look at /proc takes milliseconds.
+#: Reading /proc takes milliseconds.
 _CPU_READ_SECONDS = 5.0
 #: Interval between reads of the log ends; longer while Spark starts, which needs the CPU.
 REFRESH_SECONDS = 0.05

@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 LINE_INTERVAL_SECONDS = 10.0
-#: An unchanged line is repeated after this time, so that a log shows that the program is alive.
+#: An unchanged line is repeated after this time, so that a log shows that the program still runs.
 SAME_LINE_SECONDS = 60.0
 #: Narrow, so that the line fits 80 columns.
 _BAR_WIDTH = 10
