@@ -54,7 +54,7 @@ Source = tuple[Known, Grounds, bytes, int, int, int]
 SentAs = tuple[int, int, float, int, bool, bool]
 Permitted = tuple[int, Source, SentAs, Fence | None]
 #: Offset, record count, digest, write id; producer id, epoch and first sequence.
-Remembered = tuple[int, int, bytes, bytes | None, tuple[int, int, int]]
+Remembered = tuple[int, int, bytes, bytes | None, tuple[int, int, int], tuple[int, float]]
 #: Log end, sequence offset, since when; confirmed until, since, in which leader epoch.
 TakenBack = tuple[
     tuple[int, int, float],

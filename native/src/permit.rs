@@ -89,6 +89,8 @@ struct Remembered {
     digest: Digest,
     write_id: Option<Vec<u8>>,
     producer: (i64, i16, i32),
+    /// Where and when Kafka acknowledged it.
+    acknowledged: (i64, f64),
 }
 
 /// Attributes: `issuer`, `partition` – as given. Times are monotonic seconds.
@@ -261,7 +263,7 @@ impl Permit {
             .map(|each| {
                 let digest = PyBytes::new(py, &each.digest);
                 let write_id = each.write_id.map(|id| PyBytes::new(py, &id).unbind());
-                (each.at, each.count, digest, write_id, each.producer).into_pyobject(py)
+                (each.at, each.count, digest, write_id, each.producer, each.acknowledged).into_pyobject(py)
             })
             .collect::<PyResult<Vec<_>>>()?;
         let pass_through: Vec<_> = self.pass_through.drain(..).collect();
@@ -438,6 +440,7 @@ impl Permit {
             digest: scan.digest,
             write_id: scan.write_id,
             producer: (scan.producer_id, scan.producer_epoch, scan.base_sequence),
+            acknowledged: (first.leader_epoch, now),
         });
         bound(&mut self.remembered, self.remembered_max);
         None

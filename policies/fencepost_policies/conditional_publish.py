@@ -37,18 +37,24 @@ EXPECTED_OFFSETS_SOURCE: Final = Choice(
     ),
 )
 
-#: Added to a mismatch if equal records are at the expected offset already. They may be an earlier attempt of the same
-#: producer, so the refusal covers this attempt only.
+#: Added to a mismatch if records of the append may be in the log, or may still be appended, through an earlier attempt.
+#: The refusal covers this attempt only.
 POSSIBLY_YOURS = "POSSIBLY_YOURS"
 
 
 def offset_mismatch(
-    append: Append, actual: int, log_start_offset: int = -1, *, possibly_yours: bool = False
+    append: Append,
+    actual: int,
+    log_start_offset: int = -1,
+    *,
+    possibly_yours: bool = False,
+    why: str | None = None,
+    reason: str = "offset_mismatch",
 ) -> Refusal:
     """Refusal of a batch whose expected offset is not the log end. `actual`: the log end offset.
 
     If the batch contradicts itself, `expected` is the contradicting record's expected offset, `actual` the offset it
-    would have got, and `record=` its index.
+    would have got, and `record=` its index. `why`: what makes it possibly yours, unless equal records are there.
     """
     expected = append.expected_base_offset
     if append.contradiction is not None:
@@ -58,8 +64,8 @@ def offset_mismatch(
         detail = f"expected={expected} actual={actual}"
     message = f"OFFSET_MISMATCH {where(append)} {detail}"
     if possibly_yours:
-        message += f" {POSSIBLY_YOURS}"
-    return Refusal(POLICY_VIOLATION, "offset_mismatch", message, base_offset=actual, log_start_offset=log_start_offset)
+        message += f" {POSSIBLY_YOURS}" + ("" if why is None else f": {why}")
+    return Refusal(POLICY_VIOLATION, reason, message, base_offset=actual, log_start_offset=log_start_offset)
 
 
 class ConditionalPublish(AppendPolicy[Check]):

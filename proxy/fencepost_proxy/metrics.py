@@ -182,6 +182,7 @@ class Metrics:
         self.connections_accepted = Count()
         self.violations = Count()
         self.copied_headers = Count()
+        self.shortened_logs = Count()
         self.client_logins_failed = Count()
         self.sequencer_wait_seconds = Distribution(_WAIT_SECONDS)
         self.barrier_wait_seconds = Distribution(_WAIT_SECONDS)

@@ -1,16 +1,46 @@
 """Retries are recognized by write id, or by producer id, epoch and sequence; POSSIBLY_YOURS."""
 
 from tests.conformance.driver import Settings
-from tests.contract.rows import NO_SESSION, OTHER, OUT_OF_ORDER, appended, batch, from_kafka, mismatch, row, send
-from tests.support.raw import CODECS
+from tests.contract.rows import (
+    NO_SESSION,
+    OTHER,
+    OUT_OF_ORDER,
+    Batch,
+    appended,
+    batch,
+    from_kafka,
+    mismatch,
+    row,
+    send,
+)
+from tests.support.raw import CODECS, Record
 
-_MINE = batch(b"a", b"b", expected=0, write_id=b"write-1")
+_MINE = batch(b"a", b"b", expected=0, write_id=b"write-1", resent=True)
+_COPIED = (
+    " POSSIBLY_YOURS: the log has its write-id with another timestamp: copied headers (leave the fencepost headers out "
+    "of a record that is written again; a retry repeats the timestamp)"
+)
 _LIKE_MINE = {
-    "other-records": batch(b"a", b"X", expected=0, write_id=b"write-1"),
-    "another-write-id": batch(b"a", b"b", expected=0, write_id=b"write-2"),
-    "fewer-records": batch(b"a", expected=0, write_id=b"write-1"),
-    "more-records": batch(b"a", b"b", b"c", expected=0, write_id=b"write-1"),
+    "other-records": (batch(b"x", b"y", expected=0, write_id=b"write-1"), _COPIED),
+    "another-write-id": (batch(b"a", b"b", expected=0, write_id=b"write-2"), ""),
+    "another-second-record": (
+        batch(b"a", b"X", expected=0, write_id=b"write-1", resent=True),
+        " POSSIBLY_YOURS: 1 of 2 of these records are in the log",
+    ),
+    "more-records": (
+        batch(b"a", b"b", b"c", expected=0, write_id=b"write-1", resent=True),
+        " POSSIBLY_YOURS: 2 of 3 of these records are in the log",
+    ),
 }
+
+
+def _named(at: int, *values: bytes) -> Batch:
+    """Each record has its expected offset and a write-id of its own."""
+    records = (Record(each, at + i, (("fencepost-write-id", b"id of " + each),)) for i, each in enumerate(values))
+    return batch(*records, resent=True)
+
+
+_RESENT = ((0, b"a"), (1, b"b"), (1, b"b", b"c"), (0, b"a", b"b", b"c", b"d"), (2, b"c", b"d"))
 _UNNAMED = batch(b"a", expected=0)
 
 ROWS = [
@@ -48,26 +78,46 @@ ROWS = [
             "required",
             send(_MINE, appended(0)),
             send(batch(b"c", expected=2), appended(2)),
-            send(batch(b"a", b"b", expected=0, write_id=b"write-1", age_ms=age_ms), appended(0), via=via),
+            send(_MINE, appended(0), via=via),
             without=NO_SESSION if via == OTHER else {},
         )
-        for name, age_ms, via in (
-            ("same-bytes", 0, "first"),
-            ("other-timestamps", 60_000, "first"),
-            ("another-connection", 0, "second"),
-            ("another-process", 0, OTHER),
+        for name, via in (("same-bytes", "first"), ("another-connection", "second"), ("another-process", OTHER))
+    ),
+    *(
+        row(
+            f"copied-headers/{topic}/{via}",
+            topic,
+            send(_MINE, appended(0)),
+            send(batch(b"a", b"b", expected=0, write_id=b"write-1", age_ms=60_000), mismatch(0, 2, _COPIED), via=via),
+            without=NO_SESSION if via == OTHER else {},
         )
+        for topic in ("required", "checked")
+        for via in ("first", OTHER)
+    ),
+    *(
+        row(
+            f"resend-in-other-batches/{topic}/{via}",
+            topic,
+            send(_named(0, b"a", b"b"), appended(0)),
+            send(_named(2, b"c", b"d"), appended(2)),
+            *(send(_named(at, *values), appended(at), again=True, via=via) for at, *values in _RESENT),
+            send(_named(3, b"d", b"e"), mismatch(3, 4, " POSSIBLY_YOURS: 1 of 2 of these records are in the log")),
+            send(_named(3, b"e"), mismatch(3, 4)),
+            without=NO_SESSION if via == OTHER else {},
+        )
+        for topic in ("required", "checked")
+        for via in ("first", OTHER)
     ),
     *(
         row(
             f"no-retry/{name}/{via}",
             "required",
             send(_MINE, appended(0)),
-            send(records, mismatch(0, 2), via=via),
-            send(batch(b"a", b"b", expected=0, write_id=b"write-1"), appended(0)),
+            send(records, mismatch(0, 2, more), via=via),
+            send(_MINE, appended(0)),
             without=NO_SESSION if via == OTHER else {},
         )
-        for name, records in _LIKE_MINE.items()
+        for name, (records, more) in _LIKE_MINE.items()
         for via in ("first", OTHER)
     ),
     row(

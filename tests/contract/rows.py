@@ -57,7 +57,8 @@ _LONGEST_TEXT = 400
 @dataclass(frozen=True)
 class Batch:
     """Equal batches are the same bytes: a retry. `producer`: a name, `SHARED`, or an id. `age_ms`: of timestamps that
-    the records do not state. `spoil`: changes the finished bytes. In header values, `{topic}` is the first topic."""
+    the records do not state. `resent`: these are the same in all such batches of a row. `spoil`: changes the finished
+    bytes. In header values, `{topic}` is the first topic."""
 
     records: tuple[raw.Record, ...]
     producer: str | int | None = None
@@ -68,6 +69,7 @@ class Batch:
     transactional: bool = False
     attributes: int = 0
     age_ms: int = 0
+    resent: bool = False
     spoil: Callable[[bytes], bytes] | None = None
 
     @property
@@ -192,7 +194,7 @@ class Send:
     """A Produce request. With `closes`, parts have no reply. With acks=0, a reply only says where it is appended.
 
     `via`: name of the connection; `OTHER`: one to another proxy process. `count`, `level`: contents of the tagged
-    fields 253 and 254.
+    fields 253 and 254. `again`: its records are in the log, in other batches.
     """
 
     parts: tuple[Part, ...]
@@ -204,6 +206,7 @@ class Send:
     transactional_id: str | None = None
     count: bytes | None = None
     level: bytes | None = None
+    again: bool = False
 
 
 OTHER: Final = "other process"
@@ -293,7 +296,8 @@ class Row:
             logs[SECOND] = {}
         if self.length:
             logs[0][0] = (b"old",) * self.length, 0
-        for part in (part for each in self.sends for part in each.parts if part.reply is not None):
+        first = [each for each in self.sends if not each.again]
+        for part in (part for each in first for part in each.parts if part.reply is not None):
             if part.reply.appended:
                 logs[part.partition][part.reply.base_offset] = part.batch.values, part.batch.codec
         for step in self.steps:
@@ -319,6 +323,7 @@ class Level:
         self._built: dict[Batch, bytes] = {}
         self._ids: dict[str | int, tuple[int, int]] = {}
         self.log_start = 0
+        self._resent_ms = 0
 
     def place(self, partition: int) -> tuple[str, int]:
         return (self.second_topic, 0) if partition == SECOND else (self.topic, partition)
@@ -381,7 +386,10 @@ class Level:
 
     def bytes_of(self, records: Batch) -> bytes:
         if records not in self._built:
-            self._built[records] = records.build(self.now_ms(), self._producer_id, self.topic)
+            now_ms = self.now_ms()
+            self._resent_ms = self._resent_ms or now_ms
+            at_ms = self._resent_ms if records.resent else now_ms
+            self._built[records] = records.build(at_ms, self._producer_id, self.topic)
         return self._built[records]
 
     def _producer_id(self, name: str | int) -> tuple[int, int]:

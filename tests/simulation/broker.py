@@ -278,6 +278,7 @@ class Partition:
     ends: list[tuple[float, int, int]] = field(default_factory=list)
     deleted: bool = False
     lost_by_unclean: bool = False
+    lost_at: float = float("inf")
     read_denied: bool = False
     write_denied: bool = False
 
@@ -739,6 +740,7 @@ class Cluster:
             if candidates:
                 partition.isr = []
                 partition.lost_by_unclean = True
+                partition.lost_at = self.sim.now
         partition.epoch += 1
         partition.leader = self.sim.rng.choice(candidates) if candidates else None
         if partition.leader is not None:

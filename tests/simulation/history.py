@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fencepost_policies.append import Check
-from fencepost_proxy.sequencer.events import Violation
+from fencepost_proxy.sequencer.events import LostRecords, Violation
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 from tests.simulation.broker import LogBatch, Partition
@@ -112,6 +112,7 @@ class History:
         self.writes: list[Write] = []
         self.tries: list[Try] = []
         self.violations: list[Violation] = []
+        self.lost: list[LostRecords] = []
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
         self.check_changes: list[CheckChange] = []
@@ -127,8 +128,11 @@ class History:
         self.tries.append(attempt)
         return attempt
 
-    def reported(self, violation: Violation) -> None:
-        self.violations.append(violation)
+    def reported(self, finding: Violation | LostRecords) -> None:
+        if isinstance(finding, Violation):
+            self.violations.append(finding)
+        else:
+            self.lost.append(finding)
 
     def closed(self, reason: str, fault: type[Exception] | None) -> None:
         self.closings.append((reason, fault))

@@ -319,6 +319,13 @@ MUTANTS = (
         rule="the same sequence with other records is another batch",
     ),
     Mutant(
+        "memory-outlives-its-leader",
+        "what is remembered under one leader is believed under the next",
+        ("lost-tail",),
+        body(AppendedBatch, "holds_for", "return True"),
+        rule="memory is never stronger than the log",
+    ),
+    Mutant(
         "equality-is-success",
         "equal records count as the client's append",
         ("race", "one-broker"),
@@ -331,11 +338,13 @@ MUTANTS = (
         ("liars",),
         edit(
             Lookups,
-            "_end_mismatch",
-            (
-                "there is not None and equal and there.has_write_id_of(pending)",
-                "there is not None and there.has_write_id_of(pending)",
-            ),
+            "_end_mismatch_read",
+            ("isinstance(result, Found) and (there is None or there.digest != pending.digest)", "there is None"),
+        ),
+        edit(
+            Lookups,
+            "_proved",
+            ("there.same_times and there.has_write_id_of(pending)", "there.has_write_id_of(pending)"),
         ),
         rule="the records must be equal too",
     ),
@@ -352,10 +361,11 @@ MUTANTS = (
         ("race", "one-broker"),
         edit(
             Lookups,
-            "_end_mismatch",
+            "_refusal",
             (
-                "offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=equal)",
-                "offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=False)",
+                "offset_mismatch(\n"
+                "pending.append, pending.actual, log_start, possibly_yours=possibly_yours, why=why, reason=reason)",
+                "offset_mismatch(pending.append, pending.actual, log_start)",
             ),
         ),
         rule="report an equal batch at the expected offset: rule 14",
@@ -830,7 +840,7 @@ MUTANTS = (
         body(
             Lookups,
             "appended_elsewhere",
-            "self._state.accept(pending, self._state.retries.add(pending, result.log_append_time_ms))",
+            "self._state.accept(pending, self._state.retries.add(pending, result.log_append_time_ms, now))",
         ),
         rule="detect it after a takeover: rule 8",
     ),

@@ -410,9 +410,9 @@ class Proxy(Counting):
                 case ForControl():
                     self.sim.log(f"proxy {self.number} queries: {_brief(action.effect)}")
                     ControlCall(self, action).start()
-                case Report(violation):
-                    self.sim.log(f"proxy {self.number} reports {violation}")
-                    self.world.history.reported(violation)
+                case Report(finding):
+                    self.sim.log(f"proxy {self.number} reports {finding}")
+                    self.world.history.reported(finding)
         if not self._ticking and self.dispatcher.needs_ticks:
             self._ticking = True
             self.later(_TICK_SECONDS, self._tick)
@@ -871,6 +871,7 @@ class ControlCall:
             transactions_as_of=self._transactions_as_of,
             producer_ids=dict(self._producer_ids),
             log_append_time=proxy.log_append_time,
+            leader_epoch=self.epoch,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             clock_offset_seconds=UNIX_MINUS_MONOTONIC,
         )
@@ -1122,6 +1123,31 @@ class World:
         if self.cluster.brokers[node].live and not self.quiet:
             self.cluster.kill(node)
             self.sim.after(self.sim.between(0.05, 3.0), self.cluster.restart, node)
+
+    def _fault_lose(self, tries: int = 400, end: int = -1) -> None:
+        """Just after an append, cut off all clients and kill the broker, which restarts without its log's tail."""
+        partition, broker = self.cluster.partitions[self.names[0]], self.cluster.brokers[0]
+        replica = partition.replicas[0]
+        if not broker.live or self.quiet or not replica.batches:
+            return
+        if end < 0 or replica.log_end <= end:
+            if tries:
+                self.sim.after(0.005, self._fault_lose, tries - 1, replica.log_end)
+            return
+        self.sim.after(self.sim.between(0.0, 0.006), self._lose, partition, broker.incarnation)
+
+    def _lose(self, partition: Partition, incarnation: int) -> None:
+        broker, replica = self.cluster.brokers[0], partition.replicas[0]
+        if broker.incarnation != incarnation:
+            return
+        for proxied in self._proxied_connections():
+            proxied.client.cut()
+        self.cluster.kill(0)
+        kept = replica.batches[-min(len(replica.batches), self.sim.rng.randint(1, 3))].base
+        replica.truncate(max(kept, replica.log_start))
+        partition.lost_by_unclean, partition.lost_at = True, self.sim.now
+        self.sim.log(f"the log has lost its tail and ends at {replica.log_end}")
+        self.sim.after(self.sim.between(0.05, 0.5), self.cluster.restart, 0)
 
     def _fault_pause(self) -> None:
         node = self.sim.rng.randrange(len(self.cluster.brokers))

@@ -250,6 +250,7 @@ def marker(found: g.Found) -> g.Found:
     return g.Found(memoryview(bytes(found.batch[:21]) + b"\0\x30" + bytes(found.batch[23:])))
 
 
+BOTH = pytest.mark.parametrize("check", [Check.REQUIRED, Check.ON], ids=str)
 THEIRS = in_log(expecting(10, b"theirs"), 10)
 
 
@@ -299,6 +300,215 @@ def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
     talk.next(g.ReadBatch)
     talk.tick(1.0)
     talk.fails(pending, NOT_LEADER)
+
+
+# ------------------------------------------------------------------------------------------- resends in other batches
+
+
+def outbox(first: int, *values: bytes, named: bool = True, at_ms: int | None = None) -> memoryview:
+    """A batch whose records each have their expected offset and, if `named`, a write-id of their own."""
+    headers = [
+        [("fencepost-expected-offset", b"%d" % (first + i)), *([("fencepost-write-id", b"id of " + each)] * named)]
+        for i, each in enumerate(values)
+    ]
+    return batch(*values, headers=headers, timestamp_ms=NOW_MS if at_ms is None else at_ms)
+
+
+NOW_MS = now_ms()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("resent", "there"),
+    [
+        ((5, b"b"), [(4, b"a", b"b", b"c")]),
+        ((4, b"a"), [(4, b"a", b"b", b"c")]),
+        ((5, b"b", b"c"), [(4, b"a", b"b", b"c")]),
+        ((4, b"a", b"b", b"c"), [(4, b"a"), (5, b"b"), (6, b"c")]),
+        ((4, b"a", b"b", b"c"), [(4, b"a", b"b"), (6, b"c", b"d")]),
+    ],
+    ids=str,
+)
+def test_resend_in_other_batches_is_recognised(
+    check: Check, resent: tuple[int, bytes], there: list[tuple[int, bytes]]
+) -> None:
+    talk = confirmed(check)
+    at, *values = resent
+    pending = talk.submit(outbox(at, *values))
+    talk.snapshot(20, next_sequence=20)
+    for first, *logged in there:
+        talk.read(pending, in_log(outbox(first, *logged), first), at=max(at, first))
+    talk.accepted(pending, at)
+    talk.silent()
+
+
+@pytest.mark.parametrize(
+    ("there", "count"),
+    [
+        ([(4, b"a"), (5, b"x"), (6, b"c")], 2),
+        ([(4, b"x"), (5, b"b"), (6, b"y")], 1),
+        ([(4, b"a", b"b"), (6, b"x", b"y")], 2),
+        ([(4, b"x"), (5, b"y"), (6, b"z")], 0),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_partial_resend_says_how_many_records_are_there(
+    there: list[tuple[int, bytes]], count: int, named: bool
+) -> None:
+    talk = confirmed()
+    pending = talk.submit(outbox(4, b"a", b"b", b"c", named=named))
+    talk.snapshot(20, next_sequence=20)
+    for first, *logged in there:
+        talk.read(pending, in_log(outbox(first, *logged, named=named), first), at=first)
+    message = talk.mismatch(pending, expected=4, actual=20)
+    assert message.endswith(f" POSSIBLY_YOURS: {count} of 3 of these records are in the log") is (count > 0)
+    assert ("POSSIBLY_YOURS" in message) is (count > 0)
+
+
+def test_resend_beyond_the_log_end_counts_what_is_there() -> None:
+    talk = confirmed()
+    pending = talk.submit(outbox(11, b"a", b"b", b"c"))
+    talk.snapshot(13, next_sequence=13)
+    talk.read(pending, in_log(outbox(11, b"a"), 11), at=11)
+    talk.read(pending, in_log(outbox(12, b"b"), 12), at=12)
+    assert "2 of 3 of these" in talk.mismatch(pending, expected=11, actual=13)
+
+
+def test_resend_without_write_ids_is_possibly_yours() -> None:
+    talk = confirmed()
+    pending = talk.submit(outbox(4, b"a", b"b", named=False))
+    talk.snapshot(20, next_sequence=20)
+    talk.read(pending, in_log(outbox(4, b"a", named=False), 4), at=4)
+    talk.read(pending, in_log(outbox(5, b"b", named=False), 5), at=5)
+    assert talk.mismatch(pending, expected=4, actual=20).endswith("POSSIBLY_YOURS")
+
+
+@pytest.mark.parametrize("deleted", [g.OutOfRange(), compacted(in_log(outbox(5, b"b", b"c"), 5), 1)], ids=str)
+def test_resend_of_partly_deleted_records_is_possibly_yours(deleted: g.BatchReadResult) -> None:
+    talk = confirmed()
+    pending = talk.submit(batch(b"x", b"y", b"z", headers=[[("fencepost-expected-offset", b"4")]]))
+    talk.snapshot(20, next_sequence=20)
+    talk.read(pending, in_log(outbox(4, b"a"), 4), at=4)
+    talk.read(pending, deleted, at=5)
+    assert talk.mismatch(pending, expected=4, actual=20).endswith("POSSIBLY_YOURS")
+
+
+def test_resend_over_too_many_batches_is_possibly_yours() -> None:
+    talk = confirmed()
+    pending = talk.submit(outbox(4, *[b"x"] * 200))
+    talk.snapshot(500, next_sequence=500)
+    for at in range(4, 104):
+        talk.read(pending, in_log(outbox(at, b"y"), at), at=at)
+    assert talk.mismatch(pending, expected=4, actual=500).endswith("POSSIBLY_YOURS")
+
+
+def test_records_of_another_transaction_are_no_resend() -> None:
+    """They may be aborted: then no reader sees them."""
+    talk = confirmed(Check.ON)
+    pending = talk.submit(outbox(4, b"a"))
+    talk.snapshot(20, next_sequence=20)
+    there = bytearray(in_log(outbox(4, b"a", b"b"), 4).batch)
+    there[22] |= 0x10
+    talk.read(pending, g.Found(memoryview(bytes(there))), at=4)
+    assert "POSSIBLY_YOURS" not in talk.mismatch(pending, expected=4, actual=20)
+
+
+COPIED = "POSSIBLY_YOURS: the log has its write-id with another timestamp: copied headers"
+
+
+@BOTH
+@pytest.mark.parametrize("there", [(4, b"a"), (3, b"z", b"a"), (4, b"a", b"b")], ids=str)
+def test_write_id_with_another_timestamp_is_refused_as_copied(check: Check, there: tuple[int, bytes]) -> None:
+    talk = confirmed(check)
+    first, *values = there
+    talk.sequencer.state.retries.clear()
+    pending = talk.submit(outbox(4, b"a", at_ms=NOW_MS + 5_000))
+    talk.snapshot(20, next_sequence=20)
+    talk.read(pending, in_log(outbox(first, *values), first), at=4)
+    answer = talk.next(g.Answer)
+    assert answer.reason == "copied_headers"
+    assert COPIED in str(answer.result.error_message)
+
+
+def test_copy_of_a_remembered_record_is_refused_as_copied() -> None:
+    talk = confirmed()
+    first = talk.append(10, b"a", write_id=b"w", timestamp_ms=NOW_MS)
+    talk.now += 1
+    pending = talk.submit(expecting(10, b"a", write_id=b"w", timestamp_ms=NOW_MS + 1))
+    talk.snapshot(11, next_sequence=11)
+    talk.read(pending, in_log(first.records, 10), at=10)
+    assert COPIED in talk.mismatch(pending, expected=10, actual=11)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["kept", "replaced"])
+@pytest.mark.parametrize("copied", [False, True], ids=["retry", "copy"])
+def test_log_append_time_topic_keeps_the_times_that_prove_a_retry(replaced: bool, copied: bool) -> None:
+    """Compaction may replace them: then nothing tells a retry from a copy."""
+    talk = confirmed()
+    pending = talk.submit(expecting(4, b"a", write_id=b"w", timestamp_ms=NOW_MS + copied))
+    talk.snapshot(20, next_sequence=20, log_append_time=True)
+    there = expecting(4, b"a", write_id=b"w", timestamp_ms=NOW_MS + 9_000 if replaced else NOW_MS)
+    talk.read(pending, in_log(there, 4, log_append_time=True), at=4)
+    if copied or replaced:
+        assert COPIED in talk.mismatch(pending, expected=4, actual=20)
+    else:
+        talk.accepted(pending, 4)
+
+
+@pytest.mark.parametrize(("age_seconds", "known"), [(43_000, True), (43_300, False), (None, False)])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_write_id_proves_a_retry_while_records_are_young(
+    age_seconds: int | None, known: bool, together: bool
+) -> None:
+    """Half of producer.id.expiration.ms, here a day. Records without timestamps never prove it."""
+    talk = confirmed()
+    at_ms = -1 if age_seconds is None else NOW_MS - 1000 * age_seconds
+    pending = talk.submit(outbox(4, b"a", at_ms=at_ms))
+    talk.snapshot(20, next_sequence=20)
+    there = outbox(4, b"a", at_ms=at_ms) if together else outbox(4, b"a", b"b", at_ms=at_ms)
+    talk.read(pending, in_log(there, 4), at=4)
+    if known:
+        talk.accepted(pending, 4)
+    else:
+        message = talk.mismatch(pending, expected=4, actual=20)
+        assert message.endswith("POSSIBLY_YOURS: its write-id is in the log, but its records are too old for a retry")
+
+
+# ---------------------------------------------------------------------------------- refusals that a retry may outlive
+
+
+@BOTH
+def test_mismatch_above_the_log_end_is_possibly_yours_while_a_first_attempt_is_queued(check: Check) -> None:
+    """A pipeline is lost with its connection: both appends may still be appended, in order."""
+    talk = confirmed(check)
+    first, second = (talk.submit(outbox(at, b"%d" % at)) for at in (10, 11))
+    talk.lost(first, second)
+    talk.read(first, g.NotYet(10), at=10)
+    talk.next(g.ReadBatch)
+    talk.fails(first, TIMED_OUT)
+    talk.report(g.BatchRead(second, g.NotYet(10)))
+    talk.fails(second, TIMED_OUT)
+    retry = talk.submit(second.records, connection=2)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.mismatch(retry, expected=11, actual=10).endswith(
+        "POSSIBLY_YOURS: an earlier attempt may still be appended"
+    )
+    talk.now += 2
+    beyond = talk.submit(outbox(12, b"x"), connection=2)
+    talk.snapshot(10, next_sequence=10)
+    assert "POSSIBLY_YOURS" not in talk.mismatch(beyond, expected=12, actual=10)
+    talk.now += LIMITS.queued_seconds
+    retry = talk.submit(second.records, connection=2)
+    talk.snapshot(10, next_sequence=10)
+    assert "POSSIBLY_YOURS" not in talk.mismatch(retry, expected=11, actual=10)
+
+
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_mismatch_above_the_log_end_during_a_takeover_is_possibly_yours(taken_over: bool) -> None:
+    talk = confirmed(taken_over=taken_over)
+    pending = talk.submit(outbox(12, b"x"))
+    talk.snapshot(10, next_sequence=10)
+    assert ("POSSIBLY_YOURS" in talk.mismatch(pending, expected=12, actual=10)) is not taken_over
 
 
 # ------------------------------------------------------------------- rule 1: an answer speaks of a batch sent once
@@ -607,7 +817,7 @@ def test_compacted_batch_at_expected_offset_is_possibly_yours(count: int) -> Non
     talk = confirmed()
     pending = talk.submit(expecting(4, b"a", b"b"))
     there = compacted(in_log(batch(*[b"x"] * count), 4), 1)
-    assert talk.taken(pending, there, expected=4, actual=10).endswith("POSSIBLY_YOURS") is (count == 2)
+    assert talk.taken(pending, there, expected=4, actual=10).endswith("POSSIBLY_YOURS")
 
 
 def test_repacked_batch_in_doubt_is_recognised() -> None:
@@ -1099,11 +1309,144 @@ def test_what_was_truncated_is_not_remembered() -> None:
     talk.now += 1
     probe = talk.submit(expecting(50, b"x"))
     talk.snapshot(10, next_sequence=10)  # the log goes back, and the sequence with it
+    assert talk.next(g.LostRecords) == g.LostRecords(TP, 10, 11, 10)
     talk.mismatch(probe, expected=50, actual=10)
     retry = talk.submit(first.records, connection=2)
     if isinstance(talk.effects[0], g.ReadLogEnd):
         talk.snapshot(10, next_sequence=10)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 10)
+
+
+def retried_under_another_leader(check: Check, *, expected: bool = True) -> tuple[Talk, g.PendingAppend]:
+    """The retry of an acknowledged batch at 10, from an idempotent producer."""
+    talk = confirmed(check)
+    talk.append(10, b"a", producer=(5, 0, 0))
+    first = talk.append(11, b"b", producer=(5, 0, 1))
+    if not expected:
+        first = talk.sends(batch(b"c", producer=(5, 0, 2)))
+        talk.acknowledged(first, 12)
+    talk.now += 1
+    talk.leader_epoch += 1
+    retry = talk.submit(first.records, connection=2)
+    return talk, retry
+
+
+@pytest.mark.parametrize("change", ["none", "leader", "connection", "unknown leader"])
+@BOTH
+def test_memory_holds_only_for_its_leader_and_connection(check: Check, change: str) -> None:
+    talk = confirmed(check)
+    first = talk.append(10, b"a", producer=(5, 0, 0))
+    talk.now += 1
+    if change == "connection":
+        talk.connected_at = talk.now  # the broker may have restarted
+    else:
+        talk.leader_epoch = {"none": 0, "leader": 1, "unknown leader": -1}[change]
+    retry = talk.submit(first.records, connection=2)
+    if change != "none":
+        talk.read(retry, in_log(first.records, 10), at=10)
+    talk.accepted(retry, 10)
+    talk.silent()
+
+
+@BOTH
+def test_retry_of_lost_append_is_appended_again(check: Check) -> None:
+    talk, retry = retried_under_another_leader(check)
+    talk.read(retry, g.NotYet(11), at=11)
+    assert talk.next(g.LostRecords) == g.LostRecords(TP, 11, 12, 11)
+    talk.snapshot(11, next_sequence=11)
+    assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
+    talk.acknowledged(retry, 11)
+    talk.silent()
+
+
+@BOTH
+def test_retry_of_append_lost_with_others_is_a_mismatch(check: Check) -> None:
+    talk, retry = retried_under_another_leader(check)
+    talk.read(retry, g.NotYet(9), at=11)
+    assert talk.next(g.LostRecords) == g.LostRecords(TP, 9, 12, 9)
+    talk.snapshot(9, next_sequence=9)
+    assert "POSSIBLY_YOURS" not in talk.mismatch(retry, expected=11, actual=9)
+
+
+@BOTH
+def test_retry_is_a_mismatch_if_the_log_has_another_history(check: Check) -> None:
+    talk, retry = retried_under_another_leader(check)
+    talk.read(retry, in_log(batch(b"other"), 11), at=11)
+    assert talk.next(g.LostRecords) == g.LostRecords(TP, 11, 12)
+    talk.snapshot(14, next_sequence=14)
+    talk.read(retry, in_log(batch(b"other"), 11), at=11)
+    assert "POSSIBLY_YOURS" not in talk.mismatch(retry, expected=11, actual=14)
+
+
+def test_lost_unconditional_append_is_appended_again() -> None:
+    talk, retry = retried_under_another_leader(Check.ON, expected=False)
+    talk.read(retry, g.NotYet(11), at=12)
+    talk.next(g.LostRecords)
+    talk.snapshot(11, next_sequence=11)
+    assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
+
+
+def test_successor_of_a_remembered_append_waits_for_its_read() -> None:
+    talk, retry = retried_under_another_leader(Check.ON, expected=False)
+    successor = talk.submit(batch(b"d", producer=(5, 0, 3)), connection=2)
+    talk.next(g.ReadBatch)
+    talk.silent()
+    talk.report(g.BatchRead(retry, g.NotYet(12)))
+    talk.next(g.LostRecords)
+    talk.snapshot(12, next_sequence=12)
+    talk.admitted(retry)
+    talk.acknowledged(retry, 12)
+    talk.admitted(successor)
+
+
+@pytest.mark.parametrize("deleted", [g.OutOfRange(), compacted(in_log(batch(b"b", b"c"), 11), 1)], ids=["log", "key"])
+def test_remembered_append_with_deleted_records_is_unknown(deleted: g.BatchReadResult) -> None:
+    talk = confirmed()
+    first = talk.append(10, b"a", producer=(5, 0, 0))
+    first = talk.append(11, b"b", b"c", producer=(5, 0, 1))
+    talk.leader_epoch += 1
+    retry = talk.submit(first.records, connection=2)
+    talk.read(retry, deleted, at=11)
+    talk.fails(retry, TIMED_OUT, "OUTCOME_UNKNOWN")
+
+
+def test_remembered_append_is_read_until_it_is_replicated() -> None:
+    talk, retry = retried_under_another_leader(Check.REQUIRED)
+    talk.read(retry, g.NotYet(12), at=11)
+    talk.silent()
+    talk.tick(0.1)
+    talk.read(retry, g.Unreadable("no leader"), at=11)
+    talk.tick(6.0)
+    talk.fails(retry, NOT_LEADER)
+
+
+@pytest.mark.parametrize(("leader_epoch", "lost"), [(-1, True), (3, True), (4, True), (2, False)])
+def test_shorter_log_is_reported_unless_an_older_leader_shows_it(leader_epoch: int, lost: bool) -> None:
+    talk = confirmed(leader_epoch=3, now=1010.0)
+    first = talk.submit(expecting(10, b"a"))
+    talk.snapshot(10, next_sequence=10)
+    talk.acknowledged(first, 10)
+    talk.now += 1
+    probe = talk.submit(expecting(50, b"x"))
+    talk.snapshot(10, next_sequence=10, leader_epoch=leader_epoch)
+    if lost:
+        assert talk.next(g.LostRecords) == g.LostRecords(TP, 10, 11, 10)
+    talk.mismatch(probe, expected=50, actual=10)
+    talk.now += 1
+    probe = talk.submit(expecting(50, b"x"))
+    talk.snapshot(10, next_sequence=10, leader_epoch=leader_epoch)
+    talk.mismatch(probe, expected=50, actual=10)  # reported once
+
+
+def test_truncated_log_without_acknowledged_records_is_not_reported() -> None:
+    talk = confirmed()
+    probe = talk.submit(expecting(50, b"x"))
+    talk.snapshot(12, next_sequence=12)  # records that are not replicated yet
+    talk.mismatch(probe, expected=50, actual=12)
+    talk.now += 1
+    probe = talk.submit(expecting(50, b"x"))
+    talk.snapshot(10, next_sequence=10)
+    talk.mismatch(probe, expected=50, actual=10)
 
 
 def unresolved(talk: Talk) -> memoryview:
@@ -1153,8 +1496,10 @@ def test_later_append_passes_a_waiting_one_but_not_a_retry() -> None:
     talk.acknowledged(other, 10)
     talk.read(retry, in_log(other.records, 10))
     talk.snapshot(11, next_sequence=11)
-    talk.mismatch(retry, expected=10, actual=11)
+    read = talk.next(g.ReadBatch)
     assert talk.admitted(later) == g.Fence(SHARED, 0, 11)
+    talk.report(g.BatchRead(read.pending, in_log(other.records, 10)))
+    talk.mismatch(retry, expected=10, actual=11)
 
 
 def test_first_try_appended_before_retry_is_not_repeated() -> None:

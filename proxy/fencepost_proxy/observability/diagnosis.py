@@ -168,6 +168,7 @@ def diagnose(
         *(Problem(True, f"Not ready: {reason}", reason.hint) for reason in snapshot.not_ready),
         *dict.fromkeys(snapshot.problems),
         *_of_violations(snapshot, now),
+        *_of_shortened_logs(snapshot, now),
         *_of_transactions(snapshot.transactions),
         *_of_stopped_appends(refusals, snapshot.transactions, now),
         *_of_expansions(expansions, snapshot.transactions, now),
@@ -196,6 +197,19 @@ def _of_violations(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
         f"Appends to checked topics whose sequence Kafka did not compare: {snapshot.violations:,}{where}",
         "The log names the cause and the producer id (OFFSET_VIOLATION). Let writers reach Kafka only through the "
         "proxy, and keep producer.id.expiration.ms at two minutes or more.",
+    )
+
+
+def _of_shortened_logs(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
+    last = snapshot.last_shortened_log
+    if last is None:
+        return
+    yield Problem(
+        now - last.at_ms / 1000 < _VIOLATION_SECONDS,
+        f"Kafka lost acknowledged records: {snapshot.shortened_logs:,} times, last {last.offset} to "
+        f"{last.acknowledged_end - 1} of {last.topic}-{last.partition}",
+        "Their offsets come again, with other records. Compare what readers of the partition have stored. Set "
+        "min.insync.replicas=2 with three replicas, and keep unclean leader election off.",
     )
 
 

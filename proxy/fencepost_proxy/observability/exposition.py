@@ -220,6 +220,12 @@ def fencepost_copied_headers_total(s: Scrape) -> float:
     return s.metrics.copied_headers.value
 
 
+@_CONDITIONAL.counter()
+def fencepost_shortened_logs_total(s: Scrape) -> float:
+    """Partitions whose log was found without records that this process had acknowledged: Kafka lost them."""
+    return s.metrics.shortened_logs.value
+
+
 @_CONDITIONAL.histogram()
 def fencepost_sequencer_wait_seconds(s: Scrape) -> Distribution:
     """Time that appends waited for their partition sequencer."""

@@ -140,6 +140,17 @@ class ViolationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortenedLogStatus:
+    """The last partition that lost acknowledged records: those from `offset` to `acknowledged_end`."""
+
+    topic: str
+    partition: int
+    acknowledged_end: int
+    offset: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExpansionStatus:
     """One partition expansion. `state`: pending, done, or unordered (partitions were added without the proxy).
 
@@ -222,6 +233,8 @@ class StatusSnapshot:
     brokers: tuple[BrokerStatus, ...] = ()
     problems: tuple[Problem, ...] = ()
     last_violation: ViolationStatus | None = None
+    shortened_logs: int = 0
+    last_shortened_log: ShortenedLogStatus | None = None
     abort_only_transactions: tuple[AbortOnlyStatus, ...] = ()
     transactions: TransactionsReport | None = None
     executor: str = "pure Python"

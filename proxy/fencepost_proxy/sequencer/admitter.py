@@ -76,7 +76,10 @@ class Admitter:
             return False
         appended_batch = self._state.retries.retry_of(pending)
         if appended_batch is not None:
-            self._state.accept(pending, appended_batch)
+            if appended_batch.holds_for(pending):
+                self._state.accept(pending, appended_batch)
+            else:
+                self._lookups.remembered(pending, appended_batch)
             return True
         earlier = self._state.appends.earlier_attempt(pending)
         if earlier is None:

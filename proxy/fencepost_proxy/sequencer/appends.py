@@ -119,8 +119,12 @@ class Appends:
         return False
 
     def predecessor_is_read(self, pending: PendingAppend) -> bool:
-        """Its predecessor in the pipeline failed and is being looked up; until that ends, it must not be appended."""
-        return any(other.attempts and other.pipeline_key == pending.pipeline_key for other in self.being_read)
+        """Its predecessor in the pipeline failed, or may be lost, and is being looked up; until that ends, it must not
+        be appended."""
+        return any(
+            (other.attempts or other.remembered is not None) and other.pipeline_key == pending.pipeline_key
+            for other in self.being_read
+        )
 
     def sent_after(self, pending: PendingAppend) -> Iterator[PendingAppend]:
         """The rest of a pipeline: same producer, same connection, sent before the failure was known. Batches without a

@@ -15,6 +15,7 @@ from fencepost_policies.append import Append, Check
 from fencepost_policies.values import value
 from fencepost_proxy.types import PRODUCER_EPOCHS, TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
+from fencepost_proxy.wire.record_comparison import Overlap, RecordComparison
 
 # --------------------------------------------------------------------------------------------------------------- values
 
@@ -104,6 +105,8 @@ class PendingAppend:
     `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
+    `comparison`: of its records with those at its expected offset. `remembered`: where this process appended it, which
+    the log has yet to confirm.
     `predecessor_result`: the answer of a failed predecessor in its pipeline.
     `duplicate_waiters`: its duplicate waiters.
     """
@@ -143,6 +146,8 @@ class PendingAppend:
     unanswered: bool = False
     may_write: bool = False
     topic_id: UUID | None = None
+    comparison: RecordComparison | None = None
+    remembered: AppendedBatch | None = None
     predecessor_result: PartitionResult | None = None
     duplicate_waiters: list[PendingAppend] = field(default_factory=list)
 
@@ -198,6 +203,7 @@ class LogEndSnapshot:
     before the log end was read; queried from `transactions_as_of` on.
     `ending_transactions`: those of the queried ones whose markers are about to be written.
     `producer_ids`: of the queried transactional ids; -1 if not known or about to change; None: no query was made.
+    `leader_epoch`: of the leader that was read; -1 if not known.
     """
 
     requested_at: float
@@ -216,6 +222,11 @@ class LogEndSnapshot:
     in_transaction: Mapping[int, ProducerState] = field(default_factory=dict)
     producer_ids: Mapping[str, int] | None = None
     expiration_known_until: float = inf
+    leader_epoch: int = -1
+
+    def oldest_ms(self, now: float) -> int:
+        """Records that are not newer are too old for a fence: Kafka may forget their producer."""
+        return int((now + self.clock_offset_seconds - self.expiration_seconds / 2) * 1000)
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -236,17 +247,29 @@ class LogEndUnknown:
 
 @value
 class AppendedBatch:
-    """A batch that was acknowledged, or found in the log."""
+    """A batch that was acknowledged, or found in the log.
+
+    `leader_epoch`, `known_since`: where and when it was acknowledged. `same_times`: unless the broker may have replaced
+    record timestamps, `digest` covers them.
+    """
 
     base_offset: int
     record_count: int
     digest: bytes
     write_id: bytes | None
     log_append_time_ms: int
+    leader_epoch: int = -1
+    known_since: float = inf
+    same_times: bool = True
 
     @property
     def end(self) -> int:
         return self.base_offset + self.record_count
+
+    def holds_for(self, pending: PendingAppend) -> bool:
+        """Whether what is remembered is still true on the append's connection: the leader is the same, and has not
+        restarted since. Otherwise the log may have lost its tail."""
+        return 0 <= self.leader_epoch == pending.leader_epoch and pending.connected_at <= self.known_since
 
     def has_write_id_of(self, pending: PendingAppend) -> bool:
         return self.write_id is not None and self.write_id == pending.append.write_id
@@ -256,12 +279,13 @@ class AppendedBatch:
 class Found:
     """The batch at (or around) the requested offset.
 
-    `appended_batch`: result of `read_appended_batch` at offset `appended_batch_at`; -1: not decoded yet.
+    `appended_batch`, `overlap`: result of `read_appended_batch` at offset `appended_batch_at`; -1: not decoded yet.
     """
 
     batch: memoryview
     appended_batch_at: int = -1
     appended_batch: AppendedBatch | None = None
+    overlap: Overlap | None = None
 
 
 @value
@@ -403,4 +427,18 @@ class Violation:
     forgotten: bool = False
 
 
-Effect = Admit | Answer | MayJoin | ReadLogEnd | ReadBatch | Resend | PublishBase | Violation
+@value
+class LostRecords:
+    """The log has lost records that this process has acknowledged.
+
+    `offset`: the first of them, as far as known. `acknowledged_end`: the offset after the last one. `log_end_offset`:
+    where the log ended instead; None if another batch lies at `offset`.
+    """
+
+    partition: TopicPartition
+    offset: int
+    acknowledged_end: int
+    log_end_offset: int | None = None
+
+
+Effect = Admit | Answer | MayJoin | ReadLogEnd | ReadBatch | Resend | PublishBase | Violation | LostRecords

@@ -161,7 +161,7 @@ class PartitionFence:
         fence."""
         if snapshot.log_append_time or not pending.kind.fenced:
             return None
-        oldest_ms = int((now + snapshot.clock_offset_seconds - snapshot.expiration_seconds / 2) * 1000)
+        oldest_ms = snapshot.oldest_ms(now)
         if pending.append.max_timestamp_ms > oldest_ms:
             return None
         return POLICY.check(pending.append, pending.check, Facts(oldest_timestamp_ms=oldest_ms))

@@ -1,12 +1,15 @@
 """What only the log can decide: how an in-doubt append ended, and which batch lies at an expected offset.
 
-Four cases need a read at the offset where an append was expected:
+Five cases need a read at the offset where an append was expected:
 
 - *In doubt*: its connection was lost, or its answer is not conclusive. Only a batch proved to be the client's own is
   reported as success. Proof is its write-id, or the fence with this process's *instance id* and the records that this
   process sent there. If the log still ends there and waits for this fence, the batch is sent again: only one of the two
   is appended. The cases are in `InDoubtResolver.found`.
-- *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log.
+- *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log, perhaps
+  cut into other batches.
+- *Remembered*: a retry of a batch that this process has acknowledged, but under another leader or before a restart of
+  it. The log may have lost its tail since.
 - *Duplicate*: Kafka reports that a batch under its own producer id is there: this one, or another with its sequence.
   That may be one of an earlier transaction that waited in a broker's queue while its transaction was aborted.
 - *Violation*: it was appended at another offset. The report names the producer of the batch at the expected one.
@@ -27,6 +30,7 @@ from fencepost_proxy.sequencer.events import (
     BatchReadResult,
     Found,
     LogEndSnapshot,
+    LostRecords,
     NotYet,
     OutOfRange,
     PendingAppend,
@@ -41,7 +45,9 @@ from fencepost_proxy.sequencer.retry_cache import same_write
 from fencepost_proxy.sequencer.state import PartitionState
 from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.batch_digest import same_first_time
 from fencepost_proxy.wire.produce import PartitionResult
+from fencepost_proxy.wire.record_comparison import RecordComparison
 
 #: After these the batch may be in the log although the answer is an error.
 IN_DOUBT = frozenset(
@@ -65,6 +71,13 @@ _FOR_NOW = frozenset(
         Error.NOT_ENOUGH_REPLICAS,
     }
 )
+#: Reason, in the metrics, of a refusal for a record that was written again with its headers.
+COPIED_HEADERS = "copied_headers"
+_COPIED = (
+    "the log has its write-id with another timestamp: copied headers (leave the fencepost headers out of a record that "
+    "is written again; a retry repeats the timestamp)"
+)
+_TOO_OLD = "its write-id is in the log, but its records are too old for a retry"
 #: Cause of a violation if the batch at the expected offset has the same fence sequence, which Kafka would refuse.
 FORGOTTEN = (
     "Kafka had forgotten the proxy's producer id and did not compare: producer.id.expiration.ms was lowered, or its "
@@ -74,7 +87,7 @@ FORGOTTEN = (
 
 @dataclass(slots=True, eq=False)
 class Lookups:
-    """Mismatches, duplicates and violations: `Appends.being_read`."""
+    """Mismatches, remembered appends, duplicates and violations: `Appends.being_read`."""
 
     _state: PartitionState
 
@@ -84,18 +97,28 @@ class Lookups:
 
     def read_again(self) -> None:
         for pending in self._state.appends.being_read:
-            at = pending.append.expected_base_offset if pending.reported_at is None else pending.reported_at
-            assert at is not None
-            self._state.log.read(pending, at)
+            self._state.log.read(pending, self._read_at(pending))
+
+    @staticmethod
+    def _read_at(pending: PendingAppend) -> int:
+        if pending.remembered is not None:
+            return pending.remembered.base_offset
+        if pending.comparison is not None:
+            return pending.comparison.at
+        at = pending.append.expected_base_offset if pending.reported_at is None else pending.reported_at
+        assert at is not None
+        return at
 
     def found(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
         if pending not in self._state.appends.being_read:
             return
-        if isinstance(result, (NotYet, Unreadable)):
+        if isinstance(result, (NotYet, Unreadable)) and not self._is_lost(pending, result):
             self._state.log.retry(now)
             return
         self._state.appends.being_read.remove(pending)
-        if pending.appended_at is not None:
+        if pending.remembered is not None:
+            self._end_remembered(pending, result, now)
+        elif pending.appended_at is not None:
             self._end_violation(pending, result)
         elif pending.reported_at is not None:
             self._end_duplicate(pending, result, now)
@@ -112,6 +135,42 @@ class Lookups:
             else:
                 self._state.try_again(pending, "the record at the expected offset could not be read in time")
 
+    # ---- remembered appends
+
+    def remembered(self, pending: PendingAppend, appended_batch: AppendedBatch) -> None:
+        pending.remembered = appended_batch
+        self._begin(pending, appended_batch.base_offset)
+
+    @staticmethod
+    def _is_lost(pending: PendingAppend, result: BatchReadResult) -> bool:
+        at = None if pending.remembered is None else pending.remembered.base_offset
+        return at is not None and isinstance(result, NotYet) and result.log_end_offset <= at
+
+    def _end_remembered(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
+        assert pending.remembered is not None
+        at = pending.remembered.base_offset
+        there = self._state.log.decode(result, at, pending)
+        if there is not None and there.digest == pending.digest:
+            self._state.accept(pending, pending.remembered)
+        elif isinstance(result, OutOfRange) or (isinstance(result, Found) and is_compacted(result, pending)):
+            # Another history of the log may have had other records there.
+            pending.remembered = None
+            self._state.unknown(pending, "its records are deleted, and may have been lost before", now, queued=False)
+        else:
+            self._end_lost(pending, result.log_end_offset if isinstance(result, NotYet) else None)
+
+    def _end_lost(self, pending: PendingAppend, log_end: int | None) -> None:
+        """The log does not have what was acknowledged. The append is decided like a new one."""
+        assert pending.remembered is not None
+        remembered, pending.remembered = pending.remembered, None
+        retries, lost_from = self._state.retries, remembered.base_offset if log_end is None else log_end
+        if retries.retry_of(pending) is not None:  # else a read of the log end has shown it meanwhile
+            end = max(remembered.end, retries.acknowledged_end)
+            self._state.log.effects.append(LostRecords(pending.partition, lost_from, end, log_end))
+            retries.forget_from(lost_from)
+        self._state.fence.unconfirm()
+        self._state.appends.put_back(pending)
+
     # ---- mismatches
 
     def mismatch(self, pending: PendingAppend, expected: int, end: int, now: float) -> None:
@@ -120,11 +179,23 @@ class Lookups:
             self._end_mismatch(pending, None, now)
             return
         pending.is_there = self._sequence_is_taken(pending)
-        remembered = self._state.retries.appended_batch.get(expected)
-        if remembered is not None and remembered.digest != pending.digest and not remembered.has_write_id_of(pending):
+        if self._is_remembered_as_other(pending, expected):
             self._end_mismatch(pending, None, now)
             return
+        pending.comparison = RecordComparison(pending.partition, expected, pending.append.record_count)
         self._begin(pending, expected)
+
+    def _is_remembered_as_other(self, pending: PendingAppend, expected: int) -> bool:
+        """Whether its only record is certainly not at its expected offset. Saves a read of the log."""
+        there = self._state.retries.appended_batch.get(expected)
+        return (
+            there is not None
+            and there.holds_for(pending)
+            and pending.append.record_count == 1
+            and there.digest != pending.digest
+            and not there.has_write_id_of(pending)
+            and (there.record_count == 1 or not same_first_time(there.digest, pending.digest))
+        )
 
     def _sequence_is_taken(self, pending: PendingAppend) -> bool:
         """Its open transaction here has passed its sequence, so the log has it, at some offset. A resend is a
@@ -137,18 +208,31 @@ class Lookups:
         return 0 < (known.next_sequence - pending.append.base_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
 
     def _end_mismatch_read(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
-        expected = pending.append.expected_base_offset
+        expected, compared = pending.append.expected_base_offset, pending.comparison
         assert expected is not None
-        there = self._state.log.decode(result, expected, pending)
+        assert compared is not None
+        there = self._state.log.decode(result, expected, pending) if compared.at == expected else None
         if there is not None and self._is_itself(result, there, pending):
             self._state.queued.appended(pending)
             self._state.accept(pending, there)
             return
-        deleted = isinstance(result, OutOfRange) or (isinstance(result, Found) and is_compacted(result, pending))
-        if deleted:
+        if isinstance(result, OutOfRange):
             # Only this process's memory can show what lay there.
             there = self._state.retries.appended_batch.get(expected)
-        self._end_mismatch(pending, there, now, deleted=there is None and deleted)
+            if there is not None and not (there.holds_for(pending) and there.digest == pending.digest):
+                there = None
+            compared.missing += there is None
+        elif isinstance(result, Found) and (there is None or there.digest != pending.digest):
+            there, overlap = None, self._state.log.overlap(result, compared.at, pending)
+            if overlap is None:
+                compared.missing += 1  # it cannot be read
+            else:
+                compared.add(overlap)
+                # A transaction's batches are sent again as they were.
+                if not pending.append.transactional and compared.goes_on(pending.actual):
+                    self._begin(pending, compared.at)
+                    return
+        self._end_mismatch(pending, there, now)
 
     @staticmethod
     def _is_itself(found: BatchReadResult, there: AppendedBatch, pending: PendingAppend) -> bool:
@@ -158,22 +242,64 @@ class Lookups:
         header = parse_batch_header(found.batch)
         return pending.batch_name == ((header.producer_id, header.producer_epoch), header.base_sequence)
 
-    def _end_mismatch(
-        self, pending: PendingAppend, there: AppendedBatch | None, now: float, *, deleted: bool = False
-    ) -> None:
+    def _end_mismatch(self, pending: PendingAppend, there: AppendedBatch | None, now: float) -> None:
+        """`there`: a batch with equal records at the expected offset; else `pending.comparison` shows what is there."""
+        compared, pending.comparison = pending.comparison, None
         if pending.is_there:
             pending.at = pending.append.expected_base_offset
             self._state.appends.queue.appendleft(pending)
-            return
-        equal = deleted or (there is not None and there.digest == pending.digest)
-        if there is not None and equal and there.has_write_id_of(pending):
-            self._state.accept(pending, there)
+        elif (earlier := self._proved(pending, there, compared, now)) is not None:
+            self._state.accept(pending, earlier)
         elif self._state.queued.contains(pending, now):
             # It might be appended after its refusal, in its producer's next transaction if that has the same epoch.
             self._state.try_again(pending, "an earlier attempt of this batch may still be queued")
         else:
-            refusal = offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=equal)
-            self._state.refuse(pending, refusal)
+            self._state.refuse(pending, self._refusal(pending, there, compared, now))
+
+    def _proved(
+        self, pending: PendingAppend, there: AppendedBatch | None, compared: RecordComparison | None, now: float
+    ) -> AppendedBatch | None:
+        """The append as an earlier attempt left it, if its write-ids prove that.
+
+        A record that was read and written again with its headers has the same write-id, too, but another timestamp. One
+        that keeps its timestamp is taken for a retry while it is young.
+        """
+        snapshot, append = self._state.fence.snapshot, pending.append
+        if append.transactional or snapshot is None or append.max_timestamp_ms <= snapshot.oldest_ms(now):
+            return None
+        if there is not None:
+            return there if there.same_times and there.has_write_id_of(pending) else None
+        if compared is None or not compared.equal == compared.named == append.record_count:
+            return None
+        return AppendedBatch(compared.expected, append.record_count, pending.digest, append.write_id, -1)
+
+    def _refusal(
+        self, pending: PendingAppend, there: AppendedBatch | None, compared: RecordComparison | None, now: float
+    ) -> Refusal:
+        reason, why = "offset_mismatch", None
+        count = pending.append.record_count
+        possibly_yours = there is not None
+        if there is not None and not there.same_times and there.has_write_id_of(pending):
+            reason, why = COPIED_HEADERS, _COPIED
+        elif there is not None and there.has_write_id_of(pending) and not pending.append.transactional:
+            why = _TOO_OLD
+        elif compared is not None and compared.copied:
+            possibly_yours, reason, why = True, COPIED_HEADERS, _COPIED
+        elif compared is not None and compared.equal:
+            possibly_yours = True
+            if compared.named == count and not pending.append.transactional:
+                why = _TOO_OLD
+            elif compared.equal < count:
+                why = f"{compared.equal} of {count} of these records are in the log"
+        elif compared is not None and compared.missing:
+            possibly_yours = True
+        elif pending.append.contradiction is None and pending.actual < (pending.append.expected_base_offset or 0):
+            possibly_yours = not pending.taken_over or self._state.queued.may_append_later(pending, now)
+            why = "an earlier attempt may still be appended" if possibly_yours else None
+        log_start = self._state.fence.log_start
+        return offset_mismatch(
+            pending.append, pending.actual, log_start, possibly_yours=possibly_yours, why=why, reason=reason
+        )
 
     # ---- duplicates
 
@@ -209,7 +335,7 @@ class Lookups:
         self._state.fence.unconfirm()
         if pending.kind is AppendMode.SEQUENCED:
             pending.at = result.base_offset
-            appended_batch = self._state.retries.add(pending, result.log_append_time_ms)
+            appended_batch = self._state.retries.add(pending, result.log_append_time_ms, now)
             self._state.accept(pending, appended_batch, result.log_start_offset)
             return
         self._state.fence.accounted = False  # this report covers what the next read of the log would find

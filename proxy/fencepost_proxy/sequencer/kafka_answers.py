@@ -92,7 +92,7 @@ class KafkaAnswers:
             return
         if pending.fence == NO_PRODUCER and pending.append.producer_id >= 0:
             pending.at = result.base_offset
-            self._state.retries.add(pending, result.log_append_time_ms)  # Kafka would not recognise a retry
+            self._state.retries.add(pending, result.log_append_time_ms, now)  # Kafka would not recognise a retry
         end = result.base_offset + pending.append.record_count
         if pending.append.transactional or fence.phase is not Phase.OPEN:
             fence.unconfirm()

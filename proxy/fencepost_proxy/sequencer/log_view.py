@@ -5,6 +5,7 @@ Reading a batch may take long, so `services/log_reader.py` does it outside the e
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fencepost_proxy.errors import ProtocolError
@@ -21,6 +22,7 @@ from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 from fencepost_proxy.wire.batch import BatchHeader, parse_batch_header
 from fencepost_proxy.wire.batch_digest import digest_batch, may_be_rewritten, same_bytes
 from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames, scan_batch
+from fencepost_proxy.wire.record_comparison import Overlap
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +51,31 @@ class LogView:
         return True
 
     def decode(self, result: BatchReadResult | None, offset: int, pending: PendingAppend) -> AppendedBatch | None:
+        return self._decoded(result, offset, pending).appended_batch
+
+    def overlap(self, found: Found, offset: int, pending: PendingAppend) -> Overlap | None:
+        """None: the batch cannot be decoded."""
+        return self._decoded(found, offset, pending).overlap
+
+    def _decoded(self, result: BatchReadResult | None, offset: int, pending: PendingAppend) -> Found:
         if not isinstance(result, Found):
-            return None
+            return _NOTHING
         if result.appended_batch_at == offset:
-            return result.appended_batch
-        return read_appended_batch(result.batch, offset, pending, self.names, self.limits.decompressed_bytes_max)
+            return result
+        return decoded(result.batch, offset, pending, self.names, self.limits.decompressed_bytes_max)
+
+
+_NOTHING = Found(memoryview(b""))
+
+
+def decoded(batch: memoryview, offset: int, pending: PendingAppend, names: HeaderNames, bytes_max: int) -> Found:
+    """The batch that contains `offset`, compared with the append: as a whole, or else record by record."""
+    appended_batch = read_appended_batch(batch, offset, pending, names, bytes_max)
+    overlap = None
+    if pending.comparison is not None and (appended_batch is None or appended_batch.digest != pending.digest):
+        with suppress(ProtocolError):
+            overlap = pending.comparison.overlap(batch, pending.records, names, decompressed_bytes_max=bytes_max)
+    return Found(batch, offset, appended_batch, overlap)
 
 
 def read_appended_batch(
@@ -68,30 +90,37 @@ def read_appended_batch(
         if header.base_offset != offset or header.is_control:
             return None
         scan = scan_batch(batch, names, pending.partition, source_is_base=False, decompressed_bytes_max=bytes_max)
-        digest = pending.digest if _has_its_records(batch, header, scan, pending, bytes_max) else scan.digest
+        same_times = _has_its_records(batch, header, scan, pending, bytes_max)
+        is_equal = same_times or (
+            header.is_log_append_time and _has_its_records(batch, header, scan, pending, bytes_max, replaced_times=True)
+        )
     except ProtocolError:
         return None
+    digest = pending.digest if is_equal else scan.digest
     time_ms = header.max_timestamp_ms if header.is_log_append_time else -1
-    return AppendedBatch(offset, header.record_count, digest, scan.write_id, time_ms)
+    return AppendedBatch(offset, header.record_count, digest, scan.write_id, time_ms, same_times=same_times)
 
 
 def _has_its_records(
-    batch: memoryview, header: BatchHeader, scan: BatchScan, pending: PendingAppend, bytes_max: int
+    batch: memoryview,
+    header: BatchHeader,
+    scan: BatchScan,
+    pending: PendingAppend,
+    bytes_max: int,
+    *,
+    replaced_times: bool = False,
 ) -> bool:
-    """Whether the records are equal, although the broker may have rewritten the batch."""
+    """Whether the records are equal, although the broker may have rewritten the batch, and replaced their times."""
     if scan.digest == pending.digest:
         return True
-    # Timestamps may differ: the broker replaced them, or the writer did when it repeated a write-id (Spark, after a
-    # restart). Compare the rest.
-    replaced = header.is_log_append_time or (scan.write_id is not None and scan.write_id == pending.append.write_id)
     if header.record_count != pending.append.record_count or not (
-        replaced or may_be_rewritten(scan.digest, pending.digest)
+        replaced_times or may_be_rewritten(scan.digest, pending.digest)
     ):
         return False
-    if replaced and same_bytes(scan.digest, pending.digest):
+    if replaced_times and same_bytes(scan.digest, pending.digest):
         return True
     theirs, ours = (
-        digest_batch(each, decompressed_bytes_max=bytes_max, ignore_timestamps=replaced)
+        digest_batch(each, decompressed_bytes_max=bytes_max, ignore_timestamps=replaced_times)
         for each in (batch, pending.records)
     )
     return theirs == ours

@@ -134,8 +134,8 @@ def _take_back(permit: Permit, state: PartitionState) -> None:
     fence.confirmed_until, fence.confirmed_since, fence.confirmed_epoch = confirmed
     if grounds is not None:
         fence.check = grounds.policy.check
-    for at, record_count, digest, write_id, (producer_id, epoch, first) in remembered:
-        batch = AppendedBatch(at, record_count, digest, write_id, -1)
+    for at, record_count, digest, write_id, (producer_id, epoch, first), acknowledged in remembered:
+        batch = AppendedBatch(at, record_count, digest, write_id, -1, *acknowledged)
         state.retries.remember(batch, (producer_id, epoch), first)
     for producer_id, epoch, first in pass_through:
         state.retries.add_pass_through((producer_id, epoch), first)

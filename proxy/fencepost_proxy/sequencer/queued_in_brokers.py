@@ -52,6 +52,11 @@ class QueuedInBrokers:
     def contains(self, pending: PendingAppend, now: float) -> bool:
         return self._unfenced_until > now and self._unfenced.get(pending.batch_name, now) > now
 
+    def may_append_later(self, pending: PendingAppend, now: float) -> bool:
+        """Whether an earlier attempt, fenced at its offset, may still be appended once the log ends there."""
+        expected = pending.append.expected_base_offset
+        return now < self.fenced_until and expected is not None and expected < self._fenced_to
+
     def any(self, now: float) -> bool:
         return now < max(self.fenced_until, self._unfenced_until)
 

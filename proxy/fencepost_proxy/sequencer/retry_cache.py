@@ -38,12 +38,24 @@ class RetryCache:
         for each in (self.appended_batch, self.fenced, self._pass_through, self._unresolved, self._violations):
             each.clear()
 
+    @property
+    def acknowledged_end(self) -> int:
+        """The offset after the last append that was acknowledged; -1 if none is remembered."""
+        return next(reversed(self.appended_batch.values())).end if self.appended_batch else -1
+
+    @property
+    def acknowledged_epoch(self) -> int:
+        """The leader epoch of that append."""
+        return next(reversed(self.appended_batch.values())).leader_epoch if self.appended_batch else -1
+
     def forget_from(self, offset: int) -> None:
         """The log was truncated there."""
         for base in [base for base, appended_batch in self.appended_batch.items() if appended_batch.end > offset]:
             del self.appended_batch[base]
         for producer, batches in self.fenced.items():
             self.fenced[producer] = deque((b for b in batches if b[1].end <= offset), maxlen=_PER_PRODUCER)
+        for name in [name for name, (_, refusal) in self._violations.items() if refusal.base_offset >= offset]:
+            del self._violations[name]
 
     # ---- fenced batches that were appended
 
@@ -54,11 +66,17 @@ class RetryCache:
     def is_fenced(self, pending: PendingAppend) -> bool:
         return pending.producer in self.fenced
 
-    def add(self, pending: PendingAppend, log_append_time_ms: int) -> AppendedBatch:
+    def add(self, pending: PendingAppend, log_append_time_ms: int, now: float) -> AppendedBatch:
         assert pending.at is not None
         append = pending.append
         appended_batch = AppendedBatch(
-            pending.at, append.record_count, pending.digest, append.write_id, log_append_time_ms
+            pending.at,
+            append.record_count,
+            pending.digest,
+            append.write_id,
+            log_append_time_ms,
+            pending.leader_epoch,
+            now,
         )
         self.remember(appended_batch, pending.producer, append.base_sequence)
         return appended_batch

@@ -91,6 +91,7 @@ from fencepost_proxy.sequencer.events import (
     LogEndRead,
     LogEndSnapshot,
     LogEndUnknown,
+    LostRecords,
     PendingAppend,
     Resent,
     SequencerLimits,
@@ -244,11 +245,19 @@ class PartitionSequencer:
 
     def _log_end_read(self, snapshot: LogEndSnapshot, now: float) -> None:
         if self.state.fence.read_is_usable():
-            if snapshot.log_end_offset < self.state.fence.log_end:
-                # Truncated: forget what was appended above the end.
-                self.state.retries.forget_from(snapshot.log_end_offset)
+            self._forget_truncated(snapshot)
             self.state.transactions.forget_ended(snapshot)
             self.state.fence.read(snapshot, now)
+
+    def _forget_truncated(self, snapshot: LogEndSnapshot) -> None:
+        """Memory is never stronger than the log."""
+        retries, end = self.state.retries, snapshot.log_end_offset
+        acknowledged_end = retries.acknowledged_end
+        if end >= max(self.state.fence.log_end, acknowledged_end):
+            return
+        if end < acknowledged_end and not 0 <= snapshot.leader_epoch < retries.acknowledged_epoch:
+            self.state.log.effects.append(LostRecords(self.partition, end, acknowledged_end, end))
+        retries.forget_from(end)
 
     def _tick(self, now: float) -> None:
         self._admitter.answer_late(now)
@@ -358,7 +367,7 @@ class PartitionSequencer:
         if self.issued.permit is not None:
             self.issued.permit.complete_adopted(result.base_offset, now)
             if pending.kind.fenced:
-                state.retries.add(pending, result.log_append_time_ms)
+                state.retries.add(pending, result.log_append_time_ms, now)
             return
         state.appends.in_flight.popleft()
         if pending.kind.fenced:

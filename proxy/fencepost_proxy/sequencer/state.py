@@ -44,7 +44,7 @@ class PartitionState:
         end = pending.at + pending.append.record_count
         self.fence.appended(pending, end, pending in self.appends.in_doubt, now)
         self.queued.fenced_appended(end)
-        return self.retries.add(pending, log_append_time_ms)
+        return self.retries.add(pending, log_append_time_ms, now)
 
     def accept(
         self, pending: PendingAppend, appended_batch: AppendedBatch, log_start_offset: int | None = None

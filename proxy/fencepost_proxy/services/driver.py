@@ -98,7 +98,7 @@ class Driver:
             elif isinstance(action, ForControl):
                 self.spawn(self._read(action), f"read {action.partition}")
             else:
-                self.reports.violation(action.violation)
+                self.reports.finding(action.finding)
         self.added.event_handled(began)
         if self._ticker is None and self.dispatcher.needs_ticks:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)

@@ -19,7 +19,7 @@ from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.sequencer.log_view import read_appended_batch
+from fencepost_proxy.sequencer.log_view import decoded
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.session.appends import batch_to_send
@@ -210,6 +210,7 @@ class LogReader:
                     for each, state in reading.open_transactions.items()
                 },
                 log_append_time=facts.log_append_time,
+                leader_epoch=reading.log_end.leader_epoch,
                 expiration_seconds=self.expiration.milliseconds / 1000,
                 expiration_known_until=self.expiration.known_until,
                 clock_offset_seconds=time.time() - time.monotonic(),
@@ -268,11 +269,10 @@ class LogReader:
         if not isinstance(found, sequencers.Found):
             return found
         compared = found.batch, offset, pending, self._names, self._unpacked_bytes_max
-        if len(found.batch) <= _COMPARED_HERE_BYTES and not parse_batch_header(found.batch).compression:
-            appended_batch = read_appended_batch(*compared)
-        else:
-            appended_batch = await asyncio.to_thread(read_appended_batch, *compared)
-        return sequencers.Found(found.batch, offset, appended_batch)
+        batches = (found.batch,) if pending.comparison is None else (found.batch, pending.records)
+        if all(len(each) <= _COMPARED_HERE_BYTES and not parse_batch_header(each).compression for each in batches):
+            return decoded(*compared)
+        return await asyncio.to_thread(decoded, *compared)
 
     async def producer_at(self, partition: TopicPartition, offset: int) -> int | None:
         """Producer id of the batch at `offset`: -1 if it has none, None if it is not readable."""

@@ -167,6 +167,8 @@ class ProcessStatus:
                 ),
             ),
             last_violation=self.reports.last_violation,
+            shortened_logs=self.reports.shortened_logs,
+            last_shortened_log=self.reports.last_shortened_log,
             abort_only_transactions=tuple(self._abort_only()),
             warnings=tuple(self.topics.warnings()),
             certificate_days={of: (end - time.time()) / 86_400 for of, end in metrics.certificate_ends},

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.metrics import Metrics
-from fencepost_proxy.observability.lists import Refusals
-from fencepost_proxy.observability.status import ViolationStatus
-from fencepost_proxy.sequencer.events import Violation
-from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
+from fencepost_proxy.observability.audit import Identity
+from fencepost_proxy.observability.lists import Refusals, clipped
+from fencepost_proxy.observability.status import ShortenedLogStatus, ViolationStatus
+from fencepost_proxy.sequencer.events import LostRecords, Violation
+from fencepost_proxy.sequencer.in_doubt import COPIED_HEADERS, FORGOTTEN
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.topic_lookups import TopicLookups
@@ -34,7 +35,7 @@ _WHY_DOWNGRADED = {
 
 @dataclass(eq=False)
 class Reports:
-    """`violations`: how many were reported, `last_violation`: the last of them."""
+    """`violations`, `shortened_logs`: how many were reported, and the last of them."""
 
     metrics: Metrics
     groups: GroupProgressTracker
@@ -44,6 +45,8 @@ class Reports:
     refusals: Refusals = field(default_factory=Refusals, init=False)
     violations: int = field(default=0, init=False)
     last_violation: ViolationStatus | None = field(default=None, init=False)
+    shortened_logs: int = field(default=0, init=False)
+    last_shortened_log: ShortenedLogStatus | None = field(default=None, init=False)
     _logged_downgraded: set[tuple[str, str]] = field(default_factory=set, init=False)
     _logged_copies: set[tuple[str | None, str]] = field(default_factory=set, init=False)
 
@@ -54,6 +57,8 @@ class Reports:
                 if what == "refusal":
                     self.metrics.refusals.inc(label)
                     self.refusals.record(command, proxied)
+                if label == COPIED_HEADERS:
+                    self._copy_refused(command, proxied)
             case sessions.HeadersCopied(partition, copied_from, client_id):
                 self._copied(partition, copied_from, client_id)
             case sessions.Downgraded(topic, why, batches):
@@ -108,7 +113,41 @@ class Reports:
         self.metrics.connections_closed.inc(command.fault.__name__)
         _limited_log.warning(_kind(command), "connection closed", peer=proxied.peer, reason=command.reason)
 
-    def violation(self, violation: Violation) -> None:
+    @staticmethod
+    def _copy_refused(refused: sessions.Count, proxied: ProxiedConnection | None) -> None:
+        identity = Identity.of(proxied)
+        _limited_log.warning(
+            ("copy refused", refused.partition, identity.client_id),
+            "append refused: copied headers (leave the fencepost headers out of a record that is written again)",
+            partition=refused.partition,
+            client_id=clipped(identity.client_id),
+            client=identity.peer,
+            expected=refused.expected,
+            log_end=refused.actual,
+        )
+
+    def finding(self, finding: Violation | LostRecords) -> None:
+        """Of a sequencer, in the log."""
+        if isinstance(finding, Violation):
+            self._violation(finding)
+        else:
+            self._lost_records(finding)
+
+    def _lost_records(self, lost: LostRecords) -> None:
+        self.shortened_logs += 1
+        self.last_shortened_log = ShortenedLogStatus(
+            *lost.partition, lost.acknowledged_end, lost.offset, round(time.time() * 1000)
+        )
+        self.metrics.shortened_logs.inc()
+        _log.error(
+            "Kafka lost acknowledged records",
+            partition=lost.partition,
+            first_lost=lost.offset,
+            acknowledged_to=lost.acknowledged_end - 1,
+            log_end="other records are there" if lost.log_end_offset is None else lost.log_end_offset,
+        )
+
+    def _violation(self, violation: Violation) -> None:
         """An append at another offset than expected, or of a writer that bypasses the proxy."""
         self.violations += 1
         self.last_violation = ViolationStatus(*violation.partition, violation.offset, round(time.time() * 1000))

@@ -48,7 +48,7 @@ class ForControl:
 
 @value
 class Report:
-    violation: sequencers.Violation
+    finding: sequencers.Violation | sequencers.LostRecords
 
 
 Action = ForConnection | ForControl | Report
@@ -305,7 +305,7 @@ class Dispatcher:
                 session = self.sessions.get(connection)
                 if session is not None:
                     self._work.append((session, session.may_join, (sequencer.partition,)))
-            case sequencers.Violation():
+            case sequencers.Violation() | sequencers.LostRecords():
                 self._actions.append(Report(effect))
             case _:
                 if isinstance(effect, sequencers.Resend) and sequencer.partition.topic in self.barriers:

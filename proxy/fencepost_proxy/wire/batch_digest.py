@@ -52,6 +52,7 @@ def digest_batch(records: memoryview, *, decompressed_bytes_max: int, ignore_tim
 #: (a second per gigabyte).
 SEED = int.from_bytes(os.urandom(8))
 _DIGEST = Struct(">Qi")  # timestamp of the first record, number of records
+_FIRST_TIME_BYTES = 8
 _RECORD = Struct(">QIc")  # of one record: timestamp, length of the rest, attributes
 
 
@@ -68,6 +69,11 @@ def may_be_rewritten(one: bytes, other: bytes) -> bool:
     count and first timestamp stay equal.
     """
     return one[: _DIGEST.size] == other[: _DIGEST.size]
+
+
+def same_first_time(one: bytes, other: bytes) -> bool:
+    """For two `BatchScan.digest`s: whether the first records have the same timestamp."""
+    return one[:_FIRST_TIME_BYTES] == other[:_FIRST_TIME_BYTES]
 
 
 def same_bytes(one: bytes, other: bytes) -> bool:

@@ -544,6 +544,16 @@ class _Stated:
         self.unreadable = Unreadable(index, name.decode(errors="backslashreplace"), reason)
 
 
+def write_id_of_record(rest: bytes, names: HeaderNames, where: TopicPartition) -> bytes | None:
+    """Of one record, from its offset delta on; None if it has none that counts at `where`, or is malformed."""
+    try:
+        stated = _Stated(names, where, Effort(len(rest), len(rest)))
+        stated.read_record(rest, 0, len(rest), read_varint(rest, 0)[0])
+    except MALFORMED:
+        return None
+    return stated.write_id
+
+
 def _shown(value: bytes) -> str:
     return repr(value[:_SHOWN_BYTES_MAX])[1:] + ("…" if len(value) > _SHOWN_BYTES_MAX else "")
 
