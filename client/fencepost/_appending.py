@@ -56,7 +56,7 @@ def resolve(expected: int, write_id: bytes, failure: Failure, observation: Obser
     | a record of this write               | OURS                                             | OURS      |
     | a record of another write            | REFUSED                                          | REFUSED   |
     | no record, but the log is longer     | REFUSED (a transaction marker is there)          | UNDECIDED |
-    | nothing yet                          | REFUSED if *clear* or the log is shorter; else UNDECIDED | UNDECIDED |
+    | nothing yet                          | REFUSED if *clear*; else UNDECIDED               | UNDECIDED |
     | deleted: the log starts after it     | REFUSED if *clear*; else DELETED                 | DELETED   |
 
     *clear*: the server's message is known and does not contain POSSIBLY_YOURS.
@@ -68,10 +68,11 @@ def resolve(expected: int, write_id: bytes, failure: Failure, observation: Obser
         return Decision.OURS if write_id_of(observation.first) == write_id else Decision.REFUSED
     if refused is None:
         return Decision.UNDECIDED
-    shorter = refused.actual is not None and refused.actual < expected
-    if observation.log_end > expected or refused.possibly_yours is False or shorter:
+    if observation.log_end > expected or refused.possibly_yours is False:
         return Decision.REFUSED
-    return Decision.UNDECIDED  # the conflicting record is not replicated yet, so it is not readable
+    # The conflicting record is not replicated yet, so it is not readable. Or the log is shorter, and the client
+    # library's first attempt may still be queued.
+    return Decision.UNDECIDED
 
 
 class Append:

@@ -10,7 +10,7 @@ POLICY_VIOLATION = 44
 
 _MISMATCH = re.compile(
     r"OFFSET_MISMATCH topic=\S+ partition=-?\d+ expected=(?P<expected>-?\d+) actual=(?P<actual>-?\d+)"
-    r"(?: record=(?P<record>\d+))?(?P<yours> POSSIBLY_YOURS)?"
+    r"(?: record=(?P<record>\d+))?(?P<yours> POSSIBLY_YOURS(?:: (?P<why>.*))?)?"
 )
 #: An earlier pipelined append failed. Its refusal follows: `expected` is that append's, `actual` the log end.
 _PREDECESSOR_FAILED = "PREDECESSOR_FAILED "
@@ -37,7 +37,7 @@ def refusal(
     if found := _MISMATCH.match(message):
         # For a record whose expected offset contradicts its index in the batch, `actual` is that record's offset.
         actual = int(found["actual"]) - int(found["record"] or 0)
-        detail = message if int(found["expected"]) != expected else None
+        detail = message if int(found["expected"]) != expected else found["why"]
         return OffsetMismatchError(
             topic, partition, expected, actual, possibly_yours=found["yours"] is not None, detail=detail
         )

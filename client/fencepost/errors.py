@@ -29,8 +29,8 @@ class OffsetMismatchError(FencepostError):
 
     `expected`: the offset in the request. `actual`: the log end offset from the refusal, which is the offset of the
     next record; None if the client library hides it and it could not be read. The next append makes it stale.
-    `possibly_yours`: True if equal records are already at `expected`. An earlier attempt of this write may then be in
-    the log, so read it back before you write again. None if unknown: the client library hides the message (aiokafka,
+    `possibly_yours`: True if an earlier attempt of this write may be in the log, or may still be appended. Read the log
+    before you write again. None if unknown: the client library hides the message (aiokafka,
     confluent-kafka), or an earlier append in the same pipeline was refused.
 
     Action: read the partition from `expected`, decide again, append at the new end. Do not send the same write at a
@@ -62,7 +62,7 @@ class OffsetMismatchError(FencepostError):
             if detail is not None and detail.startswith("PREDECESSOR_FAILED"):
                 text = f"{topic}-{partition}: expected offset {expected}, but an earlier append was refused"
         if possibly_yours:
-            text += "; equal records are there, possibly from an earlier attempt: read them before writing again"
+            text += "; an earlier attempt may be in the log: read it before writing again"
         if detail:
             text += f" ({detail})"
         super().__init__(text)

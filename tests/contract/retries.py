@@ -139,6 +139,17 @@ ROWS = [
     ),
     *(
         row(
+            f"write-id-with-log-append-time/{name}",  # the log keeps the producer's timestamps
+            "required",
+            send(_MINE, appended(0)),
+            send(_MINE, appended(0), via="second"),
+            send(batch(b"a", b"b", expected=0, write_id=b"write-1", age_ms=60_000), mismatch(0, 2, _COPIED)),
+            settings=Settings(log_append_time=True, gzip=name == "recompressed"),
+        )
+        for name in ("unchanged", "recompressed")
+    ),
+    *(
+        row(
             f"equal-records-are-possibly-yours/{via}",
             "required",
             send(_UNNAMED, appended(0)),

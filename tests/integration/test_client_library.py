@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
@@ -158,6 +159,43 @@ def test_repeated_write_id_is_appended_once(
             made.resolve()
             assert outcome.get() == 0
     assert clients.read_all(kafka.bootstrap, topic) == [(0, b"once")]
+
+
+_TOGETHER = {"confluent-kafka": {"linger.ms": 300}}
+
+
+@pytest.mark.parametrize("check", ["client", "plain"], ids=["required", "true"])
+def test_resend_in_other_batches_is_recognised(
+    check: str, library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, unique_topic: Callable[..., str]
+) -> None:
+    """An outbox after a crash of the application: two of three events are in the log, as one batch."""
+    topic = clients.create_topic(own_proxy.bootstrap, unique_topic(check))
+    now_ms = int(time.time() * 1000)
+    events = [
+        {"value": b"event %d" % i, "expected_offset": i, "write_id": b"id %d" % i, "timestamp_ms": now_ms + i}
+        for i in range(3)
+    ]
+
+    def send(*groups: list[dict[str, Any]]) -> list[clients.Outcome]:
+        outcomes = []
+        with closing(
+            clients.producer(library, own_proxy.bootstrap, **_TOGETHER.get(library, {"linger_ms": 300}))
+        ) as made:
+            for group in groups:
+                outcomes += [made.send(topic, partition=0, **event) for event in group]
+                made.resolve()
+        return outcomes
+
+    assert [each.get() for each in send(events[:2])] == [0, 1]
+    assert [each.get() for each in send(events[:1], events[1:2], events[:2])] == [0, 1, 0, 1]
+    for each in send(events):
+        with pytest.raises(OffsetMismatchError) as refused:
+            each.get()
+        assert refused.value.possibly_yours is (True if library == "kafka-python" else None)
+        assert library != "kafka-python" or "2 of 3 of these records are in the log" in str(refused.value)
+    assert [each.get() for each in send(*([event] for event in events))] == [0, 1, 2]
+    assert [each.get() for each in send(events[1:], events)] == [1, 2, 0, 1, 2]
+    assert clients.read_all(kafka.bootstrap, topic) == [(i, b"event %d" % i) for i in range(3)]
 
 
 def test_unchecked_topic_is_refused_before_sending(

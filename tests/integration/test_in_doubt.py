@@ -42,7 +42,7 @@ class Story:
         self.stage = stage
         self.topic = stage.create(required_topic(), on=on, configs=configs)
         self.ledger = Ledger(self.topic)
-        self.named: dict[bytes, int] = {}  # write ids equal the values
+        self.named: dict[bytes, bytes] = {}  # batches; write ids equal the values
         self.number = 0
 
     def connect(self, proxy: int = 0, *, timeout_seconds: float = 40.0) -> Connection:
@@ -80,10 +80,10 @@ class Story:
         frames = b""
         for i, value in enumerate(values):
             self.ledger.sent(value, named=named, idempotent=producer is not None)
-            if named:
-                self.named[value] = at + i
             who = None if producer is None else producer._replace(sequence=producer.sequence + i)
             records = batch(value, expected=at + i, write_id=value if named else None, producer=who)
+            if named:
+                self.named[value] = records
             frames += client.frame(produce_request({self.topic: {0: records}}, -1, timeout_ms), 9)[1]
         client.socket.sendall(frames)
 
@@ -105,12 +105,12 @@ class Story:
 
     def query_again(self) -> None:
         """Check that a retry with the same write id reports the outcome of an in-doubt append, through each proxy."""
-        for value, expected in self.named.items():
+        for value, records in self.named.items():
             if not self.ledger.is_unknown(value):
                 continue
             there = offsets(self.stage.log.batches(self.topic)).get(value)
             for proxy in (1, 0):
-                answer = self._queried_again(proxy, value, expected)
+                answer = self._queried_again(proxy, records)
                 if there is None:
                     assert answer.error_code == POLICY_VIOLATION, answer
                     assert "POSSIBLY_YOURS" not in (answer.message or "")
@@ -118,10 +118,10 @@ class Story:
                     assert (answer.error_code, answer.base_offset) == (OK, there), answer
                 self.ledger.note(value, answer, again=True)
 
-    def _queried_again(self, proxy: int, value: bytes, expected: int) -> Answer:
+    def _queried_again(self, proxy: int, records: bytes) -> Answer:
         def final_answer() -> Answer | None:
             with self.connect(proxy) as client:
-                answer = client.append(self.topic, batch(value, expected=expected, write_id=value))
+                answer = client.append(self.topic, records)
             return None if answer.error_code == NOT_LEADER else answer
 
         answer: Answer = until(final_answer, "an answer that is not retriable")

@@ -35,7 +35,9 @@ IN_DOUBT.__cause__ = TimeoutError("no answer")
 SEQUENCED = _mismatch()
 MUTE = _mismatch(possibly_yours=None)  # a library that does not show the message
 MAYBE = _mismatch(possibly_yours=True)
-SHORTER = _mismatch(actual=12, possibly_yours=None)
+SHORTER = _mismatch(actual=12)
+SHORTER_MUTE = _mismatch(actual=12, possibly_yours=None)
+SHORTER_MAYBE = _mismatch(actual=12, possibly_yours=True)
 
 MINE = Observation(0, 57, _record(41, OURS))
 THEIRS = Observation(0, 57, _record(41, b"theirs"))
@@ -75,6 +77,8 @@ def test_anothers_record_there_is_a_refusal(failure: Failure, observation: Obser
         (MAYBE, NOTHING_YET, Decision.UNDECIDED),
         (MAYBE, DELETED, Decision.DELETED),
         (SHORTER, SHORT, Decision.REFUSED),
+        (SHORTER_MUTE, SHORT, Decision.UNDECIDED),  # the library's first send may be queued still
+        (SHORTER_MAYBE, SHORT, Decision.UNDECIDED),
     ],
 )
 def test_reply_decides_when_log_shows_no_record(failure: Failure, observation: Observation, decision: Decision) -> None:

@@ -22,6 +22,9 @@ def _append(expected: int, contradiction: Contradiction | None = None) -> Append
 
 MISMATCH = offset_mismatch(_append(41), 57).message
 POSSIBLY_YOURS = offset_mismatch(_append(41), 57, possibly_yours=True).message
+PARTLY_YOURS = offset_mismatch(
+    _append(41), 57, possibly_yours=True, why="2 of 3 of these records are in the log"
+).message
 NEXT_FITS = offset_mismatch(_append(41), 42).message
 VIOLATION = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
 #: Records expecting 41 and 50 in one batch, while the log ends at 41: `actual` is the offset of record 1.
@@ -32,7 +35,8 @@ CONTRADICTED = offset_mismatch(_append(41, Contradiction(record=1, expected=50, 
     ("expected", "message", "log_end", "reported", "stated"),
     [
         (41, MISMATCH, None, (57, False), "expected offset 41, but the log end offset is 57"),
-        (41, POSSIBLY_YOURS, None, (57, True), "read them before writing again"),
+        (41, POSSIBLY_YOURS, None, (57, True), "read it before writing again"),
+        (41, PARTLY_YOURS, None, (57, True), "before writing again (2 of 3 of these records are in the log)"),
         # Three sends expecting 41, 42, 43 in one batch: the server names the first only.
         (43, MISMATCH, None, (57, False), "expected=41"),
         (41, CONTRADICTED, None, (41, False), "another record of the same batch was refused"),
