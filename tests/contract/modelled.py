@@ -135,7 +135,9 @@ class ModelledLevel(WireLevel):
         """Also that the metrics count each refusal, by its first word."""
         super().check(part, answer)
         if answer[2] is not None:
-            reason = "copied_headers" if "copied headers" in answer[2] else answer[2].split()[0].lower()
+            reason = (
+                "copied_headers" if "another timestamp: copied headers" in answer[2] else answer[2].split()[0].lower()
+            )
             refusals = self.world.history.refusals
             assert reason in _WITHOUT_METRIC or _REASONS.get(reason, reason) in refusals, (reason, refusals)
 
