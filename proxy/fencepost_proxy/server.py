@@ -220,7 +220,7 @@ class Proxy:
         spawn(cluster.groups.run(), "groups")
         spawn(cluster.commits.run(), "old transactions")
         if config.watch_transactions and config.status is not None:  # it shows the result
-            cluster.watch_transactions(self._live.limits)
+            cluster.watch_transactions(self._live.limits, self._topics.found)
         address = self._status.bootstrap = Address(config.advertised_host or listen.host, listen.port)
         _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
         return address

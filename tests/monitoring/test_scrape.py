@@ -115,6 +115,16 @@ def test_scrape_shows_appends_with_limited_partitions(proxy: Watched) -> None:
     assert total(after, "fencepost_log_lines_total", level="info") >= 3
 
 
+def test_topics_of_the_file_are_listed_before_any_append(tmp_path: Path) -> None:
+    """An operator looks for them after a restart."""
+    topics = {"required-topic": PARTITIONS, "plain": 1}
+    with FakeClusterProcess(topics=topics) as kafka, Watched(kafka.bootstrap, tmp_path) as proxy:
+        rows = until(lambda: json.loads(proxy.page("/topics.json"))["rows"], "a listed topic")
+    assert [(each["topic"], each["check"], each["partitions"]) for each in rows] == [
+        ("required-topic", "required", PARTITIONS)
+    ]
+
+
 def test_scrape_has_every_documented_and_queried_metric(proxy: Watched) -> None:
     there = names_in(proxy.scrape())
 

@@ -57,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
 def reported(found: Mapping[str, Any], now: float) -> str:
     ((what, rows),) = found.items()
     if not rows:
-        return f"No checked {what}, or none with a matching name."
+        return (
+            f"No checked {what} known to this proxy process, or none with a matching name. Topics that the "
+            "configuration file checks appear within a minute of a start, or at their first append."
+        )
     return _topics(rows, now) if what == "topics" else _partitions(rows, now)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Reason
@@ -14,8 +17,13 @@ from fencepost_proxy.services.driver import Driver
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.services.session_services import SessionServices
 from fencepost_proxy.topics.abort_only import is_abort_only
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.transactions.watched import Leaders
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.wire.state_records import StateRecord
+
+#: Topics that are listed because the file checks them: the proxy keeps their metadata.
+_LISTED_MAX: Final = 500
 
 
 @dataclass(eq=False)
@@ -27,11 +35,22 @@ class CheckedTopics:
     replaced_topics: ReplacedTopics
     connections: ClientConnections
     _count_checked: set[str] = field(default_factory=set, init=False)  # by what admins set, not by the file
+    _of_file: frozenset[str] = field(default=frozenset(), init=False)
 
     def known(self) -> set[str]:
         """Topics that may have append checks."""
         sequenced = (partition.topic for partition in self.driver.dispatcher.sequencers)
-        return {*self.cluster.membership.view.topic_configs, *self.driver.dispatcher.barriers, *sequenced}
+        configured = self.cluster.membership.view.topic_configs
+        return {*configured, *self.driver.dispatcher.barriers, *sequenced, *self._of_file}
+
+    async def found(self, leaders: Leaders) -> None:
+        """Topics that the file checks are known before their first append, as far as the transaction watch sees them:
+        an operator looks for them after a restart."""
+        if not any(self.config.given_configs):
+            return
+        self._of_file = await asyncio.to_thread(_checked_by_file, self.config, leaders)
+        if unseen := [topic for topic in self._of_file if self.cluster.kafka.topic(topic) is None]:
+            await self.cluster.kafka.metadata.refresh_quietly(unseen)
 
     def count_checked(self) -> list[str]:
         """Known topics: enabled by an admin, appended to here, or checked at some earlier time."""
@@ -108,3 +127,9 @@ def _topic_of(record: StateRecord) -> str | None:
     """The topic whose virtual configs a state record changes."""
     kind, _, topic = record.key.decode(errors="replace").partition("/")
     return topic if kind == "topic-config" else None
+
+
+def _checked_by_file(config: ProxyConfig, leaders: Leaders) -> frozenset[str]:
+    names = {partition.topic for partitions in leaders.by_node.values() for partition in partitions}
+    checked = (name for name in sorted(names) if (configs := config.configs_for(name)) and TopicPolicy.of(configs).read)
+    return frozenset(islice(checked, _LISTED_MAX))

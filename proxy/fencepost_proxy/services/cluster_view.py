@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from fencepost_proxy.cluster.broker import Access
 from fencepost_proxy.cluster.client import KafkaClient
@@ -29,6 +29,7 @@ from fencepost_proxy.services.topic_policies import TopicPolicies
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.services.watching import TransactionWatch
 from fencepost_proxy.transactions.table import Table
+from fencepost_proxy.transactions.watched import Leaders
 from fencepost_proxy.transactions.watching import Pace
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.listeners import Listeners
@@ -141,7 +142,10 @@ class ClusterView:
         )
         return state
 
-    def watch_transactions(self, limits: Callable[[], Limits]) -> None:
-        watch = TransactionWatch(self.kafka, Pace(limits().watched_partitions_per_second), self._spawn)
+    def watch_transactions(
+        self, limits: Callable[[], Limits], on_leaders: Callable[[Leaders], Awaitable[None]]
+    ) -> None:
+        pace = Pace(limits().watched_partitions_per_second)
+        watch = TransactionWatch(self.kafka, pace, self._spawn, on_leaders=on_leaders)
         self._metrics.transactions = lambda: watch.report(limits().watched_shown_max)
         self._spawn(watch.run(), "watch transactions")

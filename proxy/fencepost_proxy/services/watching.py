@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fencepost_proxy import logs
@@ -11,7 +12,7 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.cluster.watching import Queries
-from fencepost_proxy.transactions.watched import WHY, Answer, HangingTransaction, Query, TransactionsReport
+from fencepost_proxy.transactions.watched import WHY, Answer, HangingTransaction, Leaders, Query, TransactionsReport
 from fencepost_proxy.transactions.watching import Pace, TransactionMonitor
 from fencepost_proxy.types import TopicPartition
 
@@ -25,7 +26,18 @@ class TransactionWatch:
     """Runs the queries of `TransactionMonitor`, and logs hanging transactions. `spawn` runs a task that ends with the
     process."""
 
-    def __init__(self, kafka: KafkaClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        kafka: KafkaClient,
+        pace: Pace,
+        spawn: Spawn,
+        *,
+        tick_seconds: float = 1.0,
+        on_leaders: Callable[[Leaders], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_leaders` gets the leaders of all partitions that the proxy may describe, when they have changed."""
+        self._on_leaders = on_leaders
+        self._leaders: Leaders | None = None
         self._kafka = kafka
         self._queries = Queries(kafka)
         self._spawn = spawn
@@ -63,6 +75,9 @@ class TransactionWatch:
         finally:
             self.watching.problem = next(iter(self._problems.values()), None)
             self.watching.answered(query_message, answer, time.monotonic())
+        if isinstance(answer, Leaders) and answer is not self._leaders and self._on_leaders is not None:
+            self._leaders = answer
+            await self._on_leaders(answer)
         self.query()
 
     def _report(self) -> None:
