@@ -24,6 +24,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.topics.state import encode_topic_config
+from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
 from tests.support.messages import Fields
@@ -184,7 +185,15 @@ def test_java_client_properties_connect_each_command(
             status = main([command, "--bootstrap-server", address, "--command-config", str(file), "--json"])
             assert status == 0, capsys.readouterr().err
             assert main([command, "--bootstrap-server", address, "--command-config", str(wrong)]) == 2
+        topic = f"tools-{mechanism.lower()}"
+        assert admin.create_topic(topic) == (0, None)
+        for tool in (["append", topic, "first"], ["read", topic]):
+            assert main([*tool, "--bootstrap-server", proxy.bootstrap, "--command-config", str(file)]) == 0
         assert re.search(r"client properties ignored file=\S+ properties=client\.id\n", proxy.log)
+        socket.create_connection(Address.parse(proxy.bootstrap)).close()  # as a load balancer checks a port
+        until(lambda: "connection closed before its TLS handshake" in proxy.log, "the port check")
+        handshakes = [line for line in proxy.log.splitlines() if "WARNING" in line and "TLS" in line]
+        assert handshakes == [], "a tool that connects and closes is no failed handshake"
 
 
 def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(

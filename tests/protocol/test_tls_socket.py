@@ -20,7 +20,7 @@ from fencepost_proxy.config import ListenTls, UpstreamTls
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.transport import certificates
 from fencepost_proxy.transport.certificates import listener_context, upstream_context
-from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, of_client, secure
+from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, Unused, of_client, secure
 from tests.support.certificates import Authority, Certificate
 
 WAIT_SECONDS = 60.0
@@ -442,7 +442,11 @@ def test_other_reasons_of_clients(authority: Authority, server: Certificate, tmp
     old = trusting(authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert of_client(fails(listen(server, min_version="1.3"), None, as_client(old)))[0] == "no_common"
-    assert of_client(fails(listen(server), None, lambda far: far.sendall(b"\x16\x03\x01")))[0] == "left"
+    cut_off = fails(listen(server), None, lambda far: far.sendall(b"\x16\x03\x01"))
+    assert of_client(cut_off)[0] == "left"
+    # A port check is no failed handshake.
+    assert not isinstance(cut_off, Unused)
+    assert isinstance(fails(listen(server), None, lambda far: None), Unused)
 
 
 def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: Certificate, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.proxied_connection import Driver, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
-from fencepost_proxy.transport.tls import TlsSocket, of_client, secure
+from fencepost_proxy.transport.tls import TlsSocket, Unused, of_client, secure
 from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address, NodeId
 
@@ -31,7 +31,8 @@ _DRAIN_POLL_SECONDS = 0.02
 #: cost it a response that it has not read.
 _LINGER_SECONDS = 1.0
 
-_limited_log = logs.RateLimitedLog(logs.get("transport.socket_server"))
+_log = logs.get("transport.socket_server")
+_limited_log = logs.RateLimitedLog(_log)
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ class SocketServer:
             proxied.connected(far)
 
     async def _secured(self, proxied: ProxiedConnection, near: TlsSocket) -> bool:
-        seconds = self.limits().handshake_seconds
+        seconds, unused = self.limits().handshake_seconds, False
         try:
             async with asyncio.timeout(seconds):
                 await secure(near)
@@ -85,13 +86,17 @@ class SocketServer:
             kind, why = "timeout", f"no TLS handshake within {seconds:g} s (limits.handshake_seconds)"
         except OSError as error:
             kind, why = of_client(error)
+            unused = isinstance(error, Unused)
         else:
             self.metrics.tls_handshakes.inc("ok")
             proxied.opened_at = time.monotonic()
             return True
         self.metrics.tls_handshakes.inc(kind)
         self.metrics.connections_closed.inc("tls")
-        _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
+        if unused:
+            _log.debug("connection closed before its TLS handshake", peer=proxied.peer)
+        else:
+            _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
         proxied.close_reason = why
         proxied.client.abort()
         return False

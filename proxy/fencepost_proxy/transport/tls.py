@@ -108,13 +108,20 @@ class _Records:
         return (self.begun_bytes if self.left_bytes else 0) + other.plaintext_bytes
 
 
+class Unused(ConnectionResetError):
+    """The peer closed the connection before it sent a byte: a port check, as tools and load balancers make it."""
+
+
 class TlsSocket:
     """`raw` – a connected, nonblocking socket; this object closes it.
 
     `server_hostname` – expected name of the peer, if this end is the client; None: this end is the server.
     """
 
-    __slots__ = ("_buffers", "_ended", "_owed_bytes", "_raw", "_records", "_ssl", "_unflushed", "_wakes_at", "family")
+    __slots__ = (
+        *("_buffers", "_ended", "_greeted", "_owed_bytes", "_raw", "_records", "_ssl", "_unflushed", "_wakes_at"),
+        "family",
+    )
 
     def __init__(
         self,
@@ -132,6 +139,7 @@ class TlsSocket:
         )
         self._records = _Records()
         self._ended = False
+        self._greeted = False  # the peer has sent something
         self._unflushed = b""  # encrypted, not yet sent
         self._owed_bytes = 0  # plaintext size of `_unflushed` that `send` has not returned yet
         self._wakes_at = 1  # received bytes that wake the event loop
@@ -164,8 +172,11 @@ class TlsSocket:
                 self._records.overhead_bytes = self._overhead()
                 return True
             data = self._raw.recv(self._records.missing())
+            if not data and not self._greeted:
+                raise Unused("closed before the handshake")
             if not data:
                 raise ConnectionResetError("closed during the handshake")
+            self._greeted = True
             self._inspect_first(data)
             self._records.follow(memoryview(data))
             incoming.write(data)
