@@ -41,6 +41,7 @@ class NativeModule(BuildHookInterface[Any]):
         try:
             library = build()
         except NoCargo:
+            self.app.display_info("no cargo: the wheel is pure Python")
             return
         except BuildFailed as error:
             self.app.display_warning(f"the native module could not be built: the wheel is pure Python\n{error}")
@@ -109,8 +110,7 @@ def main() -> int:
         if required:
             print(f"{error}\nthe native module could not be built; {NEEDED}", file=sys.stderr)
             return 1
-        if isinstance(error, BuildFailed):
-            print("the native module could not be built: Fencepost runs in pure Python (make native shows the error)")
+        print(f"the native module is not built, Fencepost runs in pure Python: {error}")
     else:
         if required:
             print(f"{MODULE.relative_to(NATIVE.parent)} is built")

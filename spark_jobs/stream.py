@@ -146,6 +146,9 @@ def main() -> int:
         words = None if isinstance(error, FencepostError) else stated(error)
         print(f"stream: {words or error}", file=sys.stderr)
         return 1
+    else:
+        if args.once:
+            print(f"stream: finished, all records that {args.source} had are processed into {args.target}")
     finally:
         spark.stop()
     return 0

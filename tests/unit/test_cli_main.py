@@ -45,6 +45,7 @@ def test_mistake_is_answered_with_what_was_meant(
         ("append", "proxy"),
         ("dev", "proxy,dev"),
         ("demo", "proxy,dev,spark"),
+        ("kafka-topics", "proxy,dev"),
     ],
 )
 def test_missing_package_names_the_extras_of_the_command(

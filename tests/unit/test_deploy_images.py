@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -18,6 +19,7 @@ import yaml
 
 from fencepost_dev.jars import release
 from fencepost_proxy.cli import main
+from fencepost_proxy.cli.proxy import read_config
 from fencepost_proxy.config import Limits
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +94,37 @@ def requirement_name(text: str) -> str:
     return re.split(r"[^\w.-]", text, maxsplit=1)[0]
 
 
+def test_every_published_port_is_one_that_the_proxy_listens_on(
+    compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each variable alone may be set: otherwise the container is healthy, and its clients find no broker."""
+    service = compose["services"]["proxy"]
+    for given in ({}, {"FENCEPOST_PORT": "29092"}, {"FENCEPOST_BROKER_PORT": "29094"}):
+
+        def filled(text: str, given: dict[str, str] = given) -> str:
+            return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1], found[2]), text)
+
+        words = [filled(each) for each in service["command"] if not each.startswith("--config")]
+        with monkeypatch.context() as environment:
+            for name, value in service["environment"].items():
+                environment.setenv(name, filled(value))
+            arguments = main.command_parser("proxy").parse_args(["proxy", "--upstream", "kafka:9092", *words])
+            config = read_config(arguments).config
+        listened = {config.listen.port, *config.broker_ports.values(), 8080}
+        published = [filled(each).rsplit(":", 2)[1:] for each in service["ports"]]
+        assert {int(inside) for _, inside in published} == listened
+        assert all(outside == inside for outside, inside in published if inside != "8080")
+
+
+def test_failed_native_build_is_visible_in_the_image_build() -> None:
+    """pip shows a build hook's warnings only if it is verbose."""
+    (install,) = [
+        rest for word, rest in instructions(ROOT / "deploy/docker/Dockerfile") if word == "RUN" and "/src" in rest
+    ]
+    assert "pip install --verbose " in install
+    assert install.endswith("fencepost --version")
+
+
 def test_compose_gives_proxies_minimal_privileges(compose: dict[str, Any]) -> None:
     for name in ("proxy", "proxy-jobs"):
         service = compose["services"][name]
@@ -155,3 +188,25 @@ def test_prometheus_scrapes_every_proxy_and_grafana_queries_prometheus(compose: 
     assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
     # Both are optional.
     assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["monitoring"]
+
+
+def test_native_module_that_is_not_built_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A failed or impossible build leaves the slower pure Python: no reader of the output should have to guess."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hatch_build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hatch_build)
+    monkeypatch.setattr(hatch_build, "MODULE", tmp_path / "module.so")
+    monkeypatch.setattr("sys.argv", ["hatch_build.py"])
+    for failure in (hatch_build.NoCargo("there is no cargo"), hatch_build.BuildFailed("error: linker not found")):
+
+        def build(failure: Exception = failure) -> Path:
+            raise failure
+
+        monkeypatch.setattr(hatch_build, "build", build)
+        assert hatch_build.main() == 0
+        stated = f"the native module is not built, Fencepost runs in pure Python: {failure}"
+        assert stated in capsys.readouterr().out

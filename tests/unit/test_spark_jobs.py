@@ -13,6 +13,7 @@ import pytest
 
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.jobs import Progress, add_client_arguments, client_settings
+from tests.support.spark import job
 
 
 def settings(*words: str) -> dict[str, str]:
@@ -35,6 +36,22 @@ def test_command_line_settings_override_the_client_config_file(tmp_path: Path) -
         "kafka.security.protocol": "SASL_PLAINTEXT",
         "kafka.sasl.jaas.config": login,
     }
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_finished_stream_says_so(
+    once: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = job("stream")
+    session = SimpleNamespace(stop=lambda: None)
+    builder = SimpleNamespace(appName=lambda _: SimpleNamespace(getOrCreate=lambda: session))
+    monkeypatch.setattr(stream, "SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(stream, "run", lambda *_: None)
+    words = ["stream.py", "--bootstrap", "p:9092", "--from", "orders", "--to", "invoices", "--checkpoint", "c"]
+    monkeypatch.setattr("sys.argv", [*words, *(["--once"] if once else [])])
+    assert stream.main() == 0
+    stated = "stream: finished, all records that orders had are processed into invoices\n"
+    assert capsys.readouterr().out == (stated if once else "")
 
 
 def test_invalid_settings_line_is_not_quoted(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ _COMMANDS: Final = {
 _ALIKE: Final = 0.75
 _KAFKA_TOOLS: Final = "fencepost_dev.commands.kafka_tools"
 #: Command → the extras that it needs, if others than `proxy`.
-_EXTRAS: Final = {"demo": "proxy,dev,spark", "dev": "proxy,dev"}
+_EXTRAS: Final = {"demo": "proxy,dev,spark", "dev": "proxy,dev", "kafka-…": "proxy,dev"}
 
 
 class _ShowVersion(argparse.Action):
@@ -115,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0].startswith("fencepost"):
             raise
-        extras = _EXTRAS.get(arguments[0] if arguments else "", "proxy")
+        command = arguments[0] if arguments else ""
+        extras = _EXTRAS["kafka-…"] if command.startswith("kafka-") else _EXTRAS.get(command, "proxy")
         print(
             f"fencepost: Python package {error.name} is missing (run pip install 'fencepost[{extras}]', or in a clone "
             f"pip install '.[{extras}]')",
