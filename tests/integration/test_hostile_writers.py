@@ -40,9 +40,9 @@ OK, UNKNOWN_PARTITION, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
 
 
 @contextlib.contextmanager
-def hostile(address: str, topic: str, way: str) -> Iterator[subprocess.Popen[str]]:
+def hostile(address: str, topic: str, way: str, *status: str) -> Iterator[subprocess.Popen[str]]:
     """Start a hostile client, wait until it is ready, and pause it."""
-    command = [sys.executable, "-m", "tests.support.hostile", address, topic, way]
+    command = [sys.executable, "-m", "tests.support.hostile", address, topic, way, *status]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
         try:
@@ -76,7 +76,8 @@ def rate(address: str, topic: str, beside: subprocess.Popen[str]) -> float:
 
 @pytest.fixture
 def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=CHECKED_WITH_LONG_LEASE) as process:
+    arguments = ("--status", "127.0.0.1:0")
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=CHECKED_WITH_LONG_LEASE, arguments=arguments) as process:
         yield process
 
 
@@ -91,7 +92,11 @@ def test_good_writer_keeps_half_rate_despite_hostile_client(
             connection.create_topic(f"{topic}-wide", partitions=WIDE_PARTITIONS)
     best = dict.fromkeys(topics, 0.0)
     with contextlib.ExitStack() as stack:
-        beside = {address: stack.enter_context(hostile(address, topic, way)) for address, topic in topics.items()}
+        status = {proxy.bootstrap: [proxy.status]}
+        beside = {
+            address: stack.enter_context(hostile(address, topic, way, *status.get(address, [])))
+            for address, topic in topics.items()
+        }
         for number in range(ROUNDS_MAX):
             for address, topic in topics.items():
                 best[address] = max(best[address], rate(address, topic, beside[address]))

@@ -250,7 +250,7 @@ async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.
 
 @in_event_loop
 async def test_page_slower_than_its_own_limit_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.1)
 
     async def lists(requested: Sequence[PageRequest]) -> Sequence[Listed]:
         await asyncio.Event().wait()
@@ -311,7 +311,7 @@ async def test_health_is_answered_while_all_else_is_busy() -> None:
         return [Listed() for _ in requested]
 
     async with status_server(lists=lists) as address:
-        pages = [asyncio.create_task(get(address, "/topics.json")) for _ in range(32)]
+        pages = [asyncio.create_task(get(address, f"/topics.json?limit={1 + n}")) for n in range(32)]
         for _ in pages:
             await busy.acquire()
 
@@ -320,6 +320,38 @@ async def test_health_is_answered_while_all_else_is_busy() -> None:
 
         continue_appending.set()
         assert {status for status, _, _ in await asyncio.gather(*pages)} == {200}
+
+
+@in_event_loop
+async def test_waiting_requests_share_one_snapshot() -> None:
+    taken = 0
+
+    def slow() -> StatusSnapshot:
+        nonlocal taken
+        taken += 1
+        time.sleep(0.05)
+        return READY
+
+    async with status_server(slow) as address:
+        began = time.monotonic()
+        for _ in range(4):
+            pages = await asyncio.gather(*(get(address, "/status.json") for _ in range(8)))
+            assert {status for status, _, _ in pages} == {200}
+        # A tenth of the time: after a burst, eight clients that ask without a pause wait for half a second.
+        assert time.monotonic() - began >= 0.05 * taken * 10 - 2
+    assert taken < 16
+
+
+@in_event_loop
+async def test_snapshot_is_newer_than_its_request() -> None:
+    started = 0
+
+    def counted() -> StatusSnapshot:
+        return replace(READY, connections=started)
+
+    async with status_server(counted) as address:
+        for started in range(50):
+            assert json.loads((await get(address, "/status.json"))[2])["connections"] == started
 
 
 @in_event_loop

@@ -1,16 +1,19 @@
 """A hostile client that attacks in one way until it is ended.
 
-    python -m tests.support.hostile HOST:PORT TOPIC WAY
+    python -m tests.support.hostile HOST:PORT TOPIC WAY [STATUS]
 
 A separate process, so that it competes with the well-behaved client at Kafka or the proxy, not for a Python
 interpreter. Prints `ready` once it has started. It reopens closed connections.
+`STATUS` is the proxy's status address; Kafka has none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import http.client
 import random
+import socket
 import struct
 import sys
 import time
@@ -28,6 +31,7 @@ PIPELINED = 200
 CONNECTIONS = 100
 #: Connections that request the metadata of all topics, and partitions that each such client adds.
 POLLING, MANY_PARTITIONS = 20, 500
+STATUS_CLIENTS = 8
 BOMB_BYTES = 100_000_000
 TINY_RECORDS = 200_000
 
@@ -186,6 +190,46 @@ def reset_connections(address: str, topic: str) -> Iterator[None]:
 
 
 @way
+def opened_and_closed_connections(address: str, topic: str) -> Iterator[None]:
+    """Without a byte."""
+    host, _, port = address.rpartition(":")
+    for _ in repeat(None):
+        socket.create_connection((host, int(port)), 5.0).close()
+        yield
+
+
+@way
+def first_requests_only(address: str, topic: str) -> Iterator[None]:
+    """A new connection for each request, closed without reading the response."""
+    with raw.Connection(address) as connection:
+        _, frame = connection.frame(raw.MetadataRequest(topics=[], allow_auto_topic_creation=False), 5)
+    for _ in repeat(None):
+        connection = raw.Connection(address)
+        connection.socket.sendall(frame)
+        connection.close()
+        yield
+
+
+@way
+def status_pages(address: str, topic: str) -> Iterator[None]:
+    """Eight clients of the status address, which request all that they can."""
+    status = sys.argv[4] if len(sys.argv) > 4 else None
+    if status is None:
+        yield from (time.sleep(0.1) for _ in repeat(None))
+        return
+    clients: list[http.client.HTTPConnection] = []
+    for path in cycle(("/status.json", "/metrics", "/topics.json")):
+        for _ in range(STATUS_CLIENTS - len(clients)):
+            client = http.client.HTTPConnection(status, timeout=60)
+            client.request("GET", path)
+            clients.append(client)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            clients[0].getresponse().read()
+        clients.pop(0).close()
+        yield
+
+
+@way
 def absurd_length(address: str, topic: str) -> Iterator[None]:
     return _closed(address, struct.pack(">ihhi", 2**31 - 1, 0, 9, 1))
 
@@ -241,7 +285,7 @@ def _produces(address: str, *requests: raw.Batches) -> Iterator[None]:
 
 
 def main() -> None:
-    address, topic, name = sys.argv[1:]
+    address, topic, name = sys.argv[1:4]
     began = False
     while True:
         try:

@@ -14,6 +14,9 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.tasks import Tasks
+from fencepost_proxy.transport.listeners import Acceptor, Listening, listen
+from fencepost_proxy.transport.turns import Share
 from fencepost_proxy.types import Address
 
 _log = logs.get("observability.http")
@@ -21,9 +24,13 @@ _log = logs.get("observability.http")
 _HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_SECONDS: Final = 5.0
 #: For the server's own work.
-_ANSWER_SECONDS: Final = 60.0
+ANSWER_SECONDS: Final = 60.0
 #: Connections that wait for their client to send a request or read a response; above this the oldest is dropped.
 _WAITING_MAX: Final = 64
+#: Share of the event loop for connections, and what one takes of it, about.
+_SHARE: Final = 0.05
+_CREDIT_SECONDS: Final = 0.1
+_CONNECTION_SECONDS: Final = 0.001
 
 TEXT: Final = "text/plain; charset=utf-8"
 #: A page may load its style and script from here, and query this server; nothing else.
@@ -71,32 +78,49 @@ class HttpServer:
 
     def __init__(self, respond: Callable[[Request], Awaitable[Response]]) -> None:
         self._respond = respond
-        self._server: asyncio.Server | None = None
+        self._share = Share(_SHARE, _CREDIT_SECONDS)
+        self._tls: Any = None
+        self._sockets: list[Listening] = []
+        self._acceptors: list[Acceptor] = []
+        self._tasks = Tasks()
         self._handlers: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}  # longest wait first
 
     async def start(self, address: Address, tls: Any = None) -> Address:
         """Listen; return the bound address. `tls`: an `ssl.SSLContext`. Raises `OSError`."""
-        self._server = await asyncio.start_server(
-            self._serve,
-            address.host,
-            address.port,
-            limit=_HEAD_BYTES_MAX,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _REQUEST_SECONDS,
-        )
-        return Address.of_socket(self._server.sockets[0].getsockname())
+        self._tls = tls
+        self._sockets = await listen(address)
+        self._acceptors = [Acceptor(sock, self._accepted, self._share) for sock in self._sockets]
+        return Address.of_socket(self._sockets[0].getsockname())
 
     async def close(self) -> None:
-        if self._server is None:
-            return
-        self._server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for sock in self._sockets:
+            sock.close()
+        await self._tasks.close()
         handlers = list(self._handlers)
         for handler in handlers:
             handler.cancel()
         if handlers:
             await asyncio.wait(handlers)
-        await self._server.wait_closed()
+
+    def _accepted(self, sock: Listening, peer: Address) -> None:
+        self._share.charge(_CONNECTION_SECONDS)
+        self._tasks.run(self._open(sock), f"status page for {peer}")
+
+    async def _open(self, sock: Listening) -> None:
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_HEAD_BYTES_MAX), self._serve)
+
+        try:
+            sock.setblocking(False)
+            seconds = None if self._tls is None else _REQUEST_SECONDS
+            await loop.connect_accepted_socket(protocol, sock, ssl=self._tls, ssl_handshake_timeout=seconds)
+        except OSError:
+            sock.close()  # the peer's handshake failed, or it has closed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -128,7 +152,7 @@ class HttpServer:
             request = (await _read(reader))._replace(peer=str(Address.of_socket(writer.get_extra_info("peername"))))
             method = request.method
             self._waiting.pop(task, None)
-            patience.reschedule(now() + _ANSWER_SECONDS)
+            patience.reschedule(now() + ANSWER_SECONDS)
             response = await self._respond(request)
         except Refused as e:
             response = Response(TEXT, f"{e}\n".encode(), e.status)

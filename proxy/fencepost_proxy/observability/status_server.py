@@ -8,6 +8,7 @@ With `status_read_token_file`, all but `/livez` and `/readyz` needs that token, 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -21,13 +22,14 @@ from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError, Reason
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability import audit
 from fencepost_proxy.observability.diagnosis import diagnose, state_of
 from fencepost_proxy.observability.exposition import exposition
-from fencepost_proxy.observability.http import TEXT, HttpServer, Refused, Request, Response
+from fencepost_proxy.observability.http import ANSWER_SECONDS, TEXT, HttpServer, Refused, Request, Response
 from fencepost_proxy.observability.status import (
     OFFSET_MAX,
     ROWS_MAX,
@@ -39,12 +41,16 @@ from fencepost_proxy.observability.status import (
     What,
 )
 from fencepost_proxy.transactions.watched import WHY
+from fencepost_proxy.transport.turns import Share
 from fencepost_proxy.types import Address
 
 _log = logs.get("observability.status_server")
 
 #: Concurrent requests, for `/readyz` and for all other paths; above this the server responds 503.
 _ANSWERING_MAX: Final = 32
+#: Share of the event loop for making responses.
+_SHARE: Final = 0.05
+_CREDIT_SECONDS: Final = 0.1
 _JSON: Final = "application/json"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Length limit of JSON strings and of search terms.
@@ -119,8 +125,11 @@ class StatusServer:
         self._tls = tls
         self._loopback = False
         self._server = HttpServer(self._respond)
-        self.close = self._server.close
         self._answering = {True: 0, False: 0}  # `/readyz`, all others
+        self._tasks = Tasks()
+        self._share = Share(_SHARE, _CREDIT_SECONDS)
+        #: Responses that wait for their share of the event loop, by path and query.
+        self._next: dict[tuple[str, str], asyncio.Task[Response]] = {}
 
     async def start(self, address: Address) -> Address:
         """Listen; return the bound address. Raises `OSError`."""
@@ -135,6 +144,10 @@ class StatusServer:
                 address=bound,
             )
         return bound
+
+    async def close(self) -> None:
+        await self._server.close()
+        await self._tasks.close()
 
     async def _respond(self, request: Request) -> Response:
         posts = request.method == "POST" and request.path.startswith(_GROUPS)
@@ -191,21 +204,39 @@ class StatusServer:
             raise Refused(401, "token required: the first line of status_read_token_file, as bearer token or password")
 
     async def _shown(self, request: Request) -> Response:
-        path = request.path
-        if path == "/metrics":
-            return Response(_PROMETHEUS, exposition(self._metrics()))
-        if path == "/readyz":
+        if request.path == "/readyz":
             reasons = self._not_ready()
             text = "\n".join(("not ready", *map(str, reasons))) if reasons else "ready"
             return Response(TEXT, f"{text}\n".encode(), 503 if reasons else 200)
+        key = request.path, request.query
+        if key not in self._next:
+            self._next[key] = self._tasks.run(self._computed(*key), f"status page {request.path}")
+        return await asyncio.shield(self._next[key])
+
+    async def _computed(self, path: str, query: str) -> Response:
+        """For all requests that came before it begins, so that their number costs the clients of Kafka nothing."""
+        try:
+            await self._share.free()
+        finally:
+            del self._next[path, query]
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._compute(path, query)
+        finally:
+            self._share.charge(time.monotonic() - began)
+
+    async def _compute(self, path: str, query: str) -> Response:
+        if path == "/metrics":
+            return Response(_PROMETHEUS, exposition(self._metrics()))
         if path == "/status.json":
-            limit = _number(_queried(request.query), "limit", _FIRST_ROWS_MAX, 1, _FIRST_ROWS_MAX)
+            limit = _number(_queried(query), "limit", _FIRST_ROWS_MAX, 1, _FIRST_ROWS_MAX)
             lists = await self._lists([PageRequest(what, limit=limit) for what in _FIRST])
             return _json(status_json(self._snapshot(), dict(zip(_FIRST, lists, strict=True)), time.time()))
         name = path.removeprefix("/").removesuffix(".json")
         if name not in _LISTS:
             raise Refused(404, _PATHS)
-        requested = _requested(_LISTS[name], request.query)
+        requested = _requested(_LISTS[name], query)
         (listed,) = await self._lists((requested,))
         return _json(list_json(path, requested, listed))
 

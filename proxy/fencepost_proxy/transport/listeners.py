@@ -15,19 +15,23 @@ from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.transport.turns import Share
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.produce import NodeEndpoint
 
+Listening = socket.socket
 #: Gets an accepted connection, its peer, and the broker of its listener.
 Accepted = Callable[[socket.socket, Address, NodeId | None], None]
 
 BACKLOG = 1024
 _log = logs.get("transport.listeners")
 _limited_log = logs.RateLimitedLog(_log)
-_ACCEPTED_AT_ONCE_MAX = 64
 #: A resource of this process or machine is exhausted.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
+#: Several hundred connections that are opened at once, as after a restart, do not wait.
+_SHARE = 0.25
+_CREDIT_SECONDS = 0.25
 
 
 def bind(address: Address, what: str, *, reuse_port: bool = False, listens: bool = True) -> socket.socket:
@@ -56,12 +60,43 @@ def bind(address: Address, what: str, *, reuse_port: bool = False, listens: bool
     return sock
 
 
-class Acceptor:
-    """Accept connections of one socket; `accepted` gets each with its peer address."""
+async def listen(address: Address) -> list[socket.socket]:
+    """A listening socket for each address of a host name. Raises `OSError`."""
+    loop, sockets = asyncio.get_running_loop(), list[socket.socket]()
+    infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, kind, protocol, _, where in dict.fromkeys(infos):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
 
-    def __init__(self, sock: socket.socket, accepted: Callable[[socket.socket, Address], None]) -> None:
+
+class Acceptor:
+    """Accept connections of one socket; `accepted` gets each with its peer address.
+
+    One in each turn of the event loop: each costs more than a request of an open connection, which must not wait.
+    `share` – limits them further; `accepted` charges what they cost.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        accepted: Callable[[socket.socket, Address], None],
+        share: Share,
+    ) -> None:
         self._sock = sock
         self._accepted = accepted
+        self._share = share
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._loop.add_reader(sock, self._readable)
@@ -73,20 +108,24 @@ class Acceptor:
         self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE_MAX):
-            try:
-                sock, peer = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                # Connections wait in the kernel's queue. Without a pause the loop would call this again immediately.
-                _limited_log.error("accept", "cannot accept connections", reason=error.strerror)
-                self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_PAUSE_SECONDS, self._resume)
-                return
-            self._accepted(sock, Address.of_socket(peer))
+        try:
+            sock, peer = self._sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            # Connections wait in the kernel's queue. Without a pause the loop would call this again immediately.
+            _limited_log.error("accept", "cannot accept connections", reason=error.strerror)
+            self._wait(_PAUSE_SECONDS)
+            return
+        self._accepted(sock, Address.of_socket(peer))
+        if seconds := self._share.wait_seconds:
+            self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
         self._pause = None
@@ -102,6 +141,8 @@ class Listeners:
         self._sockets: dict[NodeId | None, socket.socket] = {}
         self._acceptors: list[Acceptor] = []
         self._accepted: Accepted | None = None
+        #: Of the event loop, for what new connections cost up to their first request.
+        self.share = Share(_SHARE, _CREDIT_SECONDS)
 
     def __contains__(self, node_id: NodeId) -> bool:
         return node_id in self._sockets
@@ -127,7 +168,8 @@ class Listeners:
             self._accept_on(node_id, accepted)
 
     def _accept_on(self, node_id: NodeId | None, accepted: Accepted) -> None:
-        self._acceptors.append(Acceptor(self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id)))
+        acceptor = Acceptor(self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id), self.share)
+        self._acceptors.append(acceptor)
 
     def brokers_changed(self, brokers: Mapping[NodeId, Address]) -> None:
         self.open([node_id for node_id, address in brokers.items() if self._book.learn(node_id, address)])

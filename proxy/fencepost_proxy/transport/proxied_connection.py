@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import socket
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
+from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN
 from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
@@ -21,6 +24,16 @@ from fencepost_proxy.types import Address, NodeId
 
 if TYPE_CHECKING:
     from fencepost_native import Pumped
+
+#: Of the shortest request header, with the frame's length. Until it is there, a client costs Kafka no connection.
+_HEADER_BYTES: Final = LENGTH_BYTES + REQUEST_BYTES_MIN
+_CLOSED_BY_PEER: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux
+
+
+def _peer_closed(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, _CLOSED_BY_PEER)
+    return bool(poll.poll(0))
 
 
 class Driver(Protocol):
@@ -171,6 +184,29 @@ class ClientSocket(_ConnectionSocket):
 
     __slots__ = ()
 
+    def await_request(self) -> None:
+        """Calls `ProxiedConnection.requested` once the header of a request is there. It stays in the socket."""
+        self.paused = Paused.CONNECTING
+        self.wake_at(_HEADER_BYTES)
+        self._reading = True
+        self._loop.add_reader(self._fd, self._first_bytes)
+
+    def _first_bytes(self) -> None:
+        try:
+            closed = not self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.abort(error)
+            return
+        if closed or (self.unread_bytes() < _HEADER_BYTES and _peer_closed(self._fd)):
+            self.close(monotonic())
+            return
+        self.pause(0)
+        self.wake_at(1)
+        self.received_at = monotonic()
+        self._proxied.requested()
+
     def _pump(self, fast_path: FastPath, fd: int, now: float) -> Pumped | None:
         return fast_path.pump_up(self._fd, fd, self.read_bytes_max, now)
 
@@ -230,13 +266,16 @@ class ProxiedConnection:
     """A client connection and its upstream connection.
 
     `peer` is the client's address, for the log; `node_id` is the broker of its listener, None for bootstrap.
+    `awaits_request` – no request header was there yet.
     """
 
     __slots__ = (
         "_buffers",
         "_client_closed",
         "_loop",
+        "_on_request",
         "_upstream_closed",
+        "awaits_request",
         "client",
         "close_reason",
         "connection",
@@ -275,6 +314,18 @@ class ProxiedConnection:
         self.close_reason: str | None = None
         self._client_closed = False
         self._upstream_closed = False
+        self._on_request: Callable[[ProxiedConnection], None] | None = None
+        self.awaits_request = False
+
+    def await_request(self, on_request: Callable[[ProxiedConnection], None]) -> None:
+        """`on_request` is called once the client's first request header is there, to connect upstream."""
+        self._on_request, self.awaits_request = on_request, True
+        self.client.await_request()
+
+    def requested(self) -> None:
+        on_request, self._on_request, self.awaits_request = self._on_request, None, False
+        if on_request is not None:
+            on_request(self)
 
     def connected(self, sock: Socket) -> None:
         """The upstream connection is open: starts reading both sockets."""

@@ -54,6 +54,7 @@ class Socket(Protocol):
     def getsockname(self) -> tuple[str, int]: ...
     def getpeername(self) -> tuple[str, int]: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
+    def recv(self, byte_count: int, flags: int, /) -> bytes: ...
     def send(self, chunk: bytes | memoryview, /) -> int: ...
     def sendmsg(self, chunks: list[bytes | memoryview], /) -> int: ...
     def shutdown(self, how: int, /) -> None: ...
@@ -174,6 +175,15 @@ class ProxiedSocket:
         """It has unsent bytes, or closes."""
 
     # ---- reading
+
+    def wake_at(self, byte_count: int) -> None:
+        """The event loop calls for so many unread bytes, or the end of the connection; 1 is the default."""
+        sock = self._sock
+        if isinstance(sock, TlsSocket):
+            sock.wake_at(byte_count)
+        else:
+            with contextlib.suppress(OSError):  # a closed connection shows in the next read
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, byte_count)
 
     def pause(self, reason: int) -> None:
         self.paused |= reason

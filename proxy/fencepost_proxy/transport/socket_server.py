@@ -23,6 +23,7 @@ from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.proxied_connection import Driver, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, Unused, of_client, secure
+from fencepost_proxy.transport.turns import Share, Turns
 from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address, NodeId
 
@@ -37,7 +38,10 @@ _limited_log = logs.RateLimitedLog(_log)
 
 @dataclass(eq=False)
 class SocketServer:
-    """Accepts client connections, connects each to its broker, and ends them when the process stops."""
+    """Accepts client connections, connects each to its broker at the first request, and ends them with the process.
+
+    `share` – charged with what a new connection costs the event loop.
+    """
 
     connections: ClientConnections
     dispatcher: Dispatcher
@@ -47,10 +51,18 @@ class SocketServer:
     buffers: Buffers
     metrics: Metrics
     limits: Callable[[], Limits]
+    share: Share
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
     _tasks: Tasks = field(default_factory=Tasks, init=False)
+    _connects: Turns = field(default_factory=Turns, init=False)
+    _handshakes: Turns = field(default_factory=Turns, init=False)
 
     def accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
+        began = time.monotonic()
+        self._accept(sock, peer, node_id)
+        self.share.charge(2 * (time.monotonic() - began))  # closing it takes as long
+
+    def _accept(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         if not self.connections.admits(peer):
             sock.close()
             return
@@ -62,12 +74,17 @@ class SocketServer:
         )
         self.metrics.connections_accepted.inc()
         self.connections.add(proxied)
-        self._tasks.spawn(self._welcome(proxied, near), f"connect {proxied.connection}")
+        if isinstance(near, TlsSocket):
+            self._tasks.spawn(self._secure(proxied, near), f"TLS handshake {proxied.connection}")
+        else:
+            proxied.await_request(self._requested)
 
-    async def _welcome(self, proxied: ProxiedConnection, near: Socket) -> None:
-        """A client whose TLS handshake fails costs Kafka no connection."""
-        if isinstance(near, TlsSocket) and not await self._secured(proxied, near):
-            return
+    def _requested(self, proxied: ProxiedConnection) -> None:
+        self._tasks.spawn(self._connect(proxied), f"connect {proxied.connection}")
+
+    async def _connect(self, proxied: ProxiedConnection) -> None:
+        """A client costs Kafka no connection before its first request."""
+        await self._connects.next()
         try:
             far = await self.upstreams.connect(proxied.node_id)
         except UpstreamUnavailable as error:
@@ -75,13 +92,15 @@ class SocketServer:
             proxied.close_reason = "no upstream connection"
             proxied.client.close(time.monotonic())
         else:
+            began = time.monotonic()
             proxied.connected(far)
+            self.share.charge(2 * (time.monotonic() - began))
 
-    async def _secured(self, proxied: ProxiedConnection, near: TlsSocket) -> bool:
+    async def _secure(self, proxied: ProxiedConnection, near: TlsSocket) -> None:
         seconds, unused = self.limits().handshake_seconds, False
         try:
             async with asyncio.timeout(seconds):
-                await secure(near)
+                await secure(near, self._handshakes.next)
         except TimeoutError:
             kind, why = "timeout", f"no TLS handshake within {seconds:g} s (limits.handshake_seconds)"
         except OSError as error:
@@ -90,7 +109,8 @@ class SocketServer:
         else:
             self.metrics.tls_handshakes.inc("ok")
             proxied.opened_at = time.monotonic()
-            return True
+            proxied.await_request(self._requested)
+            return
         self.metrics.tls_handshakes.inc(kind)
         self.metrics.connections_closed.inc("tls")
         if unused:
@@ -99,7 +119,6 @@ class SocketServer:
             _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
         proxied.close_reason = why
         proxied.client.abort()
-        return False
 
     # ---- the end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
@@ -11,6 +12,8 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 
 _limited_log = logs.RateLimitedLog(logs.get("transport.stalled"))
+
+_WITHIN_HEADER: Final = "the client stopped within a frame's header for {:g} s (limits.header_seconds)"
 
 
 class StalledConnections:
@@ -52,13 +55,17 @@ class StalledConnections:
             return None
         limits = self._limits()
         session = self._dispatcher.sessions.get(proxied.connection)
-        if session is None:
-            return None  # its upstream connection is being opened, which has a separate limit
         silent = now - max(proxied.client.received_at, proxied.opened_at)
-        if not proxied.client.received_at and silent > limits.handshake_seconds:
-            return f"the client sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
+        if session is None:
+            if not proxied.awaits_request:
+                return None  # its handshake, or its upstream connection, has a separate limit
+            if silent > limits.header_seconds and proxied.client.unread_bytes():
+                return _WITHIN_HEADER.format(limits.header_seconds)
+            if silent > limits.handshake_seconds:
+                return f"the client sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
+            return None
         if session.state.mid_header and not proxied.client.paused and silent > limits.header_seconds:
-            return f"the client stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
+            return _WITHIN_HEADER.format(limits.header_seconds)
         since = session.fast_path.native.collecting_since or session.state.collecting_since
         if since is not None and not proxied.client.paused:
             # The frame occupies shared memory: it must not stop, nor trickle.

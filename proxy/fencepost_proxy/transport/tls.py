@@ -17,6 +17,7 @@ import fcntl
 import socket
 import ssl
 import termios
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fencepost_proxy.cluster.tls_failures import NotTls, failure
@@ -205,6 +206,10 @@ class TlsSocket:
 
     # ---- data
 
+    def recv(self, byte_count: int, flags: int, /) -> bytes:
+        """Of the encrypted stream."""
+        return self._raw.recv(byte_count, flags)
+
     def recv_into(self, buffer: memoryview) -> int:
         """Reads once and decrypts. 0: the peer has closed. `buffer` has at least 256 KiB."""
         if self._ended:
@@ -251,6 +256,14 @@ class TlsSocket:
         wakes_at = 1
         if plaintext_bytes > _PLAINTEXT_BYTES_MAX:
             wakes_at = min(self._records.bytes_before(plaintext_bytes), _WAKES_AT_BYTES)
+        self._wake_at(wakes_at)
+
+    def wake_at(self, plaintext_bytes: int) -> None:
+        """Wake the event loop for one record of that size, or for anything with 1."""
+        overhead = _HEADER_BYTES + self._records.overhead_bytes
+        self._wake_at(1 if plaintext_bytes == 1 else plaintext_bytes + overhead)
+
+    def _wake_at(self, wakes_at: int) -> None:
         if wakes_at != self._wakes_at:
             self._wakes_at = wakes_at
             with contextlib.suppress(OSError):  # a closed connection shows in the next read
@@ -358,10 +371,15 @@ class TlsSocket:
         return name
 
 
-async def secure(sock: TlsSocket) -> None:
-    """Completes the handshake. The caller sets the time limit. Raises OSError."""
+async def _at_once() -> None:
+    pass
+
+
+async def secure(sock: TlsSocket, turn: Callable[[], Awaitable[None]] = _at_once) -> None:
+    """Completes the handshake; each of its steps waits for a `turn`. The caller sets the time limit. Raises OSError."""
     loop = asyncio.get_running_loop()
     while True:
+        await turn()
         try:
             sock.handshake()
         except _AGAIN:

@@ -1,0 +1,202 @@
+"""Accepted connections, from their first byte to their upstream connection, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.transport.client_connections import ClientConnections
+from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.transport.proxied_socket import Buffers
+from fencepost_proxy.transport.socket_server import SocketServer
+from fencepost_proxy.transport.turns import Share, Turns
+from fencepost_proxy.types import Address, NodeId
+from tests.kit.event_loop import in_event_loop
+from tests.kit.waiting import until_async
+from tests.protocol.test_proxied_connection import Driver, request, response
+from tests.protocol.test_tls_socket import authority, listen, server, trusting
+from tests.support.certificates import Authority, Certificate
+
+__all__ = ["authority", "server"]  # fixtures
+
+
+class Upstreams:
+    """Connects to a listening socket of the test, or refuses."""
+
+    def __init__(self) -> None:
+        self.broker = socket.create_server(("127.0.0.1", 0))
+        self.broker.setblocking(False)
+        self.refuses = False
+        self.attempts = 0
+
+    async def connect(self, node_id: NodeId | None) -> socket.socket:
+        self.attempts += 1
+        if self.refuses:
+            raise UpstreamUnavailable("refused")
+        return socket.create_connection(self.broker.getsockname())
+
+
+class Served:
+    def __init__(self, tls: ssl.SSLContext | None = None, **limits: Any) -> None:
+        self.metrics, self.upstreams = Metrics(), Upstreams()
+        self.connections = ClientConnections(lambda: Limits(**limits), self.metrics)
+        self.driver = Driver()
+        self.driver.proxied_closed = self.connections.remove  # type: ignore[method-assign]
+        config = ProxyConfig(upstream=(Address("127.0.0.1", 1),), listen=Address("127.0.0.1", 0))
+        self.listeners = Listeners(config, AddressBook(0))
+        self.server = SocketServer(
+            self.connections,
+            SimpleNamespace(sessions={}),  # type: ignore[arg-type]
+            self.driver,
+            upstreams=self.upstreams,  # type: ignore[arg-type]
+            certificates=SimpleNamespace(listener=tls),  # type: ignore[arg-type]
+            buffers=Buffers(),
+            metrics=self.metrics,
+            limits=lambda: Limits(**limits),
+            share=self.listeners.share,
+        )
+
+    def client(self) -> socket.socket:
+        return socket.create_connection(self.listeners.bootstrap)
+
+
+@asynccontextmanager
+async def served(tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[Served]:
+    stage = Served(tls, **limits)
+    stage.listeners.open_bootstrap()
+    stage.listeners.accept(stage.server.accepted)
+    try:
+        yield stage
+    finally:
+        stage.listeners.close()
+        stage.upstreams.broker.close()
+        await stage.server.close()
+        stage.connections.abort()
+        await asyncio.sleep(0)
+
+
+async def reply(stage: Served, sock: socket.socket, correlation_id: int = 1) -> bytes:
+    """Of the broker, as the client receives it."""
+    loop = asyncio.get_running_loop()
+    broker, _ = await loop.sock_accept(stage.upstreams.broker)
+    with broker:
+        received = await loop.sock_recv(broker, 1000)
+        await loop.sock_sendall(broker, response(correlation_id))
+        sock.setblocking(False)
+        assert await loop.sock_recv(sock, 1000) == response(correlation_id)
+    return received
+
+
+@in_event_loop
+async def test_client_is_connected_upstream_at_its_first_request_header() -> None:
+    async with served() as stage:
+        frame = request(1, b"payload")
+        with stage.client() as client:
+            for byte in range(11):
+                client.sendall(frame[byte : byte + 1])
+                await asyncio.sleep(0.01)
+            assert len(stage.connections.by_number) == 1
+            assert not stage.upstreams.attempts
+            client.sendall(frame[11:])
+            assert await reply(stage, client) == frame
+            assert stage.upstreams.attempts == 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0"])
+@in_event_loop
+async def test_client_that_closes_without_request_costs_no_upstream_connection(sent: bytes) -> None:
+    async with served() as stage:
+        for _ in range(20):
+            with stage.client() as client:
+                client.sendall(sent)
+        await until_async(lambda: stage.metrics.connections_accepted.value == 20, "all accepted")
+        await until_async(lambda: not stage.connections.by_number, "all closed")
+        assert not stage.upstreams.attempts
+
+
+@in_event_loop
+async def test_tls_client_is_connected_upstream_at_its_first_request(authority: Authority, server: Certificate) -> None:
+    async with served(listen(server)) as stage:
+        frame = request(1, b"payload")
+        reader, writer = await asyncio.open_connection(
+            *stage.listeners.bootstrap, ssl=trusting(authority), server_hostname="localhost"
+        )
+        await asyncio.sleep(0.1)
+        assert not stage.upstreams.attempts
+        writer.write(frame)
+        loop = asyncio.get_running_loop()
+        broker, _ = await loop.sock_accept(stage.upstreams.broker)
+        with broker:
+            assert await loop.sock_recv(broker, 1000) == frame
+            await loop.sock_sendall(broker, response(1))
+            assert await reader.readexactly(len(response(1))) == response(1)
+        writer.close()
+        idle = await asyncio.open_connection(
+            *stage.listeners.bootstrap, ssl=trusting(authority), server_hostname="localhost"
+        )
+        idle[1].close()
+        await until_async(lambda: not stage.connections.by_number, "both closed")
+        assert stage.upstreams.attempts == 1
+
+
+@in_event_loop
+async def test_each_turn_of_the_event_loop_accepts_one_connection() -> None:
+    async with served() as stage:
+        with ExitStack() as stack:
+            for _ in range(30):
+                stack.enter_context(stage.client())
+            accepted = stage.metrics.connections_accepted
+            while accepted.value < 30:
+                before = accepted.value
+                await asyncio.sleep(0)
+                assert accepted.value - before <= 1
+
+
+@in_event_loop
+async def test_turns_admit_one_waiter_each_in_order() -> None:
+    turns, admitted = Turns(), list[int]()
+
+    async def wait(number: int) -> None:
+        await turns.next()
+        admitted.append(number)
+
+    waiting = [asyncio.create_task(wait(number)) for number in range(10)]
+    await asyncio.sleep(0)
+    waiting[5].cancel()
+    while len(admitted) < 9:
+        before = len(admitted)
+        await asyncio.sleep(0)
+        assert len(admitted) - before <= 1
+    assert admitted == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    await asyncio.wait_for(turns.next(), 60)
+
+
+def test_share_permits_a_burst_and_then_its_part_of_the_time() -> None:
+    share = Share(0.25, credit_seconds=0.5)
+    share.charge(0.5)
+    assert share.wait_seconds == 0.0
+    share.charge(0.25)
+    assert 0.9 < share.wait_seconds <= 1.0
+
+
+@in_event_loop
+async def test_flood_of_connections_gets_its_share_of_the_event_loop() -> None:
+    async with served() as stage:
+        with ExitStack() as stack:
+            stage.listeners.share.charge(0.25 + 0.05)  # as if earlier connections had taken it
+            for _ in range(30):
+                stack.enter_context(stage.client())
+            await asyncio.sleep(0.1)
+            assert stage.metrics.connections_accepted.value == 1
+            await until_async(lambda: stage.metrics.connections_accepted.value == 30, "all accepted")
