@@ -156,7 +156,7 @@ class Proxy:
             buffers=self._buffers,
             metrics=metrics,
             limits=self._live.limits,
-            share=self._listeners.share,
+            listeners=self._listeners,
         )
         self._topics = CheckedTopics(
             config, cluster, driver, services, replaced_topics=self._replaced, connections=connections

@@ -11,8 +11,12 @@ import pytest
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.transport import listeners as transport_listeners
 from fencepost_proxy.transport.listeners import Listeners, bind
 from fencepost_proxy.types import Address, NodeId
+from tests.kit.event_loop import in_event_loop
+from tests.kit.waiting import until_async
+from tests.support.ports import free_port
 
 
 def test_proxies_with_reuse_port_share_connections() -> None:
@@ -80,3 +84,68 @@ def test_dual_stack_listener_writes_addresses_of_ipv4_clients_as_ipv4(host: str)
     peer, here = asyncio.run(accepted_from())
 
     assert (peer.host, here.host) == (host, host)
+
+
+def _listening(free: Address, *, reuse_port: bool = False) -> Listeners:
+    """Its bootstrap port is the one before `free`: broker 0 gets `free`."""
+    config = ProxyConfig(upstream=(free,), listen=Address("127.0.0.1", 0), reuse_port=reuse_port)
+    listeners = Listeners(config, AddressBook(0, ports={NodeId(0): free.port}))
+    listeners.open_bootstrap()
+    return listeners
+
+
+@in_event_loop
+async def test_port_in_use_at_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_listeners, "_RETRY_SECONDS_MAX", 0.1)
+    with closing(bind(Address("127.0.0.1", 0), "a test")) as taken:
+        address = Address(*taken.getsockname())
+        listeners = _listening(address)
+        accepted: list[socket.socket] = []
+        listeners.accept(lambda sock, peer, node_id: accepted.append(sock))
+        listeners.brokers_changed({NodeId(0): Address("kafka", 9092)})
+        assert "another process listens there" in str(listeners.problems[NodeId(0)])
+        assert NodeId(0) not in listeners
+    with closing(listeners), ExitStack() as stack:
+        await until_async(lambda: NodeId(0) in listeners, "the listener")
+        assert not listeners.problems
+        stack.enter_context(socket.create_connection(address))
+        await until_async(lambda: accepted, "an accepted connection")
+        stack.enter_context(accepted[0])
+
+
+@pytest.mark.parametrize("reuse_port", [False, True])
+@in_event_loop
+async def test_refusing_listener_keeps_its_port_and_accepts_again(reuse_port: bool) -> None:
+    listeners = _listening(Address("127.0.0.1", free_port()), reuse_port=reuse_port)
+    accepted: list[socket.socket] = []
+    listeners.brokers_changed({NodeId(0): Address("kafka", 9092)})
+    listeners.accept(lambda sock, peer, node_id: accepted.append(sock))
+    address = listeners.bootstrap
+    with closing(listeners), ExitStack() as stack:
+        assert listeners.refuse(None)
+        assert not listeners.refuse(None)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        assert NodeId(0) in listeners
+        listeners.resume(None)
+        stack.enter_context(socket.create_connection(address))
+        await until_async(lambda: accepted, "an accepted connection")
+        stack.enter_context(accepted[0])
+    assert not listeners.refuse(None)
+
+
+@in_event_loop
+async def test_port_taken_from_a_refusing_listener_is_tried_again() -> None:
+    listeners = _listening(Address("127.0.0.1", free_port()))
+    listeners.brokers_changed({NodeId(0): Address("kafka", 9092)})
+    listeners.accept(lambda sock, peer, node_id: sock.close())
+    address = Address("127.0.0.1", listeners._book.listener_port(NodeId(0)))
+    with closing(listeners):
+        listeners.refuse(NodeId(0))
+        with closing(bind(address, "another process")):
+            listeners.resume(NodeId(0))
+            assert "cannot listen again" in str(listeners.problems[NodeId(0)])
+        await until_async(lambda: not listeners.problems, "the listener")
+        socket.create_connection(address).close()

@@ -6,14 +6,13 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.transport.client_connections import ClientConnections
@@ -21,6 +20,7 @@ from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.transport.socket_server import SocketServer
 from fencepost_proxy.transport.turns import Share, Turns
+from fencepost_proxy.transport.upstreams import NotConnected
 from fencepost_proxy.types import Address, NodeId
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
@@ -37,13 +37,14 @@ class Upstreams:
     def __init__(self) -> None:
         self.broker = socket.create_server(("127.0.0.1", 0))
         self.broker.setblocking(False)
-        self.refuses = False
+        self.refuses = ""
         self.attempts = 0
+        self.probe = self.connect
 
     async def connect(self, node_id: NodeId | None) -> socket.socket:
         self.attempts += 1
         if self.refuses:
-            raise UpstreamUnavailable("refused")
+            raise NotConnected("no", [self.refuses])
         return socket.create_connection(self.broker.getsockname())
 
 
@@ -64,7 +65,7 @@ class Served:
             buffers=Buffers(),
             metrics=self.metrics,
             limits=lambda: Limits(**limits),
-            share=self.listeners.share,
+            listeners=self.listeners,
         )
 
     def client(self) -> socket.socket:
@@ -200,3 +201,43 @@ async def test_flood_of_connections_gets_its_share_of_the_event_loop() -> None:
             await asyncio.sleep(0.1)
             assert stage.metrics.connections_accepted.value == 1
             await until_async(lambda: stage.metrics.connections_accepted.value == 30, "all accepted")
+
+
+def refused(address: Address) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(address):
+        return False
+    return True
+
+
+@in_event_loop
+async def test_listener_refuses_clients_until_its_broker_accepts_connections() -> None:
+    async with served() as stage:
+        address, stage.upstreams.refuses = stage.listeners.bootstrap, "unreachable"
+        with stage.client() as client:
+            client.sendall(request(1))
+            client.setblocking(False)
+            with suppress(ConnectionResetError):  # its request was not read
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+        for _ in range(3):
+            assert refused(address)
+            await asyncio.sleep(0.1)
+        assert stage.metrics.connections_accepted.value == 1
+        stage.upstreams.refuses = ""
+        await until_async(lambda: not refused(address), "the listener to accept clients again")
+        with stage.client() as client:
+            client.sendall(request(1))
+            await until_async(lambda: stage.connections.by_number, "an accepted client")
+            await until_async(lambda: all(each.upstream for each in stage.connections.by_number.values()), "upstream")
+
+
+@in_event_loop
+async def test_client_of_silent_broker_is_accepted() -> None:
+    """The attempt took as long as the client would have waited at Kafka."""
+    async with served() as stage:
+        stage.upstreams.refuses = "timeout"
+        with stage.client() as client:
+            client.sendall(request(1))
+            client.setblocking(False)
+            with suppress(ConnectionResetError):  # its request was not read
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+        assert not refused(stage.listeners.bootstrap)

@@ -224,7 +224,6 @@ def test_healthy_process_reports_no_problems() -> None:
             True,
             "Partitions without a leader: t-0, t-1, t-2, t-3, t-4 and 2 more",
         ),
-        ({"brokers": (BrokerStatus(NodeId(2), Address("k", 9092), None),)}, True, "no listener for broker 2"),
     ],
 )
 def test_what_a_process_finds_wrong_has_an_advice(process: dict[str, Any], bad: bool, what: str) -> None:

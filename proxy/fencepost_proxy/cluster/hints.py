@@ -27,6 +27,10 @@ NOTHING_LISTENS: Final = "nothing listens there: is Kafka running, and is this t
 NO_RESPONSE: Final = "no response: check the address and the firewall"
 SLOW: Final = "the broker accepts connections but does not respond: is it hanging or overloaded?"
 NOT_KAFKA: Final = "another service listens there"
+LISTENER: Final = (
+    "Clients cannot reach that broker through this proxy. Free the port, or set another in [broker_ports]; the proxy "
+    "tries again automatically."
+)
 RELEASE: Final = "is this a broker, not a controller? If so, this Kafka is too old or too new for this proxy"
 
 #: For commands that connect as a client, in place of some of the above.

@@ -55,7 +55,6 @@ def of_process(
     certificate_ends: Iterable[tuple[str, float]],
     now: float,
     most_from: tuple[str, int] | None = None,
-    sidecar: bool = False,
     cpu_wait: float = 0.0,
     led_by: Mapping[NodeId, Sequence[TopicPartition]] = MappingProxyType({}),
 ) -> Iterator[Problem]:
@@ -64,9 +63,8 @@ def of_process(
     `led_by`: known partitions by leader; those under `NO_NODE` have none.
     `cpu_wait`: share of the last minute in which the event loop waited for a CPU.
     `most_from`: the address with the most connections, and their number.
-    `sidecar`: it has a listener for one broker only and reports problems with the others itself.
     """
-    yield from _of_brokers(brokers, led_by, sidecar=sidecar)
+    yield from _of_brokers(brokers, led_by)
     yield from _near(
         connections,
         limits.connections_max,
@@ -96,7 +94,7 @@ def of_process(
 
 
 def _of_brokers(
-    brokers: Iterable[BrokerStatus], led_by: Mapping[NodeId, Sequence[TopicPartition]], *, sidecar: bool
+    brokers: Iterable[BrokerStatus], led_by: Mapping[NodeId, Sequence[TopicPartition]]
 ) -> Iterator[Problem]:
     leaderless = led_by.get(NO_NODE, ())
     if leaderless:
@@ -114,12 +112,6 @@ def _of_brokers(
                 True,
                 f"Broker {broker.node_id} ({broker.kafka}) cannot be reached: {broker.problem}",
                 f"{clients}. Is that broker up, and can this machine connect to its address?",
-            )
-        elif broker.listener is None and not sidecar:
-            yield Problem(
-                True,
-                f"There is no listener for broker {broker.node_id}",
-                "Its port is probably in use: the log names it. Free the port, or set another in [broker_ports].",
             )
 
 

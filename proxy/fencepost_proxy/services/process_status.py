@@ -161,7 +161,6 @@ class ProcessStatus:
                     brokers=brokers,
                     certificate_ends=metrics.certificate_ends,
                     now=time.time(),
-                    sidecar=self.cluster.sidecar is not None,
                     cpu_wait=self._history.cpu_wait_of_last_minute(),
                     led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
                 ),
@@ -236,4 +235,5 @@ class ProcessStatus:
         if self.bootstrap is None:
             return tuple(readiness.before_serving(sidecar, cluster.membership.waits_because, state))
         fresh = cluster.membership.fresh(time.monotonic())
-        return tuple(readiness.while_serving(sidecar, state, fresh=fresh))
+        closed = [why for node_id, why in self.listeners.problems.items() if node_id in cluster.kafka.brokers]
+        return (*readiness.while_serving(sidecar, state, fresh=fresh), *closed)

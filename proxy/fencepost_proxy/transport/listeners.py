@@ -7,14 +7,16 @@ With `reuse_port` it listens from `accept` on, since the kernel would give it co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster import hints
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.errors import ConfigError, Reason
 from fencepost_proxy.transport.turns import Share
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.produce import NodeEndpoint
@@ -29,6 +31,9 @@ _limited_log = logs.RateLimitedLog(_log)
 #: A resource of this process or machine is exhausted.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
+#: Pause before a port that is in use is tried again; later ones double.
+_RETRY_SECONDS = 0.5
+_RETRY_SECONDS_MAX = 10.0
 #: Several hundred connections that are opened at once, as after a restart, do not wait.
 _SHARE = 0.25
 _CREDIT_SECONDS = 0.25
@@ -37,20 +42,36 @@ _CREDIT_SECONDS = 0.25
 def bind(address: Address, what: str, *, reuse_port: bool = False, listens: bool = True) -> socket.socket:
     """A bound socket, which `listens`. Raises `ConfigError` with the remedy."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with contextlib.ExitStack() as chosen:
+        if not address.port:
+            # A port that the kernel chooses for a socket is lost when that socket stops listening (`Listeners.refuse`).
+            chosen_by = chosen.enter_context(_socket(family, reuse_port))
+            with contextlib.suppress(OSError):  # which the next `bind` raises too
+                chosen_by.bind((address.host, 0))
+                address = Address(address.host, chosen_by.getsockname()[1])
+        return _bound(_socket(family, reuse_port), address, what, listens=listens)
+
+
+def _socket(family: int, reuse_port: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.setblocking(False)
+    return sock
+
+
+def _bound(sock: socket.socket, address: Address, what: str, *, listens: bool) -> socket.socket:
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setblocking(False)
         sock.bind((address.host, address.port))
         if listens:
             sock.listen(BACKLOG)
     except OSError as error:
+        sock_reuses_port = sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
         sock.close()
         if error.errno == errno.EADDRINUSE:
             why = "another process listens there; stop it or choose another port"
-            if reuse_port:
+            if sock_reuses_port:
                 why += " (with reuse_port, the proxies must be of one user and all set it)"
         elif error.errno in (errno.EACCES, errno.EPERM):
             why = "permission denied; ports below 1024 need root"
@@ -133,14 +154,20 @@ class Acceptor:
 
 
 class Listeners:
-    """The bootstrap listener and, unless this is a sidecar, one listener per broker."""
+    """The bootstrap listener and, unless this is a sidecar, one listener per broker.
+
+    A port that is in use is tried again. `problems` – why a broker has no listener now.
+    """
 
     def __init__(self, config: ProxyConfig, book: AddressBook) -> None:
         self._config = config
         self._book = book
         self._sockets: dict[NodeId | None, socket.socket] = {}
-        self._acceptors: list[Acceptor] = []
+        self._acceptors: dict[NodeId | None, Acceptor] = {}
+        self._refusing: set[NodeId | None] = set()
+        self._retries: dict[NodeId | None, asyncio.TimerHandle] = {}
         self._accepted: Accepted | None = None
+        self.problems: dict[NodeId, Reason] = {}
         #: Of the event loop, for what new connections cost up to their first request.
         self.share = Share(_SHARE, _CREDIT_SECONDS)
 
@@ -168,8 +195,9 @@ class Listeners:
             self._accept_on(node_id, accepted)
 
     def _accept_on(self, node_id: NodeId | None, accepted: Accepted) -> None:
-        acceptor = Acceptor(self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id), self.share)
-        self._acceptors.append(acceptor)
+        self._acceptors[node_id] = Acceptor(
+            self._sockets[node_id], lambda sock, peer: accepted(sock, peer, node_id), self.share
+        )
 
     def brokers_changed(self, brokers: Mapping[NodeId, Address]) -> None:
         self.open([node_id for node_id, address in brokers.items() if self._book.learn(node_id, address)])
@@ -187,26 +215,76 @@ class Listeners:
         if self._config.mode == "sidecar":
             return
         for node_id in node_ids:
-            if node_id in self._sockets:
-                continue  # the broker has moved; its listener gets the address from the book
-            try:
-                port = self._book.listener_port(node_id)
-                sock = self._bind(Address(self._config.listen.host, port), f"broker {node_id}")
-            except ConfigError as error:
-                _log.error("no listener for a broker", broker=node_id, reason=error)
-                continue
-            self._sockets[node_id] = sock
-            self._book.listens_on(node_id, sock.getsockname()[1])
-            _log.info("listening for broker", broker=node_id, port=sock.getsockname()[1])
-            if self._accepted is not None:
-                self._accept_on(node_id, self._accepted)
+            # The listener of a broker that has moved gets the address from the book.
+            if node_id not in self._sockets and node_id not in self._retries:
+                self._open(node_id)
+
+    def _open(self, node_id: NodeId, pause_seconds: float = _RETRY_SECONDS) -> None:
+        self._retries.pop(node_id, None)
+        try:
+            port = self._book.listener_port(node_id)
+            sock = self._bind(Address(self._config.listen.host, port), f"broker {node_id}")
+        except ConfigError as error:
+            _limited_log.error(("listener", node_id), "no listener for a broker", broker=node_id, reason=error)
+            self.problems[node_id] = Reason(str(error), hints.LISTENER)
+            self._retry(node_id, pause_seconds, lambda longer: self._open(node_id, longer))
+            return
+        self.problems.pop(node_id, None)
+        self._sockets[node_id] = sock
+        self._book.listens_on(node_id, sock.getsockname()[1])
+        _log.info("listening for broker", broker=node_id, port=sock.getsockname()[1])
+        if self._accepted is not None:
+            self._accept_on(node_id, self._accepted)
+
+    def _retry(self, node_id: NodeId | None, pause_seconds: float, again: Callable[[float], None]) -> None:
+        longer = min(2 * pause_seconds, _RETRY_SECONDS_MAX)
+        self._retries[node_id] = asyncio.get_running_loop().call_later(pause_seconds, again, longer)
+
+    # ---- while a broker is down
+
+    def refuse(self, node_id: NodeId | None) -> bool:
+        """Clients of this listener get what the broker's own port would give them: no connection. Clients that are
+        accepted and then disconnected come back at once. Returns False if it was so before.
+
+        The socket stays bound, so that the port stays this listener's.
+        """
+        if self._accepted is None or node_id in self._refusing or node_id not in self._acceptors:
+            return False
+        self._acceptors.pop(node_id).close()
+        with contextlib.suppress(OSError):  # not on every platform: then clients wait in the kernel's queue
+            self._sockets[node_id].shutdown(socket.SHUT_RDWR)
+        self._refusing.add(node_id)
+        return True
+
+    def resume(self, node_id: NodeId | None, pause_seconds: float = _RETRY_SECONDS) -> None:
+        """Ends `refuse`."""
+        self._retries.pop(node_id, None)
+        if self._accepted is None or node_id not in self._refusing:
+            return
+        try:
+            self._sockets[node_id].listen(BACKLOG)
+        except OSError as error:
+            # A process with SO_REUSEADDR has taken the port meanwhile.
+            of = "the bootstrap listener" if node_id is None else f"broker {node_id}"
+            _limited_log.error(("listener", node_id), "listener cannot be opened again", of=of, reason=error.strerror)
+            if node_id is not None:
+                self.problems[node_id] = Reason(f"cannot listen again: {error.strerror}", hints.LISTENER)
+            self._retry(node_id, pause_seconds, lambda longer: self.resume(node_id, longer))
+            return
+        self._refusing.discard(node_id)
+        if node_id is not None:
+            self.problems.pop(node_id, None)
+        self._accept_on(node_id, self._accepted)
 
     def close(self) -> None:
         """New connections are refused at once, so that clients try another proxy."""
         self._accepted = None
-        for acceptor in self._acceptors:
+        for acceptor in self._acceptors.values():
             acceptor.close()
         self._acceptors.clear()
+        for retry in self._retries.values():
+            retry.cancel()
+        self._retries.clear()
         for sock in self._sockets.values():
             sock.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import socket
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.broker import BACKOFF_SECONDS
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config import Limits
 from fencepost_proxy.metrics import Metrics
@@ -20,11 +21,12 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.draining import READ_SECONDS
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
+from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.proxied_connection import Driver, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, Unused, of_client, secure
-from fencepost_proxy.transport.turns import Share, Turns
-from fencepost_proxy.transport.upstreams import Upstreams
+from fencepost_proxy.transport.turns import Turns
+from fencepost_proxy.transport.upstreams import NotConnected, Upstreams
 from fencepost_proxy.types import Address, NodeId
 
 _DRAIN_POLL_SECONDS = 0.02
@@ -40,7 +42,7 @@ _limited_log = logs.RateLimitedLog(_log)
 class SocketServer:
     """Accepts client connections, connects each to its broker at the first request, and ends them with the process.
 
-    `share` – charged with what a new connection costs the event loop.
+    `listeners` – refuse clients while their broker does. Their share of the event loop is charged here.
     """
 
     connections: ClientConnections
@@ -51,7 +53,7 @@ class SocketServer:
     buffers: Buffers
     metrics: Metrics
     limits: Callable[[], Limits]
-    share: Share
+    listeners: Listeners
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
     _tasks: Tasks = field(default_factory=Tasks, init=False)
     _connects: Turns = field(default_factory=Turns, init=False)
@@ -60,7 +62,7 @@ class SocketServer:
     def accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         began = time.monotonic()
         self._accept(sock, peer, node_id)
-        self.share.charge(2 * (time.monotonic() - began))  # closing it takes as long
+        self.listeners.share.charge(2 * (time.monotonic() - began))  # closing it takes as long
 
     def _accept(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         if not self.connections.admits(peer):
@@ -87,14 +89,32 @@ class SocketServer:
         await self._connects.next()
         try:
             far = await self.upstreams.connect(proxied.node_id)
-        except UpstreamUnavailable as error:
+        except NotConnected as error:
             _limited_log.warning("upstream", "no upstream connection for a client", peer=proxied.peer, reason=error)
             proxied.close_reason = "no upstream connection"
+            if not error.silent and self.listeners.refuse(proxied.node_id):
+                self._tasks.spawn(self._resume(proxied.node_id), f"probe for {proxied.node_id}")
             proxied.client.close(time.monotonic())
         else:
             began = time.monotonic()
             proxied.connected(far)
-            self.share.charge(2 * (time.monotonic() - began))
+            self.listeners.share.charge(2 * (time.monotonic() - began))
+
+    async def _resume(self, node_id: NodeId | None) -> None:
+        """Opens a listener again once its broker can be reached."""
+        of, pause = "bootstrap" if node_id is None else f"broker {node_id}", BACKOFF_SECONDS
+        _limited_log.info(("refuses", node_id), "listener refuses clients: nothing accepts their connections", of=of)
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            try:
+                sock = await self.upstreams.probe(node_id)
+            except NotConnected:
+                pause = min(2 * pause, self.limits().reconnect_backoff_max_seconds)
+            else:
+                break
+        sock.close()
+        self.listeners.resume(node_id)
+        _limited_log.info(("accepts", node_id), "listener accepts clients again", of=of)
 
     async def _secure(self, proxied: ProxiedConnection, near: TlsSocket) -> None:
         seconds, unused = self.limits().handshake_seconds, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
@@ -19,6 +20,19 @@ from fencepost_proxy.types import Address, NodeId
 
 #: How long the status page shows a failed connection to a broker. Clients retry all the time.
 _UNREACHABLE_SECONDS = 30.0
+
+
+class NotConnected(UpstreamUnavailable):
+    """`kinds`: a word for each failed attempt, for the metrics."""
+
+    def __init__(self, reason: str, kinds: Sequence[str]) -> None:
+        super().__init__(reason)
+        self.kinds = kinds
+
+    @property
+    def silent(self) -> bool:
+        """The last attempt got no response, for seconds."""
+        return self.kinds[-1] == "timeout"
 
 
 class Upstreams:
@@ -38,35 +52,43 @@ class Upstreams:
         self._buffers = buffers
         self._metrics = metrics
         self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
-        self._failures: dict[NodeId, tuple[float, str]] = {}  # the last one by broker: when, and why
+        self._failures: dict[NodeId | None, tuple[float, str]] = {}  # the last one by broker: when, and why
 
     async def connect(self, node_id: NodeId | None) -> Socket:
-        """Raises UpstreamUnavailable with the reason of the last attempt."""
+        """Raises NotConnected with the reason of the last attempt."""
+        try:
+            return await self.probe(node_id)
+        except NotConnected as error:
+            for kind in error.kinds:
+                self._metrics.upstream_errors["clients"].inc(kind)
+            raise
+
+    async def probe(self, node_id: NodeId | None) -> Socket:
+        """`connect`, not counted as an attempt of a client."""
         reason: object = "the broker is not known"
-        kind = "unknown_broker"
+        kinds: list[str] = []
         for address in self._addresses(node_id):
             try:
                 async with asyncio.timeout(self._config.limits.connect_timeout_seconds):
                     sock = await self._open(address)
             except UpstreamUnavailable as error:
-                reason, kind = error, "tls"
+                reason = error
+                kinds.append("tls")
             except TimeoutError as error:
-                reason, kind = f"{address}: {error or 'no response in time'}", "timeout"
+                reason = f"{address}: {error or 'no response in time'}"
+                kinds.append("timeout")
             except OSError as error:
-                reason, kind = f"{address}: {error}", "unreachable"
+                reason = f"{address}: {error}"
+                kinds.append("unreachable")
             else:
-                if node_id is not None:
-                    self._failures.pop(node_id, None)
+                self._failures.pop(node_id, None)
                 return sock
-            self._metrics.upstream_errors["clients"].inc(kind)
-        if kind == "unknown_broker":
-            self._metrics.upstream_errors["clients"].inc(kind)
-        if node_id is not None:
-            self._failures[node_id] = time.monotonic(), str(reason)
-        raise UpstreamUnavailable(str(reason))
+        self._failures[node_id] = time.monotonic(), str(reason)
+        raise NotConnected(str(reason), kinds or ["unknown_broker"])
 
-    def failure(self, node_id: NodeId) -> str | None:
-        """Why the last client connection to this broker failed, if that was recently."""
+    def failure(self, node_id: NodeId | None) -> str | None:
+        """Why the last connection for a client to this broker failed, if that was recently. None: the bootstrap
+        servers."""
         at, reason = self._failures.get(node_id, (float("-inf"), ""))
         return reason if time.monotonic() - at < _UNREACHABLE_SECONDS else None
 
