@@ -212,6 +212,7 @@ class Metrics:
         self.tls_handshakes = Counts()
         self.upstream_tls_failures = Counts()
         self.logins = Counts()
+        self.upstream_refused = Counts()
         self.upstream_errors = {"clients": Counts(), "proxy": Counts()}
         self.kafka_errors = Counts()
         self.certificate_reloads = Counts()

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import ConfigError
@@ -91,12 +92,14 @@ class Proxy:
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
         self._listeners = listeners = Listeners(config, self._book)
         self._upstreams = Upstreams(config, self._book, self._certificates, self._buffers, metrics)
+        self._refused = RefusedConnections(metrics)
         self._connections = ClientConnections(self._live.limits, metrics)
         self._cluster = cluster = ClusterView(
             config,
             self._certificates,
             listeners,
             metrics=metrics,
+            refused=self._refused,
             spawn=self._tasks.spawn,
         )
         self._topic_warnings = TopicWarnings(
@@ -157,6 +160,7 @@ class Proxy:
             metrics=metrics,
             limits=self._live.limits,
             listeners=self._listeners,
+            refused=self._refused,
         )
         self._topics = CheckedTopics(
             config, cluster, driver, services, replaced_topics=self._replaced, connections=connections
@@ -177,6 +181,7 @@ class Proxy:
             book=self._book,
             listeners=self._listeners,
             upstreams=self._upstreams,
+            refused=self._refused,
             certificates=self._certificates,
             metrics=self._metrics,
             spawn=self._tasks.spawn,

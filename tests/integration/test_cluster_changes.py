@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import aiokafka
 import confluent_kafka
 import kafka as kafka_python
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka.admin import NewTopic
 
 from fencepost_dev.cluster import KafkaCluster
@@ -185,6 +187,39 @@ def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess
     assert producer.send(topic, b"first").get(PATIENCE_SECONDS).offset == 0
     producer.close()
     clients.append()
+
+
+def test_connections_that_kafka_refuses_are_reported(cluster: KafkaCluster, tmp_path: Path) -> None:
+    node_id, most = cluster.node_ids[0], 40
+    admin = AdminClient({"bootstrap.servers": str(cluster.address(node_id))})
+
+    def limit(operation: AlterConfigOpType) -> None:
+        entry = ConfigEntry("max.connections.per.ip", str(most), incremental_operation=operation)
+        resource = ConfigResource(ConfigResource.Type.BROKER, str(node_id), incremental_configs=[entry])
+        for done in admin.incremental_alter_configs([resource]).values():
+            done.result(PATIENCE_SECONDS)
+
+    with ProxyProcess(cluster.bootstrap, tmp_path, arguments=("--status", "127.0.0.1:0")) as proxy:
+        listener = brokers_listed(proxy)[node_id]
+        limit(AlterConfigOpType.SET)
+        try:
+            with contextlib.ExitStack() as stack:
+                refused = 0
+                while refused < 3:
+                    connection = stack.enter_context(RawConnection(listener, 20.0))
+                    try:
+                        connection.query(METADATA, 9, {"Topics": []})
+                    except (OSError, Closed):
+                        refused += 1
+            problems = [each["what"] for each in json.loads(proxy.page("/status.json"))["problems"]]
+            counted = proxy.metrics()['fencepost_upstream_refused_total{of="clients"}']
+        finally:
+            limit(AlterConfigOpType.DELETE)
+    address = cluster.address(node_id)
+    what = f"Broker {node_id} ({address}) closes new connections before its first response: "
+    assert [each for each in problems if each.startswith(what)]
+    assert counted >= 3
+    assert f"broker closed a new connection before its first response broker={address}" in proxy.log
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -13,20 +14,25 @@ from typing import Any
 import pytest
 
 from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.session import messages
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.transport.socket_server import SocketServer
 from fencepost_proxy.transport.turns import Share, Turns
 from fencepost_proxy.transport.upstreams import NotConnected
 from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire.apis import API_VERSIONS
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, request, response
 from tests.protocol.test_tls_socket import authority, listen, server, trusting
 from tests.support.certificates import Authority, Certificate
+from tests.support.executors import each_executor, executing
 
 __all__ = ["authority", "server"]  # fixtures
 
@@ -41,19 +47,35 @@ class Upstreams:
         self.attempts = 0
         self.probe = self.connect
 
-    async def connect(self, node_id: NodeId | None) -> socket.socket:
+    async def connect(self, node_id: NodeId | None) -> tuple[socket.socket, Address]:
         self.attempts += 1
         if self.refuses:
             raise NotConnected("no", [self.refuses])
-        return socket.create_connection(self.broker.getsockname())
+        address = Address(*self.broker.getsockname())
+        return socket.create_connection(address), address
+
+
+class ManyDriver(Driver):
+    """Of several connections."""
+
+    def __init__(self, connections: ClientConnections) -> None:
+        super().__init__()
+        self.connections = connections
+
+    def session_event(self, connection: int, event: messages.Event) -> None:
+        self.opened = [self.connections.by_number[connection]]
+        super().session_event(connection, event)
+
+    def proxied_closed(self, proxied: ProxiedConnection) -> None:
+        self.connections.remove(proxied)
 
 
 class Served:
     def __init__(self, tls: ssl.SSLContext | None = None, **limits: Any) -> None:
         self.metrics, self.upstreams = Metrics(), Upstreams()
         self.connections = ClientConnections(lambda: Limits(**limits), self.metrics)
-        self.driver = Driver()
-        self.driver.proxied_closed = self.connections.remove  # type: ignore[method-assign]
+        self.refused = RefusedConnections(self.metrics)
+        self.driver = ManyDriver(self.connections)
         config = ProxyConfig(upstream=(Address("127.0.0.1", 1),), listen=Address("127.0.0.1", 0))
         self.listeners = Listeners(config, AddressBook(0))
         self.server = SocketServer(
@@ -66,6 +88,7 @@ class Served:
             metrics=self.metrics,
             limits=lambda: Limits(**limits),
             listeners=self.listeners,
+            refused=self.refused,
         )
 
     def client(self) -> socket.socket:
@@ -241,3 +264,35 @@ async def test_client_of_silent_broker_is_accepted() -> None:
             with suppress(ConnectionResetError):  # its request was not read
                 assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
         assert not refused(stage.listeners.bootstrap)
+
+
+API_VERSIONS_REQUEST = struct.pack(">ihhih", 10, API_VERSIONS, 0, 1, -1)
+
+
+async def _closed_by_broker(stage: Served, sent: bytes, respond: bytes = b"") -> None:
+    loop = asyncio.get_running_loop()
+    with stage.client() as client:
+        client.sendall(sent)
+        broker, _ = await loop.sock_accept(stage.upstreams.broker)
+        with broker:
+            await loop.sock_recv(broker, 1000)
+            if respond:
+                await loop.sock_sendall(broker, respond)
+        await until_async(lambda: not stage.connections.by_number, "the close of the connection")
+
+
+@each_executor
+@in_event_loop
+async def test_connection_that_the_broker_closes_before_a_response_is_counted(executor: str) -> None:
+    with executing(executor):
+        async with served() as stage:
+            address = Address(*stage.upstreams.broker.getsockname())
+            for _ in range(3):
+                assert not list(stage.refused.recent())
+                await _closed_by_broker(stage, API_VERSIONS_REQUEST)
+            assert list(stage.refused.recent()) == [(address, 3)]
+            assert stage.metrics.upstream_refused == {"clients": 3}
+            # A response came, or the request may be the reason.
+            await _closed_by_broker(stage, API_VERSIONS_REQUEST, struct.pack(">iihi", 10, 1, 0, 0))
+            await _closed_by_broker(stage, request(1))
+            assert stage.metrics.upstream_refused == {"clients": 3}

@@ -217,6 +217,7 @@ def test_healthy_process_reports_no_problems() -> None:
             True,
             "Broker 2 (kafka-2:9092) cannot be reached: refused",
         ),
+        ({"refused": {"Broker 2 (k:9092)": 14}}, True, "Broker 2 (k:9092) closes new connections before its first"),
         ({"cpu_wait": 0.15}, False, "gets no CPU: its event loop waited for one during 15% of the last minute"),
         ({"cpu_wait": 0.6}, True, "gets no CPU: its event loop waited for one during 60% of the last minute"),
         (

@@ -77,7 +77,8 @@ class Access:
     `sasl`: for the next logins.
 
     Callbacks for metrics: `on_failure` gets the reason of a TLS failure in one word, `on_login` whether a login
-    succeeded, `on_error` why a connection failed to open or was lost with requests in progress.
+    succeeded, `on_error` why a connection failed to open or was lost with requests in progress, `on_refused` which
+    broker closed a connection before its first response.
     """
 
     tls: Callable[[], ssl.SSLContext | None] = _no_tls
@@ -85,6 +86,7 @@ class Access:
     on_failure: Callable[[str], None] = lambda kind: None
     on_login: Callable[[bool], None] = lambda succeeded: None
     on_error: Callable[[str], None] = lambda reason: None
+    on_refused: Callable[[Address], None] = lambda address: None
 
 
 PLAINTEXT: Final = Access()
@@ -141,6 +143,7 @@ class BrokerConnection:
         self._next_login: asyncio.TimerHandle | None = None
         self._logging_in: asyncio.Task[None] | None = None
         self.api_versions: Mapping[int, tuple[int, int]] = {}
+        self._answered = False
         self._served = False  # it has answered a request after ApiVersions and login
         self._reader = reader
         self._writer = writer
@@ -390,6 +393,8 @@ class BrokerConnection:
             if self._access.sasl is None and self.api_versions and not self._served:
                 reason += " at the first request; does that listener require a login (control_sasl)?"
                 hint = hints.LOGIN
+            elif self._next_correlation_id and not self._answered:
+                reason, hint = self._refused(reason)
         except ssl.SSLError as e:
             # With TLS 1.3 a broker checks the client certificate after the client's handshake is complete.
             why, reason, hint = tls_failures.of_broker(e)
@@ -397,12 +402,19 @@ class BrokerConnection:
             kind = "tls"
         except OSError as e:
             reason = f"connection lost: {e.strerror or e}"
+            if not self._answered:
+                reason, hint = self._refused(reason)
         except UpstreamProtocolError as e:
             reason, kind = f"is not talking Kafka's protocol: {e}", "protocol"
             hint = e.hint or hints.NOT_KAFKA
             _limited_log.error(self.address, "protocol error by the broker", broker=self.address, reason=e)
         finally:
             self._fail(reason, kind, hint)
+
+    def _refused(self, reason: str) -> tuple[str, str]:
+        """The broker has closed the connection, and never responded. Returns the reason and a hint."""
+        self._access.on_refused(self.address)
+        return f"{reason} before its first response", hints.LIMITED
 
     def _answer(self, frame: bytes) -> None:
         if not self._in_flight:
@@ -420,6 +432,7 @@ class BrokerConnection:
             message = wire.decode_response(call.api_key, call.version, body)
         self._in_flight.popleft()
         self._package.release()
+        self._answered = True
         self._served = self._served or bool(self.api_versions)
         if not entry.answer.done():
             entry.answer.set_result(message)

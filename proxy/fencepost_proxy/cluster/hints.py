@@ -27,6 +27,10 @@ NOTHING_LISTENS: Final = "nothing listens there: is Kafka running, and is this t
 NO_RESPONSE: Final = "no response: check the address and the firewall"
 SLOW: Final = "the broker accepts connections but does not respond: is it hanging or overloaded?"
 NOT_KAFKA: Final = "another service listens there"
+LIMITED: Final = (
+    "does the broker limit connections (max.connections.per.ip, max.connections, connection rates)? All clients of a "
+    "proxy share its address: raise the limit, or add that address to max.connections.per.ip.overrides"
+)
 LISTENER: Final = (
     "Clients cannot reach that broker through this proxy. Free the port, or set another in [broker_ports]; the proxy "
     "tries again automatically."

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
+from fencepost_proxy.cluster import hints
 from fencepost_proxy.cluster.metadata import NO_NODE
 from fencepost_proxy.config import Limits
 from fencepost_proxy.observability.status import (
@@ -56,15 +57,23 @@ def of_process(
     now: float,
     most_from: tuple[str, int] | None = None,
     cpu_wait: float = 0.0,
+    refused: Mapping[str, int] = MappingProxyType({}),
     led_by: Mapping[NodeId, Sequence[TopicPartition]] = MappingProxyType({}),
 ) -> Iterator[Problem]:
     """Problems of the process itself. `now`: wall clock, seconds.
 
     `led_by`: known partitions by leader; those under `NO_NODE` have none.
     `cpu_wait`: share of the last minute in which the event loop waited for a CPU.
+    `refused`: brokers that close connections before their first response, and how many in the last minute.
     `most_from`: the address with the most connections, and their number.
     """
     yield from _of_brokers(brokers, led_by)
+    for broker, count in list(refused.items())[:_NAMED_MAX]:
+        yield Problem(
+            True,
+            f"{broker} closes new connections before its first response: {count:,} in the last minute",
+            f"{hints.LIMITED[0].upper()}{hints.LIMITED[1:]}.",
+        )
     yield from _near(
         connections,
         limits.connections_max,

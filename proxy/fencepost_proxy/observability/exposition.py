@@ -183,6 +183,14 @@ def fencepost_upstream_errors_total(s: Scrape) -> Labelled:
             yield (of, reason), count
 
 
+@_TRAFFIC.counter("of")
+def fencepost_upstream_refused_total(s: Scrape) -> Labelled:
+    """Broker connections, of clients or of the proxy itself, that the broker closed before its first response: usually
+    a limit of connections (max.connections.per.ip).
+    """
+    return _by(s.metrics.upstream_refused, "clients", "proxy")
+
+
 # ---- conditional publish
 
 _CONDITIONAL = Section("Conditional publish", "For topics that check expected offsets.")

@@ -11,6 +11,7 @@ from fencepost_proxy.cluster.fetches import Fetches
 from fencepost_proxy.cluster.groups import ConsumerGroups
 from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.cluster.topics import Topics
@@ -49,6 +50,7 @@ class ClusterView:
         listeners: Listeners,
         *,
         metrics: Metrics,
+        refused: RefusedConnections,
         spawn: Spawn,
     ) -> None:
         limits = config.limits
@@ -61,6 +63,7 @@ class ClusterView:
             on_failure=metrics.upstream_tls_failures.inc,
             on_login=metrics.logged_in,
             on_error=metrics.upstream_errors["proxy"].inc,
+            on_refused=lambda address: refused.record(address, "proxy"),
         )
         self.kafka = kafka = KafkaClient(config.upstream, limits, on_brokers=listeners.brokers_changed, access=access)
         self.sidecar: SidecarProbe | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.metadata import NO_NODE
+from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import Reason
@@ -58,6 +59,7 @@ class ProcessStatus:
     book: AddressBook
     listeners: Listeners
     upstreams: Upstreams
+    refused: RefusedConnections
     certificates: Certificates
     metrics: Metrics
     spawn: Spawn
@@ -162,6 +164,7 @@ class ProcessStatus:
                     certificate_ends=metrics.certificate_ends,
                     now=time.time(),
                     cpu_wait=self._history.cpu_wait_of_last_minute(),
+                    refused={self._named(address): count for address, count in self.refused.recent()},
                     led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
                 ),
             ),
@@ -196,6 +199,10 @@ class ProcessStatus:
         if self.cluster.sidecar is not None:
             return self.cluster.sidecar.advertised.get(node_id)
         return self.book.advertised(node_id, host) if node_id in self.listeners else None
+
+    def _named(self, address: Address) -> str:
+        brokers = [str(node_id) for node_id, upstream in sorted(self.book.nodes.items()) if upstream == address]
+        return f"Broker {', '.join(brokers)} ({address})" if brokers else f"Bootstrap server {address}"
 
     def _problem_with(self, node_id: NodeId) -> str | None:
         if (reason := self.upstreams.failure(node_id)) is not None:

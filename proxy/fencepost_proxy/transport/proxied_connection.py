@@ -21,12 +21,15 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
 from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire.apis import API_VERSIONS, METADATA, SASL_HANDSHAKE
 
 if TYPE_CHECKING:
     from fencepost_native import Pumped
 
 #: Of the shortest request header, with the frame's length. Until it is there, a client costs Kafka no connection.
 _HEADER_BYTES: Final = LENGTH_BYTES + REQUEST_BYTES_MIN
+#: Brokers answer these, or refuse the connection.
+_FIRST_REQUESTS: Final = frozenset({API_VERSIONS, SASL_HANDSHAKE, METADATA})
 _CLOSED_BY_PEER: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux
 
 
@@ -273,6 +276,7 @@ class ProxiedConnection:
         "_buffers",
         "_client_closed",
         "_loop",
+        "_on_refused",
         "_on_request",
         "_upstream_closed",
         "awaits_request",
@@ -315,6 +319,7 @@ class ProxiedConnection:
         self._client_closed = False
         self._upstream_closed = False
         self._on_request: Callable[[ProxiedConnection], None] | None = None
+        self._on_refused: Callable[[], None] = lambda: None
         self.awaits_request = False
 
     def await_request(self, on_request: Callable[[ProxiedConnection], None]) -> None:
@@ -327,8 +332,12 @@ class ProxiedConnection:
         if on_request is not None:
             on_request(self)
 
-    def connected(self, sock: Socket) -> None:
-        """The upstream connection is open: starts reading both sockets."""
+    def connected(self, sock: Socket, on_refused: Callable[[], None] = lambda: None) -> None:
+        """The upstream connection is open: starts reading both sockets.
+
+        `on_refused` – called if the broker closes it before its first response.
+        """
+        self._on_refused = on_refused
         if self._client_closed:
             # The client has disconnected: a session opened now would never be closed.
             sock.close()
@@ -436,9 +445,19 @@ class ProxiedConnection:
         if self._upstream_closed:
             return
         self._upstream_closed = True
+        if self._was_refused:
+            self._on_refused()
         self.close_reason = self.close_reason or reason
         self.driver.session_event(self.connection, messages.UpstreamLost(reason))
         self._closed_if_both()
+
+    @property
+    def _was_refused(self) -> bool:
+        """The broker has closed the connection without a response, and the client's requests are not the reason."""
+        self.update_received_at()
+        if self.upstream is None or self.upstream.received_at or self.client.closing or self.session is None:
+            return False
+        return not _FIRST_REQUESTS.isdisjoint(self.session.unanswered)
 
     def _closed_if_both(self) -> None:
         if self._client_closed and self._upstream_closed:

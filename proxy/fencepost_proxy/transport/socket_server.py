@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import BACKOFF_SECONDS
+from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config import Limits
 from fencepost_proxy.metrics import Metrics
@@ -54,6 +55,7 @@ class SocketServer:
     metrics: Metrics
     limits: Callable[[], Limits]
     listeners: Listeners
+    refused: RefusedConnections
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
     _tasks: Tasks = field(default_factory=Tasks, init=False)
     _connects: Turns = field(default_factory=Turns, init=False)
@@ -88,7 +90,7 @@ class SocketServer:
         """A client costs Kafka no connection before its first request."""
         await self._connects.next()
         try:
-            far = await self.upstreams.connect(proxied.node_id)
+            far, address = await self.upstreams.connect(proxied.node_id)
         except NotConnected as error:
             _limited_log.warning("upstream", "no upstream connection for a client", peer=proxied.peer, reason=error)
             proxied.close_reason = "no upstream connection"
@@ -97,7 +99,7 @@ class SocketServer:
             proxied.client.close(time.monotonic())
         else:
             began = time.monotonic()
-            proxied.connected(far)
+            proxied.connected(far, lambda: self.refused.record(address, "clients"))
             self.listeners.share.charge(2 * (time.monotonic() - began))
 
     async def _resume(self, node_id: NodeId | None) -> None:
@@ -107,7 +109,7 @@ class SocketServer:
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             try:
-                sock = await self.upstreams.probe(node_id)
+                sock, _ = await self.upstreams.probe(node_id)
             except NotConnected:
                 pause = min(2 * pause, self.limits().reconnect_backoff_max_seconds)
             else:

@@ -54,8 +54,8 @@ class Upstreams:
         self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
         self._failures: dict[NodeId | None, tuple[float, str]] = {}  # the last one by broker: when, and why
 
-    async def connect(self, node_id: NodeId | None) -> Socket:
-        """Raises NotConnected with the reason of the last attempt."""
+    async def connect(self, node_id: NodeId | None) -> tuple[Socket, Address]:
+        """A socket, and the broker's address. Raises NotConnected with the reason of the last attempt."""
         try:
             return await self.probe(node_id)
         except NotConnected as error:
@@ -63,7 +63,7 @@ class Upstreams:
                 self._metrics.upstream_errors["clients"].inc(kind)
             raise
 
-    async def probe(self, node_id: NodeId | None) -> Socket:
+    async def probe(self, node_id: NodeId | None) -> tuple[Socket, Address]:
         """`connect`, not counted as an attempt of a client."""
         reason: object = "the broker is not known"
         kinds: list[str] = []
@@ -82,7 +82,7 @@ class Upstreams:
                 kinds.append("unreachable")
             else:
                 self._failures.pop(node_id, None)
-                return sock
+                return sock, address
         self._failures[node_id] = time.monotonic(), str(reason)
         raise NotConnected(str(reason), kinds or ["unknown_broker"])
 
