@@ -100,6 +100,7 @@ class Proxy:
             listeners,
             metrics=metrics,
             refused=self._refused,
+            connector=self._upstreams.connector,
             spawn=self._tasks.spawn,
         )
         self._topic_warnings = TopicWarnings(

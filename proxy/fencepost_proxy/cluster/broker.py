@@ -10,19 +10,18 @@ repeated. `OutcomeUnknown`: the bytes may have reached the broker.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import socket
 import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster import hints, sasl, tls_failures
+from fencepost_proxy.cluster.connecting import Connector, NoResponse
 from fencepost_proxy.config import ControlSasl, Limits
 from fencepost_proxy.errors import ConfigError, Error, FencepostError, Reason, UpstreamProtocolError, error_name
 from fencepost_proxy.types import Address, Monotonic
@@ -60,13 +59,6 @@ class OutcomeUnknown(UpstreamUnavailable):
     """The request was sent without a response: it may have been executed, or may still be."""
 
 
-def _os_reason(error: OSError | ValueError) -> str:
-    """For a failed connect, asyncio's text names the address only."""
-    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno)
-    return getattr(error, "strerror", None) or str(error)
-
-
 def _no_tls() -> None:
     return None
 
@@ -87,6 +79,7 @@ class Access:
     on_login: Callable[[bool], None] = lambda succeeded: None
     on_error: Callable[[str], None] = lambda reason: None
     on_refused: Callable[[Address], None] = lambda address: None
+    connector: Connector = field(default_factory=Connector)
 
 
 PLAINTEXT: Final = Access()
@@ -158,32 +151,20 @@ class BrokerConnection:
 
     @classmethod
     async def open(
-        cls, address: Address, *, limits: Limits, client_id: str, access: Access = PLAINTEXT
+        cls,
+        address: Address,
+        *,
+        limits: Limits,
+        client_id: str,
+        access: Access = PLAINTEXT,
+        on_accepted: Callable[[], None] = lambda: None,
     ) -> BrokerConnection:
-        """Connect, send ApiVersions and log in within `connect_timeout_seconds`. Raises `UpstreamUnavailable`."""
+        """Connect, send ApiVersions and log in within `connect_timeout_seconds`. Raises `UpstreamUnavailable`.
+
+        `on_accepted` – called once the TCP connection is open.
+        """
         deadline = deadline_in(limits.connect_timeout_seconds)
-        context = access.tls()
-        name = None if context is None else address.host
-        try:
-            async with asyncio.timeout(limits.connect_timeout_seconds):
-                reader, writer = await asyncio.open_connection(*address, ssl=context, server_hostname=name)
-        except TimeoutError as e:
-            access.on_error("timeout")
-            raise UpstreamUnavailable(
-                f"{address}: no connection within {limits.connect_timeout_seconds:g} s (check the address)",
-                hint=hints.NO_RESPONSE,
-            ) from e
-        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as e:
-            access.on_error("unreachable" if context is None else "tls")
-            if context is None:
-                raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
-            failed = tls_failures.of_broker(e)
-            access.on_failure(failed.kind)
-            raise UpstreamUnavailable(f"{address}: {failed.words}", hint=failed.hint) from e
-        except (OSError, ValueError) as e:
-            access.on_error("unreachable")
-            reason = f"{address}: cannot connect: {_os_reason(e)}"
-            raise UpstreamUnavailable(reason, hint=hints.of_connect(e)) from e
+        reader, writer = await cls._connect(address, limits, access, deadline, on_accepted)
         connection = cls(address, reader, writer, limits, client_id, access=access)
         try:
             hello = Message(client_software_name="fencepost", client_software_version="0")
@@ -203,6 +184,41 @@ class BrokerConnection:
             raise
         connection.api_versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
         return connection
+
+    @staticmethod
+    async def _connect(
+        address: Address, limits: Limits, access: Access, deadline: Monotonic, on_accepted: Callable[[], None]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = access.tls()
+        name = None if context is None else address.host
+        seconds = f"{limits.connect_timeout_seconds:g} s"
+        try:
+            sock = await access.connector.connect(address, limits.connect_timeout_seconds)
+            on_accepted()
+            try:
+                async with asyncio.timeout(remaining(deadline)):
+                    return await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
+            except BaseException:
+                sock.close()
+                raise
+        except NoResponse as e:
+            access.on_error("timeout")
+            reason = f"{address}: no connection within {seconds} (check the address): {e}"
+            raise UpstreamUnavailable(reason, hint=hints.NO_RESPONSE) from e
+        except TimeoutError as e:
+            access.on_error("timeout")
+            raise UpstreamUnavailable(f"{address}: no TLS handshake within {seconds}", hint=hints.SLOW) from e
+        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as e:
+            access.on_error("unreachable" if context is None else "tls")
+            if context is None:
+                raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
+            failed = tls_failures.of_broker(e)
+            access.on_failure(failed.kind)
+            raise UpstreamUnavailable(f"{address}: {failed.words}", hint=failed.hint) from e
+        except (OSError, ValueError) as e:
+            access.on_error("unreachable")
+            reason = f"{address}: cannot connect: {getattr(e, 'strerror', None) or e}"
+            raise UpstreamUnavailable(reason, hint=hints.of_connect(e)) from e
 
     async def _log_in(self, deadline: Monotonic) -> None:
         """Log in if SASL is configured. Raises `UpstreamUnavailable`."""
@@ -477,11 +493,15 @@ class PooledConnection:
         self._connection: BrokerConnection | None = None
         self._opening: asyncio.Task[BrokerConnection] | None = None
         self._pause_seconds = 0.0
+        self._accepted = False  # the broker has, in the attempt in progress
         self._closed = False
         #: The caller logs failures to connect.
         self.quiet = False
         #: API key -> (min, max) version, from the last connection; None before the first.
         self.api_versions: Mapping[int, tuple[int, int]] | None = None
+
+    def _on_accepted(self) -> None:
+        self._accepted = True
 
     @property
     def connection(self) -> BrokerConnection | None:
@@ -502,7 +522,8 @@ class PooledConnection:
         opening = self._opening
         done, _ = await asyncio.wait({opening}, timeout=remaining(deadline))
         if not done:
-            raise UpstreamUnavailable(f"{self.address}: not connected in time", hint=hints.SLOW)
+            hint = hints.SLOW if self._accepted else hints.NO_RESPONSE
+            raise UpstreamUnavailable(f"{self.address}: not connected in time", hint=hint)
         if opening.cancelled():
             raise UpstreamUnavailable(f"{self.address}: closed by the proxy")
         return opening.result()
@@ -520,9 +541,14 @@ class PooledConnection:
             await self._connection.close()
         # Jitter, so that proxies do not reconnect to a restarted broker at the same time.
         await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1.0))
+        self._accepted = False
         try:
             self._connection = await BrokerConnection.open(
-                self.address, limits=self._limits, client_id=self._client_id, access=self._access
+                self.address,
+                limits=self._limits,
+                client_id=self._client_id,
+                access=self._access,
+                on_accepted=self._on_accepted,
             )
         except UpstreamUnavailable as e:
             doubled = max(self._pause_seconds * 2, BACKOFF_SECONDS)

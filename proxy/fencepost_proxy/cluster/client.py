@@ -92,9 +92,10 @@ class KafkaClient:
         addresses = ",".join(str(each.address) for each in self.pool.bootstrap)
         for each in self.pool.bootstrap:
             each.quiet = True  # failures are logged below
+        seconds = self.metadata.refresh_seconds(len(self.pool.bootstrap))
         while True:
             try:
-                await self.refresh_metadata([], timeout_seconds=self.limits.connect_timeout_seconds)
+                await self.refresh_metadata([], timeout_seconds=seconds)
                 break
             except UpstreamUnavailable as e:
                 if deadline is not None and time.monotonic() > deadline:

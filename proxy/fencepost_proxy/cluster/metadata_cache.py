@@ -36,6 +36,7 @@ from fencepost_proxy.wire.spliced import TopicList
 
 _log = logs.get("cluster.metadata_cache")
 _limited_log = logs.RateLimitedLog(_log)
+_MARGIN_SECONDS: Final = 0.5
 
 #: Maximum sets of topics whose last Metadata response is remembered (all known topics, the checked topics).
 _QUERIES_REMEMBERED: Final = 8
@@ -126,6 +127,10 @@ class MetadataCache:
                 hint=hints.SLOW,
             ) from None
 
+    def refresh_seconds(self, brokers: int) -> float:
+        """How long a refresh takes if none of so many brokers responds."""
+        return brokers * (self._limits.connect_timeout_seconds + _MARGIN_SECONDS) + _MARGIN_SECONDS
+
     async def refresh_quietly(self, topics: Iterable[str]) -> None:
         try:
             await self.refresh(topics)
@@ -138,8 +143,8 @@ class MetadataCache:
         message = Message(topics=names, allow_auto_topic_creation=False)
         last = UpstreamUnavailable("no broker is known")
         for pooled in self._pool.to_any():
-            # Short enough to try the other brokers if one hangs.
-            deadline = deadline_in(self._limits.connect_timeout_seconds)
+            # Short enough to try the other brokers if one hangs. The attempt to connect ends before, with its reason.
+            deadline = deadline_in(self._limits.connect_timeout_seconds + _MARGIN_SECONDS)
             try:
                 connection = await pooled.connected(deadline)
                 version = connection.version(apis.METADATA, at_least=10, at_most=13)

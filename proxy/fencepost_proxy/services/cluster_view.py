@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from fencepost_proxy.cluster.broker import Access
 from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.connecting import Connector
 from fencepost_proxy.cluster.fetches import Fetches
 from fencepost_proxy.cluster.groups import ConsumerGroups
 from fencepost_proxy.cluster.log_ends import LogEnds
@@ -51,6 +52,7 @@ class ClusterView:
         *,
         metrics: Metrics,
         refused: RefusedConnections,
+        connector: Connector,
         spawn: Spawn,
     ) -> None:
         limits = config.limits
@@ -63,6 +65,7 @@ class ClusterView:
             on_failure=metrics.upstream_tls_failures.inc,
             on_login=metrics.logged_in,
             on_error=metrics.upstream_errors["proxy"].inc,
+            connector=connector,
             on_refused=lambda address: refused.record(address, "proxy"),
         )
         self.kafka = kafka = KafkaClient(config.upstream, limits, on_brokers=listeners.brokers_changed, access=access)

@@ -287,24 +287,3 @@ class Listeners:
         self._retries.clear()
         for sock in self._sockets.values():
             sock.close()
-
-
-async def connect(address: Address) -> socket.socket:
-    """Connect to the first reachable address of a host. Raises `OSError`."""
-    loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    failure: OSError = OSError(f"{address.host} has no address")
-    for family, kind, protocol, _, where in infos:
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, where)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failure

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in, remaining
+from fencepost_proxy.cluster.connecting import Connector
 from fencepost_proxy.cluster.tls_failures import of_broker
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.transport.certificates import Certificates
-from fencepost_proxy.transport.listeners import connect
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, secure
 from fencepost_proxy.types import Address, NodeId
@@ -52,6 +52,7 @@ class Upstreams:
         self._buffers = buffers
         self._metrics = metrics
         self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
+        self.connector = Connector()
         self._failures: dict[NodeId | None, tuple[float, str]] = {}  # the last one by broker: when, and why
 
     async def connect(self, node_id: NodeId | None) -> tuple[Socket, Address]:
@@ -69,8 +70,7 @@ class Upstreams:
         kinds: list[str] = []
         for address in self._addresses(node_id):
             try:
-                async with asyncio.timeout(self._config.limits.connect_timeout_seconds):
-                    sock = await self._open(address)
+                sock = await self._open(address)
             except UpstreamUnavailable as error:
                 reason = error
                 kinds.append("tls")
@@ -78,7 +78,7 @@ class Upstreams:
                 reason = f"{address}: {error or 'no response in time'}"
                 kinds.append("timeout")
             except OSError as error:
-                reason = f"{address}: {error}"
+                reason = f"{address}: {error.strerror or error}"
                 kinds.append("unreachable")
             else:
                 self._failures.pop(node_id, None)
@@ -103,13 +103,18 @@ class Upstreams:
         return [*config.upstream[first:], *config.upstream[:first]]
 
     async def _open(self, address: Address) -> Socket:
-        sock = await connect(address)
+        deadline = deadline_in(self._config.limits.connect_timeout_seconds)
+        sock = await self.connector.connect(address, remaining(deadline))
         context, config = self._certificates.upstream, self._config
         if context is None or (config.mode == "sidecar" and not config.broker_tls):
             return sock
         try:
             secured = TlsSocket(sock, context, self._buffers.tls, server_hostname=address.host)
-            await secure(secured)
+            async with asyncio.timeout(remaining(deadline)):
+                await secure(secured)
+        except TimeoutError:
+            sock.close()
+            raise
         except ValueError as error:  # a host that no certificate can be for
             sock.close()
             raise UpstreamUnavailable(f"{address}: {error}") from error
