@@ -183,6 +183,7 @@ class Metrics:
         self.violations = Count()
         self.copied_headers = Count()
         self.shortened_logs = Count()
+        self.ignored_offsets = Count()
         self.client_logins_failed = Count()
         self.sequencer_wait_seconds = Distribution(_WAIT_SECONDS)
         self.barrier_wait_seconds = Distribution(_WAIT_SECONDS)

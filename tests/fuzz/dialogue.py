@@ -876,7 +876,7 @@ class _Run:
                 self.stores.append((wires.number, command))
             case m.Count(_, label):
                 self.observed.add(("count", label))
-            case m.TopicStale() | m.Downgraded() | m.HeadersCopied():
+            case m.TopicStale() | m.Downgraded() | m.HeadersCopied() | m.OffsetIgnored():
                 pass
             case _:
                 raise Failure("a command without a connection", command)

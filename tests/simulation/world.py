@@ -438,7 +438,7 @@ class Proxy(Counting):
             case sessions.Count(what, label):
                 if what == "refusal":
                     self.world.history.refusals[label] += 1
-            case sessions.Downgraded() | sessions.HeadersCopied():
+            case sessions.Downgraded() | sessions.HeadersCopied() | sessions.OffsetIgnored():
                 pass
             case sessions.Store():
                 self._store(connection, command)

@@ -214,6 +214,19 @@ def _of_shortened_logs(snapshot: StatusSnapshot, now: float) -> Iterator[Problem
     )
 
 
+def of_ignored_offsets(topics: Sequence[str]) -> Iterator[Problem]:
+    """Topics that do not check the expected offsets that they get."""
+    if topics:
+        more = len(topics) - _NAMED_MAX
+        named = ", ".join(topics[:_NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+        yield Problem(
+            False,
+            f"Topics that get expected offsets, but do not check them: {named}",
+            "Their writers get success at any offset. Set fencepost.check.expected.offsets to true or required, or "
+            "remove the header fencepost-expected-offset.",
+        )
+
+
 def _of_transactions(observed: TransactionsReport | None) -> Iterator[Problem]:
     if observed is None:
         return

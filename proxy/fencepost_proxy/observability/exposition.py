@@ -234,6 +234,14 @@ def fencepost_shortened_logs_total(s: Scrape) -> float:
     return s.metrics.shortened_logs.value
 
 
+@_CONDITIONAL.counter()
+def fencepost_ignored_offsets_total(s: Scrape) -> float:
+    """Batches with an expected offset for a topic that does not check it. Only the first requests of a connection are
+    read: this says that there are such clients, not how many batches.
+    """
+    return s.metrics.ignored_offsets.value
+
+
 @_CONDITIONAL.histogram()
 def fencepost_sequencer_wait_seconds(s: Scrape) -> Distribution:
     """Time that appends waited for their partition sequencer."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fencepost_policies.append import Check
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.metadata import NO_NODE
@@ -42,6 +43,8 @@ from fencepost_proxy.transport.upstreams import Upstreams
 from fencepost_proxy.types import Address, NodeId, TopicPartition
 
 _log = logs.get("services.process_status")
+#: How long a topic's ignored expected offsets are shown.
+_IGNORED_SECONDS = 3_600.0
 
 
 @dataclass(eq=False)
@@ -155,6 +158,7 @@ class ProcessStatus:
             brokers=brokers,
             problems=(
                 *self.cluster.rights.problems(),
+                *diagnosis.of_ignored_offsets(self._ignoring_offsets()),
                 *diagnosis.of_process(
                     limits,
                     connections=len(self.connections.by_number),
@@ -178,6 +182,12 @@ class ProcessStatus:
             history=self._history.columns(time.monotonic()),
             transactions=transactions,
         )
+
+    def _ignoring_offsets(self) -> Sequence[str]:
+        """Topics that got expected offsets lately, and still do not check them."""
+        since, policy = time.monotonic() - _IGNORED_SECONDS, self.cluster.policies.policy
+        reported = ((topic, policy(topic)) for topic, at in self.reports.ignored_offsets.items() if at >= since)
+        return sorted(topic for topic, each in reported if each is None or each.check is Check.OFF)
 
     def _in_flight(self) -> int:
         return sum(session.unanswered_count for session in self.driver.dispatcher.sessions.values())

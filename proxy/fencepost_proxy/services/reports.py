@@ -20,7 +20,7 @@ from fencepost_proxy.services.topic_lookups import TopicLookups
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import Bounded, TopicPartition
 
 _log = logs.get("services.reports")
 _limited_log = logs.RateLimitedLog(_log)
@@ -48,6 +48,8 @@ class Reports:
     shortened_logs: int = field(default=0, init=False)
     last_shortened_log: ShortenedLogStatus | None = field(default=None, init=False)
     _logged_downgraded: set[tuple[str, str]] = field(default_factory=set, init=False)
+    #: Topics that do not check the expected offsets that they get, and when they last got one.
+    ignored_offsets: Bounded[str, float] = field(default_factory=lambda: Bounded(_REPORTED_MAX), init=False)
     _logged_copies: set[tuple[str | None, str]] = field(default_factory=set, init=False)
 
     def take(self, command: sessions.Command, proxied: ProxiedConnection | None) -> bool:
@@ -61,6 +63,8 @@ class Reports:
                     self._copy_refused(command, proxied)
             case sessions.HeadersCopied(partition, copied_from, client_id):
                 self._copied(partition, copied_from, client_id)
+            case sessions.OffsetIgnored(topic):
+                self._offset_ignored(topic)
             case sessions.Downgraded(topic, why, batches):
                 self._downgraded(topic, why, batches)
             case sessions.Noticed(notice):
@@ -98,6 +102,17 @@ class Reports:
                 partition=partition,
                 made_for=copied_from,
             )
+
+    def _offset_ignored(self, topic: str) -> None:
+        """Counts every time, logs once per topic."""
+        self.metrics.ignored_offsets.inc()
+        if topic not in self.ignored_offsets:
+            _limited_log.warning(
+                ("ignored offset", topic),
+                "topic gets expected offsets, but does not check them (set fencepost.check.expected.offsets)",
+                topic=topic,
+            )
+        self.ignored_offsets[topic] = time.monotonic()
 
     def _downgraded(self, topic: str, why: str, batches: int) -> None:
         """Counts every time, logs once."""

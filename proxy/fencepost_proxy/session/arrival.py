@@ -62,6 +62,7 @@ class Arrival:
         "_pipelines",
         "_proofs",
         "_queue",
+        "_samples",
         "_services",
         "_state",
         "_threads",
@@ -85,6 +86,7 @@ class Arrival:
         self._pipelines = core.pipelines
         self._queue = core.queue
         self._threads = core.threads
+        self._samples = core.samples
         self._proofs = core.proofs
         self._topic_ids = TopicIds(core)
         self._transactions = transactions
@@ -138,6 +140,9 @@ class Arrival:
             policy = self._services.policy(topic.name)
             if policy is not None and (policy.is_checked or policy.checks_count):
                 continue
+            if topic.partitions and self._services.fresh(self._state.now):
+                first = topic.partitions[0]
+                self._samples.read(TopicPartition(topic.name, first.partition), first.records)
             if any(names_producer(data.records, self._services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
 

@@ -10,12 +10,13 @@ from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.session.threads import ThreadWork
+from fencepost_proxy.session.unchecked import UncheckedSamples
 
 
 class Core:
     """Only to make the other parts: each keeps those that it uses."""
 
-    __slots__ = ("draining", "holds", "pipelines", "proofs", "queue", "state", "threads")
+    __slots__ = ("draining", "holds", "pipelines", "proofs", "queue", "samples", "state", "threads")
 
     def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
         self.state = ConnectionState(connection, local_host, services, opened_at)
@@ -24,4 +25,5 @@ class Core:
         self.queue = ResponseQueue(self.state, self.pipelines)
         self.threads = ThreadWork(self.state, self.holds, self.queue)
         self.proofs = Proofs(self.state, self.holds, self.queue)
+        self.samples = UncheckedSamples(self.state)
         self.draining = Draining(self.state, self.holds, self.queue, self.threads)

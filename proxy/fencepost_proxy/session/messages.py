@@ -299,6 +299,13 @@ class HeadersCopied:
 
 
 @value
+class OffsetIgnored:
+    """A batch with an expected offset for a topic that does not check it."""
+
+    topic: str
+
+
+@value
 class Downgraded:
     """So many batches of a `safe` topic go to Kafka without their producer ids. `why` – `message_format`,
     `not_permitted`."""
@@ -339,6 +346,7 @@ Command = (
     | LoginFailed
     | TopicStale
     | HeadersCopied
+    | OffsetIgnored
     | Downgraded
     | Count
 )

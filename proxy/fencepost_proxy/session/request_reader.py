@@ -37,6 +37,7 @@ class RequestReader:
         "_logins",
         "_proofs",
         "_queue",
+        "_samples",
         "_services",
         "_state",
     )
@@ -54,6 +55,7 @@ class RequestReader:
         self._state = core.state
         self._holds = core.holds
         self._queue = core.queue
+        self._samples = core.samples
         self._proofs = core.proofs
         self._control = control
         self._logins = logins
@@ -214,6 +216,7 @@ class RequestReader:
             count, first_at = 0, length
         if count > STREAMED_PARTITIONS_MAX:
             return self._collect(length, now)
+        self._samples.read_start(peek.first_topic, head, first_at, flexible=flexible)
         watch = ProducerIdWatch(first_at, count, services.shared_producer_ids, flexible=flexible)
         if peek.acks == 0:
             services.record_unanswered(now)

@@ -16,6 +16,7 @@ _PARTITION_BYTES: Final = 30
 _THROTTLE_AND_TAGS_BYTES: Final = 5
 _INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
+_PARTITION_AND_LENGTH: Final = Struct(">ii")
 _BATCH_HEADER_BYTES: Final = 61
 _PRODUCER_ID_AT: Final = 43
 _FEW_PARTITIONS: Final = 100
@@ -50,6 +51,19 @@ def producer_id_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, i
     if length < _BATCH_HEADER_BYTES:
         return -1, at + max(length, 0)
     return _INT64.unpack_from(data, at + _PRODUCER_ID_AT)[0], at + length
+
+
+def records_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, int, int]:
+    """Partition, and start and end of its records, for the partition that starts at `at`.
+
+    Raises `UNREADABLE`.
+    """
+    partition, length = _PARTITION_AND_LENGTH.unpack_from(data, at)
+    start = at + _PARTITION_AND_LENGTH.size
+    if flexible:
+        length, start = read_uvarint(data, at + _INT32.size)
+        length -= 1
+    return partition, start, start + max(length, 0)
 
 
 def names_producer(records: memoryview | None, producer_ids: frozenset[int]) -> bool:
