@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 import kafka as kafka_python
 import pytest
 
+from fencepost.kafka_python import ConditionalProducer
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
@@ -35,6 +36,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 PATIENCE_SECONDS = 240.0
 LINES = [f"line {number}" for number in range(1000)]
 _SCREENS = Path(__file__).parents[1] / "java" / "AdminScreens.java"
+_COPY_HEADERS = Path(__file__).parents[1] / "java" / "CopyHeaders.java"
+#: All topics check expected offsets.
+_CHECKED = '[topics."*"]\n"fencepost.check.expected.offsets" = "true"\n'
 
 
 # --- admin tools ------------------------------------------------------------------------------------------------------
@@ -126,22 +130,76 @@ def test_distributed_connect_is_exactly_once_across_a_restart(
     assert all(each.is_transactional for each in log.batches(topic))
 
 
+# --- copied headers ---------------------------------------------------------------------------------------------------
+
+
+def test_copies_of_conditional_records_are_appended_to_checked_topics(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """By Kafka Streams, Connect's dead-letter queue and a dead-letter route as Spring's, with their defaults."""
+    (connect_directory := tmp_path / "connect").mkdir()
+    (streams_directory := tmp_path / "streams").mkdir()
+    values = [line.encode() for line in LINES[:15]]
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=_CHECKED) as proxy, ThreadPoolExecutor(1) as pool:
+        source, mapped, letters, queue = (_created(proxy.bootstrap, f"copy-{each}") for each in range(4))
+        with Connection(proxy.bootstrap) as client:
+            for topic in (mapped, letters, queue):  # so that the copies get other offsets
+                until(lambda topic=topic: client.append(topic, batch(b"earlier")).error_code == 0, "an append")  # type: ignore[misc]
+        _write_conditionally(proxy.bootstrap, source, values)
+        settings = connect.worker(
+            proxy.bootstrap, free_port(), {"offset.storage.file.filename": str(tmp_path / "offsets")}
+        )
+        sink = connect.file_sink(tmp_path / "sink.txt", source) | {
+            "value.converter": "org.apache.kafka.connect.json.JsonConverter",  # no value is JSON
+            "errors.tolerance": "all",
+            "errors.deadletterqueue.topic.name": queue,
+            "errors.deadletterqueue.topic.replication.factor": "1",
+            "errors.deadletterqueue.context.headers.enable": "true",
+        }
+        arguments = [proxy.bootstrap, source, mapped, letters, str(len(values)), str(streams_directory)]
+        copying = pool.submit(
+            lambda: run_java(
+                "CopyHeaders",
+                arguments,
+                classes=compile_java([_COPY_HEADERS]),
+                timeout_seconds=PATIENCE_SECONDS,
+            )
+        )
+        with connect.running(connect.STANDALONE, connect_directory, [settings, sink]):
+            log = Log(kafka.bootstrap)
+            _until(lambda: log.end(queue) > len(values), "the dead letters of Connect", connect_directory)
+            assert "streams RUNNING" in copying.result().output
+        for topic in (mapped, letters, queue):
+            assert log.values(topic) == [b"earlier", *values], topic
+            assert f"partition={topic}-0 made_for={source}/0" in proxy.log
+
+
+def _write_conditionally(bootstrap: str, topic: str, values: list[bytes]) -> None:
+    with ConditionalProducer(bootstrap_servers=bootstrap) as producer:
+        sent = [producer.send(topic, value, partition=0, expected_offset=at) for at, value in enumerate(values)]
+        for each in sent:
+            each.get(PATIENCE_SECONDS)
+
+
 # --- MirrorMaker 2 ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("policy", ["Default", "Identity"])
 def test_mirror_maker_copies_records_and_group_offsets(
-    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path, policy: str
 ) -> None:
-    """From one cluster to another, each with a proxy in front. The copy of a checked topic goes to plain Kafka."""
-    topic, group = _created(proxied.bootstrap, "mirrored"), unique_topic("reader")
+    """From one cluster to another, each with a proxy in front. The copies get other offsets than the records state. The
+    copy of another checked topic goes to plain Kafka."""
+    topic, group = unique_topic("mirrored"), unique_topic("reader")
     checked = _checked(proxied.bootstrap)
+    with Connection(proxied.bootstrap) as admin:
+        assert admin.create_topic(topic, configs={"fencepost.check.expected.offsets": "true"}) == (0, None)
     values = [line.encode() for line in LINES]
-    with Connection(proxied.bootstrap) as client:
-        for at in range(0, len(values), 100):
-            assert client.append(topic, batch(*values[at : at + 100])).error_code == 0
+    _write_conditionally(proxied.bootstrap, topic, values)
     _commit(proxied.bootstrap, group, topic, len(values))
-    with running_kafka() as far, ProxyProcess(far.bootstrap, tmp_path) as far_proxy:
+    with closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxied.bootstrap)) as admin_client:
+        admin_client.delete_records({kafka_python.TopicPartition(topic, 0): 5})
+    del values[:5]
+    with running_kafka() as far, ProxyProcess(far.bootstrap, tmp_path, config=_CHECKED) as far_proxy:
         settings = {
             "clusters": "near, far, checked, plain",
             "emit.heartbeats.enabled": "false",  # else it starts a worker for each pair
@@ -158,20 +216,21 @@ def test_mirror_maker_copies_records_and_group_offsets(
             "near->far.sync.group.offsets.enabled": "true",
             "near->far.offset.lag.max": "0",
             "offset.flush.interval.ms": "500",  # it delays offsets of a slow target until then
+            "replication.policy.class": f"org.apache.kafka.connect.mirror.{policy}ReplicationPolicy",
             **{f"{each}.replication.factor": "1" for each in _MIRROR_MAKERS_TOPICS},
             **{f"{each}.interval.seconds": "1" for each in _MIRROR_MAKERS_INTERVALS},
             "replication.factor": "1",
         }
-        copy = f"near.{topic}"
+        copy, plain_copy = (f"near.{topic}", f"checked.{checked}") if policy == "Default" else (topic, checked)
         with connect.running(connect.MIRROR_MAKER, tmp_path, [settings]):
             log = Log(far.bootstrap)
             _until(lambda: copy in _topics(far.bootstrap), f"{copy} in the other cluster", tmp_path)
             _until(lambda: log.end(copy) >= len(values), f"{len(values)} records in {copy}", tmp_path)
             _until(lambda: _committed(far.bootstrap, group, copy) == len(values), f"the offset of {group}", tmp_path)
-            _until(lambda: f"checked.{checked}" in _topics(far.bootstrap), "the copy at plain Kafka", tmp_path)
-            _until(lambda: log.end(f"checked.{checked}") >= 1, "its record", tmp_path)
+            _until(lambda: plain_copy in _topics(far.bootstrap), "the copy at plain Kafka", tmp_path)
+            _until(lambda: log.end(plain_copy) >= 1, "its record", tmp_path)
             _set_retention(proxied.bootstrap, checked, "7200000")
-            _until(lambda: _retention(far.bootstrap, f"checked.{checked}") == "7200000", "synced configs", tmp_path)
+            _until(lambda: _retention(far.bootstrap, plain_copy) == "7200000", "synced configs", tmp_path)
         # A synced default would reset a check of a checked copy.
         assert "fencepost." not in connect.log_of(tmp_path).read_text()
         assert log.values(copy) == values
