@@ -392,7 +392,15 @@ class ModelFraming:
     """A body is a length, a key (or 255 for none), a value."""
 
     @staticmethod
-    def build(bodies: pa.Array, *, commit_tag: bytes, expected: int, now_ms: int, partition_count: int | None) -> Any:
+    def build(
+        bodies: pa.Array,
+        *,
+        commit_tag: bytes,
+        expected: int,
+        now_ms: int,
+        partition: tuple[str, int],
+        partition_count: int | None,
+    ) -> Any:
         return Batch(tuple(bodies.to_pylist()), commit_tag, expected, partition_count)
 
     @staticmethod

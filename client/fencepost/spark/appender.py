@@ -127,6 +127,7 @@ class Appender:
             commit_tag=encoded,
             expected=partition.end,
             now_ms=self._write.clock.time_ms(),
+            partition=topic_partition,
             partition_count=self._write.over[topic] if topic in self._write.count_checked else None,
         )
         sent = self._write.log.append(*topic_partition, batch)

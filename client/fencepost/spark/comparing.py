@@ -255,6 +255,7 @@ class _Comparison:
                 commit_tag=commit_tag.encode(),
                 expected=end,
                 now_ms=self.clock.time_ms(),
+                partition=topic_partition,
                 partition_count=over if topic_partition[0] in self.some.count_checked else None,
             )
             sent = self.log.append(*topic_partition, batch)

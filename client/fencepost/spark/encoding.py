@@ -200,21 +200,25 @@ def build(
     commit_tag: bytes | None,
     expected: int,
     now_ms: int,
+    partition: tuple[str, int] | None = None,
     compression: str | None = None,
     level: int | None = None,
     partition_count: int | None = None,
 ) -> bytes:
     """One v2 record batch with expected offset `expected` and the commit tag on its last record.
 
-    `partition_count`: header on the first record. `level`: compression level, if the codec has levels.
+    `partition`: what its headers on the first record are bound to, because applications copy headers to other topics.
+    `partition_count`: one of them. `level`: compression level, if the codec has levels.
     """
     column = bodies if isinstance(bodies, pa.Array) else pa.array(bodies, pa.large_binary())
     count = len(column)
     if not 0 < count <= BATCH_RECORDS_MAX:
         raise ValueError(f"a batch has 1 to {BATCH_RECORDS_MAX} records, not {count}")
-    first: list[tuple[str, bytes]] = [(EXPECTED_OFFSET_HEADER, b"0")] if expected == 0 else []
+    topic = "" if partition is None else f"@{partition[0]}"
+    binding = "" if partition is None else f"{topic}/{partition[1]}"
+    first: list[tuple[str, bytes]] = [(EXPECTED_OFFSET_HEADER, f"0{binding}".encode())] if expected == 0 else []
     if partition_count is not None:
-        first.append((PARTITION_COUNT_HEADER, b"%d" % partition_count))
+        first.append((PARTITION_COUNT_HEADER, f"{partition_count}{topic}".encode()))
     last = [] if commit_tag is None else [(COMMIT_TAG_HEADER, commit_tag)]
     if count == 1:
         first, last = [], first + last

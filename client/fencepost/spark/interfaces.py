@@ -77,7 +77,14 @@ class Framing(Protocol):
     """Bytes of Kafka's record format."""
 
     def build(
-        self, bodies: pa.Array, *, commit_tag: bytes, expected: int, now_ms: int, partition_count: int | None
+        self,
+        bodies: pa.Array,
+        *,
+        commit_tag: bytes,
+        expected: int,
+        now_ms: int,
+        partition: tuple[str, int],
+        partition_count: int | None,
     ) -> bytes: ...
 
     def key(self, body: bytes) -> bytes | None: ...

@@ -95,6 +95,7 @@ def test_built_batch_parses_and_reads_back_unchanged(
         expected=expected,
         now_ms=NOW_MS,
         compression=compression,
+        partition=("flights", 3),
         partition_count=partition_count,
     )
 
@@ -102,8 +103,8 @@ def test_built_batch_parses_and_reads_back_unchanged(
         (row["key"], row["value"], [(header["key"], header["value"]) for header in row["headers"] or ()])
         for row in given_rows
     ]
-    first: list[tuple[str, bytes | None]] = [("fencepost-expected-offset", b"0")] if expected == 0 else []
-    first += [("fencepost-partition-count", b"12")] if partition_count else []
+    first: list[tuple[str, bytes | None]] = [("fencepost-expected-offset", b"0@flights/3")] if expected == 0 else []
+    first += [("fencepost-partition-count", b"12@flights")] if partition_count else []
     requested[0][2].extend(first)
     requested[-1][2].append(("fencepost-sink", MARK))
     for found in (parsed(built), parsed_by_kafka_python(built)):
