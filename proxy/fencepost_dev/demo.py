@@ -151,7 +151,7 @@ class StaleWriter(threading.Thread):
 
     def _try(self, producer: KafkaProducer, partition: int, offset: int) -> None:
         self.tried += 1
-        expects = [("fencepost-expected-offset", b"%d" % offset)]
+        expects = [("fencepost-expected-offset", f"{offset}@{TOPIC}/{partition}".encode())]
         try:
             producer.send(TOPIC, b"appended by the second writer", partition=partition, headers=expects).get(15)
             self.accepted += 1
