@@ -116,7 +116,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
                 set_on_topic = {**inherited, **configs}
                 levels = _levels(known.file_configs(topic.name), set_on_topic)
                 topic.configs += [
-                    Message(name=name, value=shown[0].value, read_only=True, config_source=shown[0].source)
+                    Message(name=name, value=shown[0].value, config_source=shown[0].source)
                     for name, shown in levels.items()
                 ]
         for name, refusal in refused.items():
@@ -350,14 +350,18 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
     synonyms = [Message(name=name, value=level.value, source=level.source) for level in levels]
     documented = version >= 3 and request.include_documentation
     config = VIRTUAL_CONFIGS.get(name)
+    source = levels[0].source
+    if source == _TOPIC_CONFIG and not request.include_synonyms:
+        # Tools that copy a topic copy its overrides, and plain Kafka would refuse these. They do not request synonyms
+        # (MirrorSourceConnector.describeTopicConfigs); tools that show overrides do (ConfigCommand). A read-only
+        # config would be left out, too, but kafka-python refuses to set it.
+        source = _STATIC_BROKER_CONFIG
     return Message(
         name=name,
         value=levels[0].value,
-        # MirrorMaker 2 leaves read-only configs out of a copy (MirrorSourceConnector.targetConfig): plain Kafka would
-        # refuse it, since it does not know these. Requests may still set them.
-        read_only=True,
-        is_default=levels[0].source != _TOPIC_CONFIG,  # v0
-        config_source=levels[0].source,
+        read_only=config is None,
+        is_default=True,  # v0, which has no source
+        config_source=source,
         synonyms=synonyms if request.include_synonyms else [],
         config_type=_LONG if isinstance(config, Milliseconds) else _STRING,
         documentation=None
