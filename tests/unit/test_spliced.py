@@ -20,14 +20,16 @@ from fencepost_proxy.services.topic_policies import TopicPolicies
 from fencepost_proxy.session.rewriters import Finished, RequestRewriters
 from fencepost_proxy.topics.closed import hide
 from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.types import Address, NodeId, Offset
 from fencepost_proxy.wire import layouts, schema
-from fencepost_proxy.wire.apis import APIS, DESCRIBE_TOPIC_PARTITIONS, METADATA
+from fencepost_proxy.wire.apis import APIS, DESCRIBE_CONFIGS, DESCRIBE_TOPIC_PARTITIONS, METADATA
 from fencepost_proxy.wire.control import (
     codec_versions,
     decode_response,
     encode_request_frame,
+    encode_response,
     encode_response_frame,
     parse_response_header,
     replace_body,
@@ -242,6 +244,60 @@ def test_malformed_topic_list_is_the_brokers_fault(damage: str) -> None:
         frame[at:] = b"\0" if damage == "extra byte" else b""
     with pytest.raises(UpstreamProtocolError, match=r"malformed .*Metadata"):
         _finished(bytes(frame), METADATA, 1 if damage == "count" else 12, _known())
+
+
+# --- DescribeConfigs --------------------------------------------------------------------------------------------------
+
+
+def _configs(rng: random.Random, version: int) -> bytes:
+    flexible = _flexible(DESCRIBE_CONFIGS, version)
+    configs = [
+        Message(
+            name=f"config.{index}",
+            value=rng.choice((None, "v" * 200)),
+            synonyms=[Message(name="log.config", value=None, source=5, **_unknown(rng, flexible))] * rng.randrange(3),
+            **({"documentation": rng.choice((None, "text"))} if version >= 3 else {}),
+            **_unknown(rng, flexible),
+        )
+        for index in range(rng.choice((0, 1, 40)))
+    ]
+    results = [
+        Message(
+            error_code=rng.choice((0, 0, 0, 29)),
+            error_message=rng.choice((None, "text")),
+            resource_type=rng.choice((2, 2, 4)),
+            resource_name=rng.choice(("orders", "plain")),
+            configs=configs,
+            **_unknown(rng, flexible),
+        )
+        for _ in range(rng.choice((0, 1, 7)))
+    ]
+    return encode_response_frame(DESCRIBE_CONFIGS, version, 7, Message(results=results, **_unknown(rng, flexible)))
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_added_configs_are_the_only_change_of_described_ones(version: int) -> None:
+    rng = random.Random(version)
+    for _ in range(20):
+        frame = _configs(rng, version)
+        keys = rng.choice((None, ["fencepost.check.partition.count"]))
+        resources = [
+            Message(resource_type=2, resource_name=name, configuration_keys=keys)
+            for name in ("orders", *rng.choice(((), (STATE_TOPIC,))))
+        ]
+        request = Message(resources=resources, include_synonyms=True, include_documentation=True)
+        encoded = memoryview(encode_request_frame(DESCRIBE_CONFIGS, version, 7, "app", request))[4:]
+        rewriters = RequestRewriters(_book(), _known, frozenset[int], lambda new: None)
+        finish = rewriters.begin(DESCRIBE_CONFIGS, version, encoded, "proxy.local").finish
+        assert finish is not None
+        view = memoryview(frame)[4:]
+        offset = parse_response_header(view, DESCRIBE_CONFIGS, version).body_offset
+        whole = decode_response(DESCRIBE_CONFIGS, version, view[offset:])
+        plan = plan_request(DESCRIBE_CONFIGS, version, request, _known())
+        assert plan is not None
+        plan.finish(whole)
+        expected = replace_body(view, offset, encode_response(DESCRIBE_CONFIGS, version, whole))
+        assert finish(view).answer == expected
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

@@ -102,18 +102,21 @@ class Arrival:
         denied: Mapping[str, int] = NOTHING_DENIED,
         readings: Readings | None = None,
         nameless: Nameless = NONE_NAMELESS,
+        *,
+        whole: ProduceRequest | None = None,
     ) -> None:
         """`denied` – topics that the client may not write, with Kafka's errors, if already checked. `readings` – its
-        parsed batches, if that took long. `nameless` – ids of topics that were looked up without success."""
+        parsed batches, if that took long. `nameless` – ids of topics that were looked up without success. `whole` – the
+        request, if it was already parsed."""
         services = self._services
 
         def again(
             denied: Mapping[str, int] = denied, readings: Readings | None = None, nameless: Nameless = nameless
         ) -> None:
-            self.request(frame, self._state.now, denied, readings, nameless)
+            self.request(frame, self._state.now, denied, readings, nameless, whole=whole)
 
         try:
-            whole = parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
+            whole = whole or parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
         except LimitError:
             many = ManyPartitions(frame)
             self._threads.read(many.read, lambda: self._produce_many(frame, many))

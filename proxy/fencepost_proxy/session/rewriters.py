@@ -35,6 +35,7 @@ from fencepost_proxy.wire.apis import (
     APIS,
     CONSUMER_GROUP_HEARTBEAT,
     DESCRIBE_CLUSTER,
+    DESCRIBE_CONFIGS,
     DESCRIBE_QUORUM,
     DESCRIBE_TOPIC_PARTITIONS,
     FIND_COORDINATOR,
@@ -57,7 +58,7 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 from fencepost_proxy.wire.schema import Message
-from fencepost_proxy.wire.spliced import TopicList
+from fencepost_proxy.wire.spliced import ConfigList, TopicList
 
 _NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, *ENDPOINTS_FROM)
 #: Their responses may be long: most of it is copied (`wire/spliced.py`).
@@ -226,6 +227,11 @@ class RequestRewriters:
         expanded_topics = plan.expansions
 
         def finish(frame: memoryview) -> Finished:
+            if header.api_key == DESCRIBE_CONFIGS:  # with its plan, configs and resources are only added
+                listed = ConfigList(header.api_key, header.api_version, bytes(frame))
+                added = Message(results=listed.results())
+                plan.finish(added)
+                return Finished(listed.encoded_with(added.results))
             response, offset = _decode(header, frame)
             self._readdress(header.api_key, response, local_host)
             changes = tuple(plan.finish(response))

@@ -172,12 +172,18 @@ _Structs = dict[str, list[dict[str, Any]]]
 
 
 @cache
-def parts(name: str, version: int, array: str) -> Parts:
-    """The parts of a message around one of its arrays, such as `Topics`. The schema must have that version."""
+def parts(name: str, version: int, array: str, *inner: str) -> Parts:
+    """The parts of a message around one of its arrays, such as `Topics`. The schema must have that version.
+
+    With `inner`: the parts of an element around an array in it.
+    """
     schema = _schema(name)
     assert schema is not None
     fields = schema["fields"]
-    (at,) = (at for at, field in enumerate(fields) if field["name"] == array)
+    *outer, last = (array, *inner)
+    for each in outer:
+        (fields,) = (field["fields"] for field in fields if field["name"] == each)
+    (at,) = (at for at, field in enumerate(fields) if field["name"] == last)
     structs = {common["name"]: common["fields"] for common in schema.get("commonStructs", [])}
     flexible = _in(version, schema["flexibleVersions"])
     assert _in(version, fields[at]["versions"])

@@ -1,7 +1,7 @@
 """Responses of which a few elements of one array change: the others are copied as bytes.
 
 `SplicedResponse` gives the bytes that decoding and encoding the whole response would give, at a hundredth of the cost.
-`TopicList` is one for the two responses that list topics.
+`TopicList` is one for the two responses that list topics, `ConfigList` for DescribeConfigs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class SplicedResponse:
 
     def __init__(self, api_key: int, version: int, frame: bytes, array: str, *, has_header: bool = True) -> None:
         """`frame`: without its length."""
-        self._what = f"malformed {api_name(api_key)}Response v{version} of {len(frame)} bytes"
+        self._message, self._version, self._array = f"{api_name(api_key)}Response", version, array
+        self._what = f"malformed {self._message} v{version} of {len(frame)} bytes"
         self._data = frame
         self._head_end = parse_response_header(frame, api_key, version).body_offset if has_header else 0
-        self._parts = schema.parts(f"{api_name(api_key)}Response", version, array)
-        self._new: dict[int, Sequence[Message]] = {}
+        self._parts = schema.parts(self._message, version, array)
+        self._new: dict[int, tuple[int, bytes]] = {}
         try:
             self.before, self._before_end = self._parts.before.read(frame, self._head_end)
             count, begin = self._read_count(self._before_end)
@@ -74,8 +75,11 @@ class SplicedResponse:
         return sorted(found)
 
     def replace(self, index: int, elements: Sequence[Message]) -> None:
-        """One element by any number of others."""
-        self._new[index] = elements
+        """One element by any number of others; with the index after the last one, add them."""
+        out = bytearray()
+        for element in elements:
+            self._parts.element.write(out, element)
+        self._new[index] = len(elements), bytes(out)
 
     def encoded(self, *, changed_before: bool) -> bytes:
         """The frame with its length. `changed_before`: something in `before` was changed."""
@@ -85,13 +89,13 @@ class SplicedResponse:
             self._parts.before.write(out, self.before)
         else:
             out += data[self._head_end : self._before_end]
-        self._write_count(out, len(self) + sum(len(each) - 1 for each in self._new.values()))
+        replaced = sum(index < len(self) for index in self._new)
+        self._write_count(out, len(self) - replaced + sum(count for count, _ in self._new.values()))
         copied_to = bounds[0]
-        for index in sorted(self._new):
+        for index, (_, encoded) in sorted(self._new.items()):
             out += data[copied_to : bounds[index]]
-            for element in self._new[index]:
-                self._parts.element.write(out, element)
-            copied_to = bounds[index + 1]
+            out += encoded
+            copied_to = bounds[min(index + 1, len(self))]
         out += data[copied_to:]
         INT32.pack_into(out, 0, len(out) - INT32.size)
         return bytes(out)
@@ -144,3 +148,44 @@ class TopicList(SplicedResponse):
             at += INT16.size
         end = at + max(length, 0)
         return self._data[at:end], end
+
+
+class ConfigList(SplicedResponse):
+    """DescribeConfigs: configs are added to resources, and resources to the list."""
+
+    def __init__(self, api_key: int, version: int, frame: bytes) -> None:
+        super().__init__(api_key, version, frame, "Results")
+        self._inner = schema.parts(self._message, version, self._array, "Configs")
+        self._configs_at: list[int] = []
+
+    def results(self) -> list[Message]:
+        """The resources without their configs."""
+        results = []
+        try:
+            for begin in self._bounds[:-1]:
+                result, at = self._inner.before.read(self._data, begin)
+                result.configs = []
+                results.append(result)
+                self._configs_at.append(at)
+        except MALFORMED as error:
+            raise self._malformed(error) from error
+        return results
+
+    def encoded_with(self, results: Sequence[Message]) -> bytes:
+        """`results` – as from `results`, with configs to add, and more resources."""
+        for index, result in enumerate(results[: len(self)]):
+            if result.configs:
+                self._new[index] = 1, self._with_configs(index, result.configs)
+        self.replace(len(self), results[len(self) :])
+        return self.encoded(changed_before=False)
+
+    def _with_configs(self, index: int, configs: Sequence[Message]) -> bytes:
+        begin, end = self._bounds[index : index + 2]
+        count, at = self._read_count(self._configs_at[index])
+        configs_end = element_ends(self._data, at, count, self._inner.element.layout)[-1] if count else at
+        out = bytearray(self._data[begin : self._configs_at[index]])
+        self._write_count(out, count + len(configs))
+        out += self._data[at:configs_end]
+        for config in configs:
+            self._inner.element.write(out, config)
+        return bytes(out + self._data[configs_end:end])
