@@ -24,6 +24,7 @@ from fencepost._ordering import Waiting
 from fencepost._partitioning import jump_hash
 from fencepost._shared_log import Change
 from fencepost.errors import (
+    AppendRefusedError,
     BatchTooLargeError,
     CheckIsOffError,
     ConcurrentUseError,
@@ -48,6 +49,7 @@ from fencepost.retries import RetryPolicy, retrying, retrying_async
 __version__ = "0.1.0"
 
 __all__ = [
+    "AppendRefusedError",
     "BatchTooLargeError",
     "Change",
     "CheckIsOffError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,16 @@ from fencepost.errors import CheckIsOffError
 from fencepost.records import CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG
 
 _ON = frozenset({"true", "required"})
+_OFF = frozenset({None, "", "false", "off", "-1", "0"})
+_NO_OTHER_CHECK = frozenset(
+    {
+        CHECK_CONFIG,
+        "fencepost.partitioner",
+        "fencepost.expected.offsets.source",
+        "fencepost.ordered.partition.expansion",
+        "fencepost.ordered.partition.expansions",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class CheckCache:
         self._ttl_seconds = ttl_seconds
         self._clock = clock
         self._known: dict[str, tuple[float, TopicFacts]] = {}
+        self._others: dict[str, Sequence[str]] = {}
 
     def get(self, topic: str) -> TopicFacts | None:
         known = self._known.get(topic)
@@ -56,9 +67,18 @@ class CheckCache:
             return None
         return known[1]
 
+    def others(self, topic: str) -> Sequence[str]:
+        """The topic's other checks, as `config=value`, when it was last looked up."""
+        return self._others.get(topic, ())
+
     def learn(self, topic: str, configs: Mapping[str, str | None]) -> TopicFacts:
         """Store the topic's facts. Raises CheckIsOffError with the reason if `configs` do not switch the check on."""
         self._known.pop(topic, None)
+        self._others[topic] = [
+            f"{name}={other}"
+            for name, other in configs.items()
+            if name.startswith("fencepost.") and name not in _NO_OTHER_CHECK and other not in _OFF
+        ]
         value = configs.get(self.config)
         if value not in _ON:
             raise check_is_off(topic, configs, self.config)
@@ -100,6 +120,10 @@ class BlockingChecks:
             if self._cache.cluster_id is None:
                 self._cache.cluster_id = self._cluster_id_of(self._admin, topic)
             return self._cache.learn(topic, configs)
+
+    def others(self, topic: str) -> Sequence[str]:
+        """The topic's other checks: see `CheckCache.others`."""
+        return self._cache.others(topic)
 
     def close(self) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ from fencepost._checks import TopicFacts
 from fencepost._reading import Consumer, Loop, Reading
 from fencepost._refusals import verify
 from fencepost._steps import Closing, Pause, Steps, Use, now, once, run
-from fencepost.errors import OffsetMismatchError
+from fencepost.errors import AppendRefusedError, OffsetMismatchError
 from fencepost.records import LogRecord, Record, binding_of, new_write_id, timestamped_now
 from fencepost.retries import RetryPolicy, patiently
 
@@ -107,12 +107,20 @@ class LogWriterBase:
         topic, partition = self.topic, self.partition
         facts = yield from self._facts()
         append = self._position.begin(timestamped_now(records), new_write_id(), facts, now())
+        in_doubt = False
         while True:
             try:
                 verify(topic, partition, append.expected, (yield self._appender.send(append)))
                 break
-            except (OffsetMismatchError, MaybeAppended) as error:
+            except OffsetMismatchError as error:
                 failure: Failure = error
+            except MaybeAppended as error:
+                failure, in_doubt = error, True
+            except (AppendRefusedError, self._appender.error) as error:
+                if not in_doubt:
+                    raise
+                failure = MaybeAppended()  # this attempt is refused; an earlier one may still be appended
+                failure.__cause__ = error
             observation = yield from self._reading.probe(topic, partition, append.expected)
             pause = append.pause_after(failure, observation, now())
             if pause is None:

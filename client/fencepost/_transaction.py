@@ -23,13 +23,11 @@ from typing import Any
 
 from fencepost._appending import Observation
 from fencepost._checks import TopicFacts
-from fencepost._refusals import POLICY_VIOLATION
 from fencepost.errors import (
     FencepostError,
     OffsetMismatchError,
     OffsetViolationError,
     TransactionAbortedError,
-    TransactionConflictError,
     WriterFencedError,
 )
 from fencepost.records import CHECK_CONFIG, Record, binding_of, conditional_headers, timestamped_now, write_id_of
@@ -116,13 +114,12 @@ def explained(
     error: Exception,
     *,
     code: int | None = None,
-    message: str | None = None,
     retriable: bool,
     transactional_id: str,
 ) -> Exception:
     """The error to raise for a failed append after the abort; `error` itself if no better one fits.
 
-    `code`, `message`: the server's, None if there is none. `retriable`: the next attempt may succeed.
+    `code`: the server's, None if there is none. `retriable`: the next attempt may succeed.
     """
     if isinstance(error, OffsetViolationError):
         return _elsewhere(error.topic, error.partition, error.expected, error.appended_at)
@@ -130,10 +127,6 @@ def explained(
         return error
     if code in FENCED:
         return WriterFencedError(transactional_id)
-    if code == POLICY_VIOLATION and part.expected is not None:
-        return TransactionConflictError(
-            f"{part.topic}-{part.partition}: {message or 'another transaction is open on it'}"
-        )
     if retriable or code in OUT_OF_SEQUENCE:
         return TransactionAbortedError(f"{part.topic}-{part.partition}: not appended in time, last error: {error!r}")
     return error

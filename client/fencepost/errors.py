@@ -68,6 +68,21 @@ class OffsetMismatchError(FencepostError):
         super().__init__(text)
 
 
+class AppendRefusedError(FencepostError):
+    """The append was refused by another check of the topic than the expected offset. The same append is refused again.
+
+    `reason`: the server's message; the topic's other checks if the client library hides it (aiokafka, confluent-kafka).
+
+    Action: change the append, or the topic's checks.
+    """
+
+    def __init__(self, topic: str, partition: int, reason: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.reason = reason
+        super().__init__(f"{topic}-{partition}: append refused: {reason}")
+
+
 class OffsetViolationError(FencepostError):
     """The record *was appended*, but at another offset than expected.
 

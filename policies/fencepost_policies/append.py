@@ -107,6 +107,8 @@ class Refusal:
     """The proxy's own answer: this attempt appended nothing of the batch.
 
     `error_code`: a Kafka error code. `base_offset`: the log end if the refusal states it, else -1.
+    `log_append_time_ms`: of a batch that was appended at another offset, else -1. By these two, clients that drop the
+    message tell the kinds of POLICY_VIOLATION apart (docs/contract.md).
     """
 
     error_code: int
@@ -114,6 +116,7 @@ class Refusal:
     message: str
     base_offset: int = -1
     log_start_offset: int = -1
+    log_append_time_ms: int = -1
 
 
 #: Error codes of policies, with Kafka's names (org.apache.kafka.common.protocol.Errors).

@@ -21,6 +21,7 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import (
+    AppendRefusedError,
     BatchTooLargeError,
     CheckIsOffError,
     LogRecord,
@@ -231,6 +232,45 @@ def test_stale_write_after_check_switched_off_is_violation(
     with pytest.raises(OffsetViolationError) as caught:
         outcomes[1].get()
     assert (caught.value.expected, caught.value.appended_at) == (0, 1)
+
+
+def test_append_around_the_proxy_is_reported(
+    library: str, producer: Producer, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
+) -> None:
+    """As a violation, also by aiokafka, which drops the server's message. confluent-kafka reports the offset only."""
+    first = producer.send(topic, b"first", partition=0, expected_offset=0)
+    producer.resolve()
+    with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as bypassing:
+        bypassing.send(topic, b"around", partition=0).get(clients.WAIT_SECONDS)
+    second = producer.send(topic, b"second", partition=0, expected_offset=1)
+    producer.resolve()
+    assert first.get() == 0
+    with pytest.raises((OffsetViolationError, OffsetMismatchError)) as caught:
+        second.get()
+    assert isinstance(caught.value, OffsetMismatchError) is (library == "confluent-kafka")
+    where = caught.value.actual if isinstance(caught.value, OffsetMismatchError) else caught.value.appended_at
+    assert (caught.value.expected, where) == (1, 2)
+    assert clients.read_all(kafka.bootstrap, topic)[2] == (2, b"second")
+
+
+def test_refusal_by_another_check_is_final_and_no_mismatch(
+    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, unique_topic: Callable[..., str]
+) -> None:
+    required = {f"fencepost.check.{name}": "required" for name in ("expected.offsets", "partition.count")}
+    counted = clients.create_topic(own_proxy.bootstrap, unique_topic("counted"), **required)
+    with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+        outcome = made.send(counted, b"x", partition=0, expected_offset=0)
+        made.resolve()
+    with pytest.raises(AppendRefusedError, match=r"(?i)partition.count"):
+        outcome.get()
+    with closing(clients.log_writer(library, counted, own_proxy.bootstrap)) as log:
+        log.read_to_end(lambda record: None)
+        began = time.monotonic()
+        with pytest.raises(AppendRefusedError, match=r"(?i)partition.count") as refused:
+            log.append([Record(b"x")])
+    assert time.monotonic() - began < RetryPolicy().total_seconds / 4
+    assert refused.value.outcome == "refused"
+    assert clients.log_end(kafka.bootstrap, counted) == 0
 
 
 def test_conditional_send_requires_a_partition(

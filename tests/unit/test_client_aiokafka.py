@@ -27,14 +27,15 @@ async def _append(error: Exception, stopped_by: Exception | None) -> None:
     class Producer:
         _sender = SimpleNamespace(sender_task=task)
 
+        def _refusal(self, *_: Any) -> None: ...
+
         async def send(self, *_: Any) -> asyncio.Future[Any]:
             outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             outcome.set_exception(error)
             return outcome
 
-    reading: Any = None
     configs = {"transactional_id": "w"}
-    transaction = _Transaction(configs, SimpleNamespace(require=None, cluster_id="C"), reading, 1.0)  # type: ignore[arg-type]
+    transaction = _Transaction(configs, SimpleNamespace(require=None, cluster_id="C"), 1.0)  # type: ignore[arg-type]
     transaction._producer = Producer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fencepost.aiokafka._writers.AIOKafkaProducer.send", Producer.send)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fencepost import (
+    AppendRefusedError,
     ConcurrentUseError,
     InDoubtError,
     LogRecord,
@@ -199,6 +200,50 @@ def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
     assert len(tries) == 3
     assert tries[0][1][1] == 77
     assert tries == [tries[0]] * 3
+
+
+def test_refusal_by_another_check_is_raised_at_once() -> None:
+    writer = FakeLogWriter(Partition.quiet(), problem=0.0)
+    writer.read_to_end(lambda record: None)
+    tries: list[Append] = []
+
+    def send(append: Append) -> int:
+        tries.append(append)
+        raise AppendRefusedError("t", 0, "PARTITION_COUNT_REQUIRED")
+
+    writer.appender.send = send  # type: ignore[method-assign]
+    with pytest.raises(AppendRefusedError):
+        writer.append([Record(b"x")])
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize("final", [AppendRefusedError("t", 0, "PARTITION_COUNT_REQUIRED"), ConnectionError("denied")])
+@pytest.mark.parametrize("appended", [False, True])
+def test_refused_retry_does_not_refuse_the_attempt_before_it(
+    final: Exception, appended: bool, clock: SimpleNamespace
+) -> None:
+    """1. An attempt gets no answer. 2. The topic's checks change, and the next attempt is refused. 3. Kafka appends the
+    first one."""
+    partition = Partition.quiet()
+    writer = FakeLogWriter(partition, problem=0.0)
+    writer.read_to_end(lambda record: None)
+    tries: list[Append] = []
+
+    def send(append: Append) -> int:
+        clock.seconds += 1
+        tries.append(append)
+        if len(tries) == 1:
+            return _no_answer(append)
+        if len(tries) == 3 and appended:
+            partition.land(append)
+        raise final
+
+    writer.appender.send = send  # type: ignore[method-assign]
+    if appended:
+        assert writer.append([Record(b"x")]) == 0
+    else:
+        with pytest.raises(InDoubtError):
+            writer.append([Record(b"x")])
 
 
 def test_apply_exception_propagates_and_record_is_reread() -> None:

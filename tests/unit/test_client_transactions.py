@@ -378,7 +378,7 @@ def test_log_shows_how_a_transaction_ended(observation: Observation | None, ende
         (OffsetViolationError("t", 0, 7, 9), None, False, OffsetMismatchError),
         (RuntimeError(), 47, False, WriterFencedError),
         (RuntimeError(), 90, False, WriterFencedError),
-        (RuntimeError(), 44, False, TransactionConflictError),
+        (TransactionConflictError("t-0: open"), 44, False, TransactionConflictError),
         (RuntimeError(), 45, False, TransactionAbortedError),
         (RuntimeError(), 6, True, TransactionAbortedError),
         (TimeoutError(), None, True, TransactionAbortedError),

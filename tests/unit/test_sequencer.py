@@ -10,6 +10,7 @@ import pytest
 
 from fencepost_policies.append import Check
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.appends import sent_after
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -168,6 +169,8 @@ class Talk:
         result = self.answered(pending)
         assert result.error_code == error, result
         message = result.error_message or ""
+        # By this, clients without the message know that the batch is in the log.
+        assert (result.log_append_time_ms >= 0) == message.startswith("OFFSET_VIOLATION"), result
         assert text in message
         return message
 
@@ -1813,7 +1816,8 @@ def test_transaction_alongside_another_one(
         talk.snapshot(end, next_sequence=10, **facts)
         if error:
             result = talk.answered(pending)
-            assert (result.error_code, result.base_offset) == (error, 11 if expected == 9 else -1)
+            reported = 11 if expected == 9 else expected  # the log end, or after a conflict the expected offset
+            assert (result.error_code, result.base_offset) == (error, reported if error == POLICY_VIOLATION else -1)
             assert (result.error_message or "").startswith(message)
         else:
             assert talk.admitted(pending) is None
@@ -2393,6 +2397,14 @@ def failed(check: Check = Check.REQUIRED, **attributes: Any) -> tuple[Talk, g.Pe
     talk.kafka(pending, SERVER_ERROR)
     talk.read(pending, g.NotYet(10), at=10)
     return talk, pending
+
+
+def test_append_after_a_violation_has_no_append_time() -> None:
+    """Its own batch is not in the log."""
+    violation = PartitionResult(3, POLICY_VIOLATION, 11, 7, error_message="OFFSET_VIOLATION expected=10 appended_at=11")
+    answer = sent_after(confirmed(Check.ON).submit(expecting(12, b"o")), violation)
+    assert (answer.error_code, answer.log_append_time_ms) == (POLICY_VIOLATION, -1)
+    assert (answer.error_message or "").startswith("PREDECESSOR_FAILED OFFSET_VIOLATION")
 
 
 def fails_again(talk: Talk, pending: g.PendingAppend, error: int = SERVER_ERROR) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import BrokerResponseError, KafkaError, for_code
+from aiokafka.errors import BrokerResponseError, PolicyViolationError, for_code
+from aiokafka.producer.sender import Sender, SendProduceReqHandler
 
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._idempotence import Idempotence, configured
 from fencepost._ordering import PartitionExpansion, expansions_of
-from fencepost._refusals import POLICY_VIOLATION, refusal, verify
+from fencepost._refusals import POLICY_VIOLATION, silent_refusal, verify
 from fencepost.errors import FencepostError, PartitionRequiredError
 from fencepost.records import CHECK_CONFIG, binding_of, conditional_headers, new_write_id, unstated_headers
 
-#: ListOffsets returns the high watermark, which may lag the log end offset that caused the refusal.
-_LOG_END_TRIES = 5
-_LOG_END_PAUSE_SECONDS = 0.05
 #: DescribeConfigs errors that mean "not visible" rather than "retry": unknown topic, not authorized.
 NOT_VISIBLE = frozenset({3, 29})
 
@@ -88,6 +86,10 @@ class TopicChecks:
             self._cache.cluster_id = (await self._admin.describe_cluster()).get("cluster_id")
         return await describe_topic(self._admin, topic)
 
+    def others(self, topic: str) -> Sequence[str]:
+        """The topic's other checks: see `CheckCache.others`."""
+        return self._cache.others(topic)
+
     async def close(self) -> None:
         admin, self._admin = self._admin, None
         if admin is not None:
@@ -114,9 +116,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         configs.setdefault("acks", "all")
         super().__init__(**configs)
         self._checks = TopicChecks(check_ttl_seconds, configs)
-        self._reader_configs = only(AIOKafkaConsumer, configs)
-        self._reader: Any = None
-        self._reader_lock = asyncio.Lock()
+        self._sender.__class__ = _Sender  # aiokafka takes no sender
         self._outcomes: set[asyncio.Task[Any]] = set()
 
     async def send(  # noqa: PLR0917 - the library's signature
@@ -179,45 +179,70 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     async def stop(self) -> None:
         await super().stop()
-        if self._outcomes:  # some may still read the log end offset
+        if self._outcomes:
             await asyncio.wait(self._outcomes)
         await self._checks.close()
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await reader.stop()
 
     async def _outcome(self, future: asyncio.Future[Any], topic: str, partition: int, expected: int) -> Any:
         try:
             # As in aiokafka, cancelling the caller's future does not cancel the record.
             metadata = await asyncio.shield(future)
         except BrokerResponseError as error:
-            ours = await self._refusal(error, topic, partition, expected)
+            ours = self._refusal(error, topic, partition, expected)
             if ours is None:
                 raise
             raise ours from error
         verify(topic, partition, expected, metadata.offset)
         return metadata
 
-    async def _refusal(
-        self, error: BrokerResponseError, topic: str, partition: int, expected: int
-    ) -> FencepostError | None:
-        if error.errno != POLICY_VIOLATION:
+    def _refusal(self, error: BrokerResponseError, topic: str, partition: int, expected: int) -> FencepostError | None:
+        if not isinstance(error, _Refused):
             return None
-        # aiokafka uses Produce v7, which has no message, and drops the offset: read the log end offset.
-        end = await self._log_end(TopicPartition(topic, partition), expected)
-        return refusal(topic, partition, expected, code=error.errno, message=None, log_end=end)
+        return silent_refusal(
+            topic,
+            partition,
+            expected,
+            base_offset=error.base_offset,
+            append_time_ms=error.append_time_ms,
+            transactional=self._txn_manager is not None and self._txn_manager.transactional_id is not None,
+            checks=self._checks.others(topic),
+        )
 
-    async def _log_end(self, tp: TopicPartition, expected: int) -> int | None:
-        try:
-            async with self._reader_lock:
-                if self._reader is None:
-                    self._reader = await started(AIOKafkaConsumer(**self._reader_configs, enable_auto_commit=False))
-            end: int | None = None
-            for _ in range(_LOG_END_TRIES):
-                end = (await self._reader.end_offsets([tp]))[tp]
-                if end != expected:
-                    break
-                await asyncio.sleep(_LOG_END_PAUSE_SECONDS)
-            return end  # if equal to `expected`: another record of the batch was refused
-        except KafkaError:
-            return None  # the refusal is valid without it
+
+class _Refused(PolicyViolationError):  # type: ignore[misc]
+    """`earlier`: whether the batch was sent before, so that the answer covers its last attempt only."""
+
+    base_offset = append_time_ms = -1
+    earlier = False
+
+
+class _InvalidRecord(BrokerResponseError):  # type: ignore[misc]
+    """To aiokafka an unknown error, and so a retriable one."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The proxy or Kafka refused the batch."
+
+
+class _Sender(Sender):  # type: ignore[misc]
+    async def _send_produce_req(self, node_id: Any, batches: Any) -> None:
+        handler = _ProduceHandler(self, batches)
+        await handler.do(node_id)
+        self._in_flight.remove(node_id)
+        for tp in batches:
+            self._muted_partitions.remove(tp)
+
+
+class _ProduceHandler(SendProduceReqHandler):  # type: ignore[misc]
+    """Keeps what aiokafka drops of a refusal: offset and time. Produce v7, which it uses, has no message."""
+
+    def handle_response(self, response: Any) -> None:
+        for topic, partitions in response.topics:
+            for partition, code, base_offset, append_time_ms, *_ in partitions:
+                batch = self._batches.get(TopicPartition(topic, partition))
+                if batch is not None and code in {POLICY_VIOLATION, _InvalidRecord.errno}:
+                    refused = _InvalidRecord() if code == _InvalidRecord.errno else _Refused()
+                    refused.base_offset, refused.append_time_ms = base_offset, append_time_ms
+                    refused.earlier = batch.retry_count > 1  # it counts the first send
+                    batch.failure(exception=refused)  # what aiokafka does next finds it done
+        super().handle_response(response)

@@ -13,14 +13,13 @@ from aiokafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, 
 
 from fencepost._appending import Append, MaybeAppended
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, LogWriterBase
-from fencepost._reading import LogReaderBase, Reading
-from fencepost._refusals import POLICY_VIOLATION
+from fencepost._reading import LogReaderBase
 from fencepost._shared_log import AsyncSharedLog
-from fencepost._steps import CannotRead, Use, once, run_async
+from fencepost._steps import CannotRead, once, run_async
 from fencepost._transaction import COMMIT_REFUSED, FENCED, PRODUCER_FENCED, Part, RequestedAppends, explained
 from fencepost._transactional_writer import CommitInDoubt, TransactionalWriterBase
 from fencepost.aiokafka._producer import ConditionalProducer, TopicChecks, only, started
-from fencepost.errors import OffsetMismatchError, WriterFencedError
+from fencepost.errors import AppendRefusedError, WriterFencedError
 from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy, patiently
 
@@ -123,10 +122,12 @@ class _Appender:
             metadata = await (await self._producer.send_batch(batch, append.topic, partition=append.partition))
             return int(metadata.offset)
         except BrokerResponseError as error:
-            ours = await self._producer._refusal(error, append.topic, append.partition, append.expected)
-            if isinstance(ours, OffsetMismatchError):
+            ours = self._producer._refusal(error, append.topic, append.partition, append.expected)
+            if isinstance(ours, AppendRefusedError) and error.earlier:
+                raise MaybeAppended from error
+            if ours is not None:
                 raise ours from error
-            if error.retriable or isinstance(error, UnknownError):
+            if error.retriable or isinstance(error, UnknownError) or getattr(error, "earlier", False):
                 raise MaybeAppended from error
             raise
         except KafkaError as error:  # client-side errors: timeouts, connections
@@ -264,7 +265,6 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
         producer = _Transaction(
             producer_configs,
             TopicChecks(check_ttl_seconds, configs),
-            Reading(consumer, retry, Use("TransactionalWriter", "")),
             attempt_seconds,
         )
         super().__init__(transactional_id, producer, consumer, retry)
@@ -281,11 +281,10 @@ class TransactionalWriter(TransactionalWriterBase, _Stopping):
 class _Transaction:
     error = KafkaError
 
-    def __init__(self, configs: dict[str, Any], checks: TopicChecks, reading: Reading, attempt_seconds: float) -> None:
+    def __init__(self, configs: dict[str, Any], checks: TopicChecks, attempt_seconds: float) -> None:
         self._configs = configs
         self._checks = checks
         self.require = checks.require
-        self._reading = reading
         self._attempt_seconds = attempt_seconds
         self._producer: Any = None
 
@@ -324,13 +323,11 @@ class _Transaction:
         except (KafkaError, TimeoutError) as error:
             cause = self._cause(error)
             code = _code_of(cause)
-            if code == POLICY_VIOLATION and part.expected is not None:
-                # aiokafka hides which refusal it is. A committed read shows whether it was a mismatch.
-                observation = await run_async(self._reading.probe(part.topic, part.partition, part.expected))
-                if observation is not None and observation.log_end != part.expected:
-                    raise OffsetMismatchError(part.topic, part.partition, part.expected, observation.log_end) from error
+            refused: Exception = error
+            if isinstance(cause, BrokerResponseError) and part.expected is not None:
+                refused = self._producer._refusal(cause, *part.where, part.expected) or error
             retriable = _is_temporary(cause)
-            why = explained(part, error, code=code, retriable=retriable, transactional_id=self._id)
+            why = explained(part, refused, code=code, retriable=retriable, transactional_id=self._id)
             raise why from (None if why is error else error)
 
     async def commit(self) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented,
 
 from fencepost._checks import BlockingChecks, CheckCache
 from fencepost._idempotence import Idempotence, configured
-from fencepost._refusals import POLICY_VIOLATION, refusal, verify
+from fencepost._refusals import POLICY_VIOLATION, silent_refusal, verify
 from fencepost.errors import FencepostError, PartitionRequiredError
 from fencepost.records import CHECK_CONFIG, binding_of, conditional_headers, new_write_id, unstated_headers
 
@@ -104,6 +104,7 @@ class ConditionalProducer(Producer):
         defaults = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 1}
         super().__init__({**defaults, **config}, **kwargs)
         self._log_ends = LogEnds()
+        self._transactional = bool(config.get("transactional.id"))
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
         self._checks = checks_of(check_ttl_seconds, config, check_timeout_seconds)
 
@@ -147,7 +148,7 @@ class ConditionalProducer(Producer):
         produced_at = self._log_ends.count
 
         def delivered(err: KafkaError | None, msg: Message) -> None:
-            outcome = self._outcome(where, err, msg.offset(), produced_at)
+            outcome = self._outcome(where, err, msg, produced_at)
             if deliver is not None:
                 deliver(outcome, msg)
 
@@ -159,19 +160,25 @@ class ConditionalProducer(Producer):
         return closed
 
     def _outcome(
-        self, where: tuple[str, int, int], err: KafkaError | None, offset: int | None, produced_at: int
+        self, where: tuple[str, int, int], err: KafkaError | None, msg: Message, produced_at: int
     ) -> FencepostError | KafkaError | None:
         if err is None:
+            offset = msg.offset()
             try:
                 verify(*where, -1 if offset is None else offset)
             except FencepostError as violation:
                 return violation
             return None
-        # librdkafka drops the server's message, but reports the base offset with the error.
-        end = None
-        if err.code() == POLICY_VIOLATION and offset is not None and offset >= 0:
-            end = self._log_ends.of_refusal(*where, offset, produced_at)
-        ours = refusal(*where, code=err.code(), message=None, log_end=end)
-        if ours is not None:
-            ours.__cause__ = KafkaException(err)
-        return ours or err
+        if err.code() != POLICY_VIOLATION:
+            return err
+        # librdkafka drops the server's message and the append time, but reports the base offset with the error.
+        offset = msg.offset()
+        ours = silent_refusal(
+            *where,
+            base_offset=self._log_ends.of_refusal(*where, -1 if offset is None else offset, produced_at),
+            append_time_ms=-1,
+            transactional=self._transactional,
+            checks=self._checks.others(where[0]),
+        )
+        ours.__cause__ = KafkaException(err)
+        return ours

@@ -20,7 +20,7 @@ from fencepost._steps import CannotRead
 from fencepost._transaction import FENCED, Part, explained
 from fencepost._transactional_writer import BlockingTransactionalWriter, CommitInDoubt, CommitRefused
 from fencepost.confluent._producer import CALLBACKS, ConditionalProducer, checks_of
-from fencepost.errors import FencepostError, OffsetMismatchError, TransactionConflictError, WriterFencedError
+from fencepost.errors import FencepostError, WriterFencedError
 from fencepost.records import LogRecord, Record
 from fencepost.retries import RetryPolicy
 
@@ -322,11 +322,6 @@ class _Transaction:
             if error is not None:
                 raise error if isinstance(error, FencepostError) else KafkaException(error)
         except FencepostError as error:
-            if isinstance(error, OffsetMismatchError) and error.actual in (None, error.expected):
-                # librdkafka hides the message; only a mismatch reports the log end offset.
-                raise TransactionConflictError(
-                    f"{part.topic}-{part.partition}: another transaction is open on it"
-                ) from error
             raise explained(part, error, retriable=False, transactional_id=self._id) from error.__cause__
         except _RAISED as error:
             failed = _failure(error)

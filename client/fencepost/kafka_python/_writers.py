@@ -249,9 +249,8 @@ class _Transaction(_Sender):
             return offsets[0]
         except Exception as error:
             code = error.errno if isinstance(error, BrokerResponseError) else None
-            message = str(error.args[0]) if error.args and code is not None else None
             retriable = isinstance(error, RetriableError | UnknownError)
-            why = explained(part, error, code=code, message=message, retriable=retriable, transactional_id=self._id)
+            why = explained(part, error, code=code, retriable=retriable, transactional_id=self._id)
             raise why from (None if why is error else error)
 
     def commit(self) -> None:

@@ -166,6 +166,7 @@ def sent_after(pending: PendingAppend, failed: PartitionResult) -> PartitionResu
     return replace(
         failed,
         error_code=code,
+        log_append_time_ms=-1,  # this batch was not appended, even if the failed one was
         record_errors=(),  # those are records of the failed batch
         error_message=stated if stated.startswith(_PREDECESSOR_FAILED) else f"{_PREDECESSOR_FAILED} {stated}",
     )

@@ -43,6 +43,7 @@ from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.sequencer.log_view import end_of_other_sequence, has_its_sequence, is_compacted, producer_of
 from fencepost_proxy.sequencer.retry_cache import same_write
 from fencepost_proxy.sequencer.state import PartitionState
+from fencepost_proxy.sequencer.transactions import expected_of
 from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.batch_digest import same_first_time
@@ -326,7 +327,7 @@ class Lookups:
             f"SEQUENCE_TAKEN {where(pending.append)} offset={at}: an earlier batch of this producer has its sequence "
             f"number ({pending.append.base_sequence}) and other records (abort the transaction and begin a new epoch)"
         )
-        self._state.refuse(pending, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message))
+        self._state.refuse(pending, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message, expected_of(pending)))
 
     # ---- violations
 
@@ -372,7 +373,10 @@ class Lookups:
             f"expected={pending.at} appended_at={pending.appended_at} "
             f"producer_id={'unknown' if producer_id is None else producer_id}: {why}"
         )
-        refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, pending.appended_at)
+        appended_ms = max(0, pending.append.max_timestamp_ms)
+        refusal = Refusal(
+            Error.POLICY_VIOLATION, "offset_violation", message, pending.appended_at, log_append_time_ms=appended_ms
+        )
         self._state.retries.add_violation(pending, refusal)
         self._state.refuse(pending, refusal)
 

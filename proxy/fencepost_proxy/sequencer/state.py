@@ -63,6 +63,7 @@ class PartitionState:
             partition=pending.partition.partition,
             error_code=refusal.error_code,
             base_offset=refusal.base_offset,
+            log_append_time_ms=refusal.log_append_time_ms,
             log_start_offset=refusal.log_start_offset if refusal.log_start_offset >= 0 else self.fence.log_start,
             error_message=refusal.message,
         )

@@ -170,7 +170,14 @@ def conflict(pending: PendingAppend) -> Refusal:
         "transaction_conflict",
         f"TRANSACTION_CONFLICT {where(pending.append)}: another transaction has an open append here, and this one has "
         "appended to other partitions: waiting could deadlock (abort and retry the transaction)",
+        expected_of(pending),
     )
+
+
+def expected_of(pending: PendingAppend) -> int:
+    """Base offset of a refusal after which the transaction should be run again: no mismatch reports it."""
+    expected = pending.append.expected_base_offset
+    return -1 if expected is None else expected
 
 
 def anothers_producer(pending: PendingAppend) -> Refusal:
