@@ -386,7 +386,9 @@ def test_resend_without_write_ids_is_possibly_yours() -> None:
     assert talk.mismatch(pending, expected=4, actual=20).endswith("POSSIBLY_YOURS")
 
 
-@pytest.mark.parametrize("deleted", [g.OutOfRange(), compacted(in_log(outbox(5, b"b", b"c"), 5), 1)], ids=["out of range", "compacted"])
+@pytest.mark.parametrize(
+    "deleted", [g.OutOfRange(), compacted(in_log(outbox(5, b"b", b"c"), 5), 1)], ids=["out of range", "compacted"]
+)
 def test_resend_of_partly_deleted_records_is_possibly_yours(deleted: g.BatchReadResult) -> None:
     talk = confirmed()
     pending = talk.submit(batch(b"x", b"y", b"z", headers=[[("fencepost-expected-offset", b"4")]]))
