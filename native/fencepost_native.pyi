@@ -98,6 +98,7 @@ class Settings:
 
     `names`: record headers with expected offset, partition count and write id. `read_bytes_max`: of the batches of one
     request. `producer_ids_end`: greater producer ids are for Python. `seconds`: bounds of the distributions.
+    `throttled_at`: `wire/throttle.py`.
     `shared`: None if changes of the services are not reported by `changed`; then they are asked each time.
     """
 
@@ -110,6 +111,7 @@ class Settings:
         read_bytes_max: int,
         producer_ids_end: int,
         seconds: tuple[float, ...],
+        throttled_at: dict[int, tuple[int, ...]],
         shared: Shared | None,
     ) -> Settings: ...
     def take_counts(self) -> tuple[list[tuple[int, int, int]], int, int, int, Seconds, Seconds]:
@@ -227,10 +229,11 @@ class Connection:
 
     `due`: when the first answer to appends is due. `missing`: set if the last `take_up` stopped at an append without a
     permit: its partitions, empty if `Known.grounds` do not hold. `watches`: None if Python relays frames that arrive in
-    pieces.
+    pieces. `others_are_open`: Python waits for an answer to another request than Produce.
     """
 
     known: Known | None
+    others_are_open: bool
     watches: Watches | None
     ticking: bool
     def __new__(

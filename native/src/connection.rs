@@ -124,6 +124,9 @@ pub struct Connection {
     queue: VecDeque<Sent>,
     #[pyo3(get)]
     missing: Option<Vec<i32>>,
+    /// Python waits for an answer to another request than Produce: appends are left to it.
+    #[pyo3(get, set)]
+    others_are_open: bool,
     /// Makes the watches of frames that are relayed as they arrive. None: Python relays such frames.
     #[pyo3(get, set)]
     watches: Option<Py<PyAny>>,
@@ -160,6 +163,7 @@ impl Connection {
             known: None,
             queue: VecDeque::new(),
             missing: None,
+            others_are_open: false,
             watches: None,
             collecting: None,
             up: None,
@@ -603,8 +607,11 @@ impl Connection {
             return Ok(None);
         }
         let left = LENGTH_BYTES + length;
+        if is_throttled(&self.settings.borrow(py), sent, rest) {
+            return Ok(None);
+        }
         let is_watched = match sent.api_key {
-            PRODUCE if sent.version >= PRODUCE_ENDPOINTS_FROM => return Ok(None),
+            PRODUCE => return Ok(None),
             FETCH => sent.version >= FETCH_ENDPOINTS_FROM,
             SHARE_FETCH | SHARE_ACKNOWLEDGE => true,
             _ => false,
@@ -646,7 +653,7 @@ impl Connection {
         let Some(known) = self.matching(py, rest, version) else {
             return Ok(false);
         };
-        if !known.borrow(py).is_checked {
+        if !known.borrow(py).is_checked || self.waits_for_others() {
             return Ok(false);
         }
         if it.grounds(&known.borrow(py))?.is_none() {
@@ -661,6 +668,11 @@ impl Connection {
         frame[..rest.len()].copy_from_slice(rest);
         self.collecting = Some(Collecting { frame, filled: rest.len(), since: it.now });
         Ok(true)
+    }
+
+    /// Whether Kafka will handle an append after requests whose time the client may choose.
+    fn waits_for_others(&self) -> bool {
+        self.others_are_open || self.queue.iter().any(|sent| sent.api_key != PRODUCE)
     }
 
     /// How many bytes of the data belong to the request that is collected.
@@ -729,6 +741,9 @@ impl Connection {
         starts_at: i64,
         out: &mut Vec<Piece>,
     ) -> PyResult<bool> {
+        if self.waits_for_others() {
+            return Ok(false);
+        }
         let known = known_start.borrow(py);
         let (_, version, correlation_id) = request_start(&frame[LENGTH_BYTES..]);
         let Some(batches) = produce::read_request(frame, LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len()) else {
@@ -884,7 +899,7 @@ impl Connection {
                 };
                 relayed.end(at, end, out);
                 out.push(Piece::Made(answer));
-            } else if !names_no_broker(sent, frame) {
+            } else if !names_no_broker(sent, frame) || is_throttled(&self.settings.borrow(py), sent, frame) {
                 break;
             }
             self.large[DOWN] = frame.len() >= LARGE_BYTES;
@@ -909,6 +924,9 @@ impl Connection {
         else {
             return Ok(None);
         };
+        if throttle != 0 {
+            return Ok(None);
+        }
         let mut ordered = Vec::with_capacity(results.len());
         for (partition, permit, id) in &checked.appends {
             let result = results.iter().find(|each| each.partition == *partition);
@@ -1055,6 +1073,19 @@ fn names_no_broker(sent: &Sent, frame: &[u8]) -> bool {
         SHARE_FETCH | SHARE_ACKNOWLEDGE => false,
         _ => true,
     }
+}
+
+/// Whether a response, or its beginning, has a throttle time, or does not show that it has none. `frame`: with its length.
+fn is_throttled(settings: &Settings, sent: &Sent, frame: &[u8]) -> bool {
+    let at = if sent.api_key == PRODUCE {
+        frame.len().checked_sub(if sent.version < produce::FLEXIBLE { 4 } else { 5 })
+    } else {
+        match settings.throttled_at(sent.api_key, sent.version) {
+            None => return false,
+            at => at,
+        }
+    };
+    at.and_then(|at| frame.get(at..at + 4)) != Some(&[0; 4])
 }
 
 fn request_start(head: &[u8]) -> (i16, i16, i32) {

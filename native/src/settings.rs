@@ -25,6 +25,8 @@ pub struct Settings {
     pub frame_bytes_max: usize,
     pub read_bytes_max: usize,
     pub producer_ids_end: i64,
+    /// By API and version: where a response with its length has its throttle time. 0: at no fixed position.
+    throttled_at: HashMap<i16, Vec<usize>>,
     pub shared: Option<Py<Shared>>,
     pub remembered: Remembered,
     /// What a socket has received: processed before the next one is read.
@@ -98,7 +100,8 @@ impl Settings {
     }
 
     /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request.
-    /// `producer_ids_end`: greater producer ids are for Python. `shared`: None if changes are not reported.
+    /// `producer_ids_end`: greater producer ids are for Python. `throttled_at`: see `wire/throttle.py`.
+    /// `shared`: None if changes are not reported.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -109,6 +112,7 @@ impl Settings {
         read_bytes_max: usize,
         producer_ids_end: i64,
         seconds: Vec<f64>,
+        throttled_at: HashMap<i16, Vec<usize>>,
         shared: Option<Py<Shared>>,
     ) -> Self {
         let names = Box::new(HeaderNames::new([names.0, names.1, names.2]));
@@ -119,6 +123,7 @@ impl Settings {
             frame_bytes_max,
             read_bytes_max,
             producer_ids_end,
+            throttled_at,
             shared,
             remembered: Remembered::default(),
             buffer: vec![0; RECEIVE_BUFFER_BYTES],
@@ -160,6 +165,12 @@ impl Settings {
         };
         self.remembered = self.remembered.renewed(services, fresh_until, now)?;
         Ok(())
+    }
+
+    /// Where a response with its length has its throttle time, if that is at a fixed position.
+    pub fn throttled_at(&self, api_key: i16, version: i16) -> Option<usize> {
+        let positions = self.throttled_at.get(&api_key)?;
+        positions.get(usize::try_from(version).ok()?).copied().filter(|at| *at > 0)
     }
 
     /// None: bytes cannot be relayed through the kernel.

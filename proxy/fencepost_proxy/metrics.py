@@ -206,6 +206,9 @@ class Metrics:
         #: Transactions of the cluster; None if not watched.
         self.transactions: Callable[[], TransactionsReport] | None = None
         self.refusals = Counts()
+        self.throttled_responses = Count()
+        self.throttled_seconds = 0.0
+        self.appends_without_answer = Count()
         self.connections_closed = Counts()
         self.expansions = Counts()
         self.commits = Counts()

@@ -73,6 +73,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.throttle import THROTTLED_AT, throttle_ms
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 from tests.fuzz.log import INVALID_RECORD, SHARED, UNIX_SECONDS, Log, carry_out
 from tests.support.batches import batch
@@ -148,6 +149,11 @@ def made_up_body(key: int, version: int, kind: str, variant: int) -> bytes:
             del each.node_id
         return encode_response(key, version, Message(brokers=brokers, endpoint_type=rng.choice((1, 2))))
     return by_kio(load_response_schema(key, version), rng, WORDS)
+
+
+def _throttle_ms(queried: Requested) -> int:
+    """Of some answers: the proxy serves these clients on its general path for half a minute."""
+    return 250 if queried.correlation_id % 47 == 46 else 0
 
 
 @lru_cache(maxsize=4096)
@@ -876,7 +882,14 @@ class _Run:
                 self.stores.append((wires.number, command))
             case m.Count(_, label):
                 self.observed.add(("count", label))
-            case m.TopicStale() | m.Downgraded() | m.HeadersCopied() | m.OffsetIgnored():
+            case (
+                m.TopicStale()
+                | m.Downgraded()
+                | m.HeadersCopied()
+                | m.OffsetIgnored()
+                | m.Throttled()
+                | m.LateAppends()
+            ):
                 pass
             case _:
                 raise Failure("a command without a connection", command)
@@ -1003,9 +1016,13 @@ class _Run:
         else:
             body = b"\0" if response_header_is_flexible(key, version) else b""
             body += _looked_up(queried) or self._made_up_answer(key, version, abs(variant) % 6)
-            if key == API_VERSIONS and body[:2] == b"\0\x23":
+            if key == API_VERSIONS and (body[:2] == b"\0\x23" or throttle_ms(memoryview(head + body), key, version)):
                 body = encode_response(key, version, Message())
-        return struct.pack(">i", len(head) + len(body)) + head + body
+        answer = bytearray(struct.pack(">i", len(head) + len(body)) + head + body)
+        at = THROTTLED_AT[key][version] if key in THROTTLED_AT and version < len(THROTTLED_AT[key]) else 0
+        if at and len(answer) >= at + 4:
+            answer[at : at + 4] = struct.pack(">i", _throttle_ms(queried))
+        return bytes(answer)
 
     def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
         return made_up_body(key, version, "response", variant)
@@ -1030,7 +1047,7 @@ class _Run:
                 TopicResult("" if version >= 13 else name, TOPIC_IDS.get(name, UUID(int=5)), tuple(results))
                 for name, results in topics.items()
             ),
-            queried.correlation_id % 3,
+            _throttle_ms(queried),
             (NodeEndpoint(1, "b1", 9092, None),) if error % 2 and version >= 10 else (),
         )
         return encode_produce_response(response, version)

@@ -239,7 +239,7 @@ class _Run:
                 case g.Answer(pending, result, reason):
                     self.transcript.append(f"{result.error_code} {result.base_offset} {reason}")
                     self._answered(pending, result, reason)
-                case g.Violation() | g.LostRecords() | g.MayJoin():
+                case g.Violation() | g.LostRecords() | g.MayJoin() | g.Late():
                     pass
                 case _:
                     same = [each for each, _ in self.control if type(each) is type(effect)]

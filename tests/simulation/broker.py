@@ -15,7 +15,7 @@ import gzip
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import crc32c
@@ -366,8 +366,18 @@ class BrokerSide(End):
         self.cluster.produce(self.node, request, lambda response: self._respond(request, response))
 
     def _respond(self, request: ProduceRequest, response: ProduceResponse) -> None:
+        throttled, sim = 0.0, self.cluster.sim
+        if self.cluster.throttled and sim.chance(self.cluster.throttled):
+            throttled = sim.between(0.05, 3.0)
         if not self._closed and self.connection is not None and self.cluster.live(self.node, self.incarnation):
+            response = replace(response, throttle_time_ms=round(throttled * 1000))
             self.connection.to_a.write(encode_produce_response(response, request.api_version))
+        if throttled:
+            sim.after(throttled, self._read_on)
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
         self._busy = False
         self._next()
 
@@ -394,6 +404,7 @@ class Cluster:
         log_append_time: bool,
         unclean: bool,
         slow_requests: float,
+        throttled: float,
         too_large: float,
         server_errors: float,
         transactions_v2: bool,
@@ -407,6 +418,7 @@ class Cluster:
         self.commits_under_min_isr = sim.chance(0.5)
         self.unclean = unclean
         self.slow_requests = slow_requests
+        self.throttled = throttled
         self.too_large = too_large
         self.server_errors = server_errors
         self.transactions_v2 = transactions_v2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from tests.simulation.checkers import check, check_bounds, check_rest
 from tests.simulation.clients import Admin, Client, Probe
 from tests.simulation.history import History
 from tests.simulation.unauthorized import KIND, Unauthorized
-from tests.simulation.world import Scenario, World
+from tests.simulation.world import LIMITS, Scenario, World
 from tests.support import executors
 
 _END_SECONDS = 25.0
@@ -40,8 +40,22 @@ def _true(name: str, clients: str, faults: str = "cut", **more: Any) -> Scenario
     return _required(name, clients, faults, check=Check.ON, **more)
 
 
+#: Many appends are late, and resolved from the log before their answers arrive.
+_LATE: dict[str, Any] = {"slow_requests": 0.1, "limits": replace(LIMITS, answer_seconds=0.1, late_read_seconds=0.1)}
+
 _SCENARIOS = (
     _required("race", "honest sequenced bare twin", proxies=2),
+    _required("late", "chain honest sequenced twin", "cut kill move pause", **_CLUSTER, **_LATE, proxies=2),
+    _true(
+        "late-true",
+        "honest idempotent-chain idempotent plain chain",
+        "cut kill move",
+        **_CLUSTER,
+        **_LATE,
+        airtight=False,
+    ),
+    _required("throttled", "chain honest several", "cut snip", throttled=0.2, partitions=2),
+    _true("throttled-true", "chain idempotent-chain plain honest", "cut snip", throttled=0.2, airtight=False),
     _required("pipelines", "chain chain honest", slow_requests=0.05),
     _required(
         "expansion-required",

@@ -64,6 +64,11 @@ _READ_SECONDS = 2.0
 _DEAD_SECONDS = 2.0
 
 
+LIMITS = sequencers.SequencerLimits(
+    queue_max=50, in_flight_max=4, unconfirmed_send_seconds=0.5, resolve_seconds=3.0, queued_seconds=9.0
+)
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Parameters of a run. `airtight`: every batch lies at its expected offset. `unviolated`: no live process reports a
@@ -91,6 +96,7 @@ class Scenario:
     unviolated: bool = False
     by_topic_id: bool = True
     slow_requests: float = 0.02
+    throttled: float = 0.0
     slow_connections: float = 0.03
     lossy_reads: float = 0.02
     too_large: float = 0.0
@@ -100,11 +106,7 @@ class Scenario:
     pause_max: float = 5.0
     think_max: float = 0.6
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
-    limits: sequencers.SequencerLimits = field(
-        default_factory=lambda: sequencers.SequencerLimits(
-            queue_max=50, in_flight_max=4, unconfirmed_send_seconds=0.5, resolve_seconds=3.0, queued_seconds=9.0
-        )
-    )
+    limits: sequencers.SequencerLimits = field(default_factory=lambda: LIMITS)
     refuse_whole_requests: bool = False
     clients_log_in: bool = False
     others: tuple[tuple[str, Check], ...] = ()
@@ -438,7 +440,13 @@ class Proxy(Counting):
             case sessions.Count(what, label):
                 if what == "refusal":
                     self.world.history.refusals[label] += 1
-            case sessions.Downgraded() | sessions.HeadersCopied() | sessions.OffsetIgnored():
+            case (
+                sessions.Downgraded()
+                | sessions.HeadersCopied()
+                | sessions.OffsetIgnored()
+                | sessions.Throttled()
+                | sessions.LateAppends()
+            ):
                 pass
             case sessions.Store():
                 self._store(connection, command)
@@ -1030,6 +1038,7 @@ class World:
             log_append_time=scenario.log_append_time,
             unclean=scenario.unclean,
             slow_requests=scenario.slow_requests,
+            throttled=scenario.throttled,
             too_large=scenario.too_large,
             server_errors=scenario.server_errors,
             transactions_v2=scenario.transactions_v2,
@@ -1088,7 +1097,7 @@ class World:
         self.sim.log("all faults end")
         self.quiet = True
         self.lossy_reads = 0.0
-        self.cluster.slow_requests = self.cluster.too_large = self.cluster.server_errors = 0.0
+        self.cluster.slow_requests = self.cluster.throttled = self.cluster.too_large = self.cluster.server_errors = 0.0
         self.state.reachable = True
         for proxy in self.proxies:
             proxy.blind_until = float("-inf")

@@ -759,8 +759,15 @@ _SESSION_DEFECTS = {
     ("does not remember the write authorization", 248): edit(
         FastPath, "end_direct", ("self._proofs.may_write[direct.pending_appends[0].partition.topic] = now", "pass")
     ),
-    ("loses a throttle time", 1): edit(
-        FastPath, "end_direct", ("throttle, partitions = fields", "throttle, partitions = 0, fields[1]")
+    ("loses a throttle time", 1): edit(FastPath, "end_direct", ("if throttle:", "if False:")),
+    ("ignores the throttle time of a relayed response", 1): edit(
+        FastPath, "take_down", ("if throttled_at and", "if False and")
+    ),
+    ("sends appends of a throttled client", 1): edit(
+        FastPath, "_may_take_up", ("holds.throttling.is_watched(now)", "False")
+    ),
+    ("sends an append after a request whose time the client chooses", 1): edit(
+        FastPath, "_take_direct", ("self._queue.others_are_open", "False")
     ),
     ("leaves an answer unsent", 58): edit(FastPath, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
     ("overtakes a waiting request", 26): edit(

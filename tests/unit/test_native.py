@@ -45,9 +45,9 @@ from tests.unit.test_fast_path import _decisive, _Talk
 pytestmark = needs_native
 
 NAMES = ("expected-offset", "partition-count", "write-id")
-#: Positions in the answer to one append: its topic's id; and what is only passed on, log start and throttle time.
+#: Positions in the answer to one append: its topic's id; and what is only passed on, the log start.
 _TOPIC_ID_AT = 10
-_PASSED_ON = {*range(49, 57), *range(61, 65)}
+_PASSED_ON = {*range(49, 57)}
 _FRAME_BYTES_MAX = 1 << 20
 
 

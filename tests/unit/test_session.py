@@ -394,11 +394,11 @@ A_AT_5, B_AT_9 = PartitionResult(0, 0, 5), PartitionResult(1, 0, 9)
 
 def test_frame_without_handling_is_streamed_both_ways() -> None:
     talk = Talk()
-    query, reply = request(HEARTBEAT, 4, 1, b"x" * 100), response(1, b"y" * 100)
+    query, reply = request(HEARTBEAT, 4, 1, b"x" * 100), response(1, bytes(5) + b"y" * 100)
     for piece in (query[:20], query[20:50], query[50:]):
         talk.client(piece)
         assert talk.upstream() == piece
-    for piece in (reply[:9], reply[9:]):
+    for piece in (reply[:30], reply[30:]):
         talk.kafka(piece)
         assert talk.answer() == piece
     assert talk.session.drained
@@ -537,7 +537,7 @@ def test_early_answer_stays_in_the_socket() -> None:
     pending = talk.sends()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
-    reply = response(2, b"y" * 50)
+    reply = response(2, bytes(5) + b"y" * 50)
     talk.kafka(produced(("checked-a", 0, 45, -1)) + reply)
     assert talk.next(Call).name == "answered"
     assert not talk.next(m.ReadUpstream).on

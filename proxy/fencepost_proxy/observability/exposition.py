@@ -143,6 +143,18 @@ def fencepost_client_connections_dropped_total(s: Scrape) -> Labelled:
     return _by(s.metrics.connections_closed, "connections_max", "address_connections_max")
 
 
+@_TRAFFIC.counter()
+def fencepost_throttled_responses_total(s: Scrape) -> float:
+    """Responses with which Kafka throttled a client over its quota. The log names the clients."""
+    return s.metrics.throttled_responses.value
+
+
+@_TRAFFIC.counter()
+def fencepost_throttled_seconds_total(s: Scrape) -> float:
+    """Throttle times in those responses: so long neither Kafka nor the proxy reads from the client."""
+    return s.metrics.throttled_seconds
+
+
 @_TRAFFIC.gauge()
 def fencepost_buffered_bytes(s: Scrape) -> float:
     """Bytes of requests and responses buffered in memory."""
@@ -202,6 +214,12 @@ def fencepost_refusals_total(s: Scrape) -> Labelled:
     levels. not_ready, try_again, transaction_open and outcome_unknown are retriable.
     """
     return _by(s.metrics.refusals, "offset_mismatch", "not_ready", "try_again", "transaction_open", "outcome_unknown")
+
+
+@_CONDITIONAL.counter()
+def fencepost_appends_without_answer_total(s: Scrape) -> float:
+    """Appends that Kafka did not answer within a second while other clients waited for them: resolved from the log."""
+    return s.metrics.appends_without_answer.value
 
 
 @_CONDITIONAL.counter("error")

@@ -40,6 +40,8 @@ class SequencerLimits:
     """Bounds of one sequencer. Times in seconds.
 
     `queued_seconds`: how long a request may wait in a broker's queue after its connection was lost.
+    `answer_seconds`: how long others wait for an append that Kafka does not answer before it is resolved from the log,
+    which is read every `late_read_seconds` then.
     `violation_seconds`: how long to look for the writer that bypassed the proxy before the append is answered.
     `transaction_wait_seconds`: how long a transaction is answered "try again" while another owns the partition and it
     is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
@@ -53,6 +55,8 @@ class SequencerLimits:
     unconfirmed_send_seconds: float = 1.0
     resolve_seconds: float = 15.0
     queued_seconds: float = 35.0
+    answer_seconds: float = 1.0
+    late_read_seconds: float = 0.5
     violation_seconds: float = 1.0
     transaction_wait_seconds: float = 10.0
     read_retry_seconds: float = 0.05
@@ -102,6 +106,8 @@ class PendingAppend:
     `appended_at`: where it was appended, if not at `at`. `sent_before`: an earlier attempt has an unknown outcome.
     `is_there`: the log has or had it, but not at the expected offset; Kafka reports the offset.
     `reported_at`: the offset at which Kafka reports it as a duplicate; still to be read back.
+    `late`: Kafka did not answer its last attempt in time while others waited; the connection is still open.
+    `may_arrive_until`: that attempt may reach Kafka until then, and longer, as after a lost connection.
     `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
@@ -148,6 +154,8 @@ class PendingAppend:
     topic_id: UUID | None = None
     comparison: RecordComparison | None = None
     remembered: AppendedBatch | None = None
+    late: bool = False
+    may_arrive_until: float = -inf
     predecessor_result: PartitionResult | None = None
     duplicate_waiters: list[PendingAppend] = field(default_factory=list)
 
@@ -370,6 +378,13 @@ class Answer:
 
 
 @value
+class Late:
+    """Kafka does not answer these appends of one connection, in the order in which they were sent, and others wait."""
+
+    pending_appends: tuple[PendingAppend, ...]
+
+
+@value
 class MayJoin:
     """No fenced append is in flight whose offset this transaction's marker could take."""
 
@@ -441,4 +456,4 @@ class LostRecords:
     log_end_offset: int | None = None
 
 
-Effect = Admit | Answer | MayJoin | ReadLogEnd | ReadBatch | Resend | PublishBase | Violation | LostRecords
+Effect = Admit | Answer | Late | MayJoin | ReadLogEnd | ReadBatch | Resend | PublishBase | Violation | LostRecords

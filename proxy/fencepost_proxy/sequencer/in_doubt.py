@@ -667,7 +667,8 @@ class InDoubtResolver:
     def _resolve_later(self, pending: PendingAppend, now: float) -> None:
         if now < pending.resolve_until:
             self._resolve_again = True
-            self._state.log.retry(now)
+            # A late append may be in the log and not replicated yet: the cluster may be slow for every client.
+            self._state.log.retry(now, late=pending.late)
         else:
             self._state.appends.sequence_gaps.add(pending.pipeline_key)  # before the next one of its pipeline is read
             self._end_unknown(pending, "the outcome could not be read from the log in time", now)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.appends import FENCE_ERRORS
-from fencepost_proxy.sequencer.events import NO_PRODUCER, AppendMode, PendingAppend
+from fencepost_proxy.sequencer.events import NO_PRODUCER, AppendMode, Late, PendingAppend
 from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.sequencer.in_doubt import IN_DOUBT, MAY_BE_FINAL, InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.state import PartitionState
@@ -29,6 +29,8 @@ class KafkaAnswers:
 
     def answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         if pending not in self._state.appends.in_flight:
+            if pending.late and self._state.log.retry_at is not None:
+                self._state.log.retry_at = now  # the log shows it now
             return  # resolved from the log meanwhile
         error = result.error_code
         may_be_final = error in MAY_BE_FINAL and result.base_offset == -1
@@ -114,14 +116,40 @@ class KafkaAnswers:
             until = now if answered else now + self._state.log.limits.queued_seconds
             self._state.transactions.believe_from(pending.transactional_id, until)
         if pending.kind.fenced or self._kafka_detects_duplicate(pending):
-            self._resolver.add(pending, now + self._state.log.limits.resolve_seconds)
+            until = max(now + self._state.log.limits.resolve_seconds, pending.may_arrive_until)
+            self._resolver.add(pending, until)
         else:
             # A resend might append it twice, after its transaction, or for an unauthorized client. A read proves
             # nothing for a batch without an expected offset.
             why = "Kafka's answer is not conclusive" if answered else "connection to Kafka lost before the answer"
             self._state.unknown(pending, why, now, queued=not answered)
 
+    def report_late(self, now: float) -> None:
+        """Report appends that Kafka does not answer, although another client's append waits for them.
+
+        Kafka may not read their connection: a quota, a slow network. The log decides, as after a lost connection. Only
+        appends that can be sent again without harm, since the first attempt may still arrive.
+        """
+        appends = self._state.appends
+        sent_before = now - self._state.log.limits.answer_seconds
+        late = {
+            each.connection: None
+            for each in appends.in_flight
+            if not each.late and each.sent_at is not None and each.sent_at <= sent_before
+        }
+        if not late or all(each.connection in late for each in appends.queue):
+            return
+        for connection in late:
+            pending_appends = tuple(each for each in appends.in_flight if each.connection == connection)
+            for each in pending_appends:
+                each.late = True
+            if all(each.kind.fenced or self._is_named(each) for each in pending_appends):
+                self._state.log.effects.append(Late(pending_appends))
+
+    def _kafka_detects_duplicate(self, pending: PendingAppend) -> bool:
+        return self._is_named(pending) and pending.may_write
+
     @staticmethod
-    def _kafka_detects_duplicate(pending: PendingAppend) -> bool:
-        keeps_id = pending.append.producer_id >= 0 and pending.fence is None
-        return keeps_id and pending.may_write and not pending.append.transactional
+    def _is_named(pending: PendingAppend) -> bool:
+        """Whether Kafka recognizes a resend by its producer's sequence."""
+        return pending.append.producer_id >= 0 and pending.fence is None and not pending.append.transactional

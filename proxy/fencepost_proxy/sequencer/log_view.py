@@ -41,8 +41,8 @@ class LogView:
     def read(self, pending: PendingAppend, offset: int) -> None:
         self.effects.append(ReadBatch(pending, offset))
 
-    def retry(self, now: float) -> None:
-        self.retry_at = now + self.limits.read_retry_seconds
+    def retry(self, now: float, *, late: bool = False) -> None:
+        self.retry_at = now + (self.limits.late_read_seconds if late else self.limits.read_retry_seconds)
 
     def retry_is_due(self, now: float) -> bool:
         if self.retry_at is None or self.retry_at > now:

@@ -24,7 +24,7 @@ class QueuedInBrokers:
     _unfenced: OrderedDict[tuple[tuple[int, int], int] | None, float] = field(default_factory=OrderedDict)
 
     def add(self, pending: PendingAppend, now: float) -> None:
-        until = now + self._limits.queued_seconds
+        until = max(now, pending.may_arrive_until) + self._limits.queued_seconds
         if pending.kind.fenced:
             assert pending.at is not None
             self.fenced_until = until

@@ -263,6 +263,8 @@ class PartitionSequencer:
         self._admitter.answer_late(now)
         self._lookups.end_late(now)
         self._admitter.answer_late_duplicates(now)
+        if self.state.appends.queue and self.state.appends.in_flight:
+            self._kafka_answers.report_late(now)
         if self.state.log.retry_is_due(now):
             self._lookups.read_again()
             self._resolver.read_again(now)

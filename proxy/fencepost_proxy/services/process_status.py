@@ -27,6 +27,7 @@ from fencepost_proxy.observability.status import (
     BrokerStatus,
     Listed,
     PageRequest,
+    Problem,
     StatusSnapshot,
 )
 from fencepost_proxy.observability.status_server import StatusServer
@@ -35,6 +36,7 @@ from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import Driver
 from fencepost_proxy.services.reports import Reports
+from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
@@ -156,22 +158,7 @@ class ProcessStatus:
             state_lease_seconds=None if state is None else state.fresh_until - time.monotonic(),
             refusals=dict(metrics.refusals),
             brokers=brokers,
-            problems=(
-                *self.cluster.rights.problems(),
-                *diagnosis.of_ignored_offsets(self._ignoring_offsets()),
-                *diagnosis.of_process(
-                    limits,
-                    connections=len(self.connections.by_number),
-                    most_from=self.connections.most_from,
-                    buffered_bytes=self.memory.reserved_bytes,
-                    brokers=brokers,
-                    certificate_ends=metrics.certificate_ends,
-                    now=time.time(),
-                    cpu_wait=self._history.cpu_wait_of_last_minute(),
-                    refused={self._named(address): count for address, count in self.refused.recent()},
-                    led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
-                ),
-            ),
+            problems=(*self._problems(brokers, transactions), *self.reports.slow_clients.problems()),
             last_violation=self.reports.last_violation,
             shortened_logs=self.reports.shortened_logs,
             last_shortened_log=self.reports.last_shortened_log,
@@ -188,6 +175,22 @@ class ProcessStatus:
         since, policy = time.monotonic() - _IGNORED_SECONDS, self.cluster.policies.policy
         reported = ((topic, policy(topic)) for topic, at in self.reports.ignored_offsets.items() if at >= since)
         return sorted(topic for topic, each in reported if each is None or each.check is Check.OFF)
+
+    def _problems(self, brokers: Sequence[BrokerStatus], transactions: TransactionsReport | None) -> Iterator[Problem]:
+        yield from self.cluster.rights.problems()
+        yield from diagnosis.of_ignored_offsets(self._ignoring_offsets())
+        yield from diagnosis.of_process(
+            self.limits(),
+            connections=len(self.connections.by_number),
+            most_from=self.connections.most_from,
+            buffered_bytes=self.memory.reserved_bytes,
+            brokers=brokers,
+            certificate_ends=self.metrics.certificate_ends,
+            now=time.time(),
+            cpu_wait=self._history.cpu_wait_of_last_minute(),
+            refused={self._named(address): count for address, count in self.refused.recent()},
+            led_by=self._led_by(brokers, () if transactions is None else transactions.leaderless),
+        )
 
     def _in_flight(self) -> int:
         return sum(session.unanswered_count for session in self.driver.dispatcher.sessions.values())

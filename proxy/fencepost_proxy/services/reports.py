@@ -11,6 +11,7 @@ from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.audit import Identity
 from fencepost_proxy.observability.lists import Refusals, clipped
+from fencepost_proxy.observability.slow_clients import SlowClients
 from fencepost_proxy.observability.status import ShortenedLogStatus, ViolationStatus
 from fencepost_proxy.sequencer.events import LostRecords, Violation
 from fencepost_proxy.sequencer.in_doubt import COPIED_HEADERS, FORGOTTEN
@@ -43,6 +44,7 @@ class Reports:
     log_reader: LogReader
     spawn: Spawn
     refusals: Refusals = field(default_factory=Refusals, init=False)
+    slow_clients: SlowClients = field(init=False)
     violations: int = field(default=0, init=False)
     last_violation: ViolationStatus | None = field(default=None, init=False)
     shortened_logs: int = field(default=0, init=False)
@@ -51,6 +53,9 @@ class Reports:
     #: Topics that do not check the expected offsets that they get, and when they last got one.
     ignored_offsets: Bounded[str, float] = field(default_factory=lambda: Bounded(_REPORTED_MAX), init=False)
     _logged_copies: set[tuple[str | None, str]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.slow_clients = SlowClients(self.metrics)
 
     def take(self, command: sessions.Command, proxied: ProxiedConnection | None) -> bool:
         """Whether the command is a report only."""
@@ -65,6 +70,10 @@ class Reports:
                 self._copied(partition, copied_from, client_id)
             case sessions.OffsetIgnored(topic):
                 self._offset_ignored(topic)
+            case sessions.Throttled(throttle_ms):
+                self.slow_clients.throttled(proxied, throttle_ms)
+            case sessions.LateAppends(partition, seconds):
+                self.slow_clients.late(proxied, partition, seconds)
             case sessions.Downgraded(topic, why, batches):
                 self._downgraded(topic, why, batches)
             case sessions.Noticed(notice):

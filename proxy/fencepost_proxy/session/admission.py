@@ -17,6 +17,7 @@ from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
 
 _LOGIN_IS_OVER = "the client's login expired"
+_IS_MUTED = "Kafka does not read this client's requests at the moment: it may be over a quota"
 #: How long an admitted append may block its partition while other partitions of its request are waited for.
 _BLOCKS_SECONDS = 0.02
 
@@ -73,13 +74,19 @@ class Admission:
                 continue  # failed while it waited for another sequencer
             if now >= produce.answer_by:
                 where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
-                message = f"TRY_AGAIN {where}: the partitions before it took too long"
+                why = _IS_MUTED if self._is_muted() else "the partitions before it took too long"
+                message = f"TRY_AGAIN {where}: {why}"
                 self._state.refuse(
                     produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
                 )
                 assert self._holds.waiting_response is not None
                 self._pipelines.fail_with(self._holds.waiting_response, pending, produce.results[pending.partition])
                 continue
+            if self._is_muted():
+                produce.to_submit.append(pending)
+                produce.waiting_for = None
+                self._resubmit_admitted(produce)
+                return  # until `submit_muted`
             produce.waiting_for, produce.submitted_at = pending, now
             if pending.append.transactional:
                 self._transactions.submits(pending)
@@ -87,6 +94,16 @@ class Admission:
             return
         produce.waiting_for = None
         self._send_produce(produce, now)
+
+    def submit_muted(self, now: float) -> None:
+        """Submit what waits because Kafka read nothing from this client."""
+        produce = self._holds.waiting_produce
+        if produce is not None and produce.is_muted and not produce.at_barrier:
+            self._submit_next(now)
+
+    def _is_muted(self) -> bool:
+        """Whether Kafka would not read an append that is sent now."""
+        return self._holds.throttling.blocks(len(self._queue.from_upstream))
 
     def admitted(self, pending: PendingAppend, now: float) -> None:
         produce = self._holds.waiting_produce
@@ -126,6 +143,10 @@ class Admission:
             return
         if now >= self._state.login_ends:
             self._completion.not_sent(pending_response, sent, pending, _LOGIN_IS_OVER)
+            self._completion.finish(pending_response, sent)
+            return
+        if self._is_muted():  # or its last attempt is not answered
+            self._completion.not_sent(pending_response, sent, pending, _IS_MUTED)
             self._completion.finish(pending_response, sent)
             return
         self._completion.forward(pending_response, sent, sent.request_for(pending))
@@ -181,8 +202,10 @@ class Admission:
             self._return_after_failed(produce)
         if produce.admitted and now >= self._state.login_ends:
             self._return_unsent(produce)
-        if any(not self._sequencers.may_send(pending, now) for pending in produce.admitted):
-            # An admission without a confirmed fence expires.
+        if produce.admitted and (
+            self._is_muted() or any(not self._sequencers.may_send(pending, now) for pending in produce.admitted)
+        ):
+            # Kafka would not read them now; or: an admission without a confirmed fence expires.
             self._resubmit_admitted(produce)
             return False
         for pending in self._forwarding.without_id(produce, produce.admitted):

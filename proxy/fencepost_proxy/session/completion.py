@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from fencepost_proxy.session.barriers import Barriers
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID, Forwarding
 from fencepost_proxy.session.idempotence import IdempotenceChecks
-from fencepost_proxy.session.messages import Count, TopicStale
+from fencepost_proxy.session.messages import Count, LateAppends, TopicStale
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
@@ -50,6 +50,7 @@ class Completion:
         "_sequencers",
         "_services",
         "_state",
+        "_throttling",
         "_transactions",
     )
 
@@ -66,6 +67,7 @@ class Completion:
         self._services = core.state.services
         self._sequencers = core.state.sequencers
         self._state = core.state
+        self._throttling = core.holds.throttling
         self._pipelines = core.pipelines
         self._queue = core.queue
         self._proofs = core.proofs
@@ -128,6 +130,7 @@ class Completion:
             self._state.commands.append(TopicStale(key.topic))
         pending = produce.pending_appends.get(key)
         if pending is not None and key in produce.sent:
+            self._throttling.is_answered(pending)
             pending.may_write = self._proofs.has_proved(key.topic)
             if result.error_code:
                 self._services.kafka_refused(result.error_code)
@@ -206,6 +209,26 @@ class Completion:
                 for transaction in self._transactions.failed(produce, reported.results):
                     self._transactions.record_abort_only(pending_response, produce, transaction, self.finish)
                 produce.open_records = None
+
+    def resolve_late(self, pending_appends: Sequence[PendingAppend]) -> None:
+        """Let the log decide about these appends to one partition, in order: other clients wait for them.
+
+        Not if the proxy may not send them again. Nothing more is sent on this connection before Kafka has answered
+        them: else the next append would be late, too.
+        """
+        partition = pending_appends[0].partition
+        produces = [self.sent_produce_of(pending)[1] for pending in pending_appends]
+        if not self._proofs.has_proved(partition.topic):
+            return
+        if any(each is None or each.count_checked is not None or each.leveled is not None for each in produces):
+            return  # an expansion waits for its answer
+        seconds = max(self._state.now - (pending.sent_at or self._state.now) for pending in pending_appends)
+        self._state.commands.append(LateAppends(partition, seconds))
+        for pending, produce in zip(pending_appends, produces, strict=True):
+            assert produce is not None
+            pending.may_write, pending.may_arrive_until = True, produce.answer_by
+            self._throttling.is_late(pending)
+            self._sequencers.lost(pending)
 
     def stop_waiting(self, produce: ProduceExchange) -> None:
         """A leader that hangs may never answer, and never break the connection either: other appends must continue.

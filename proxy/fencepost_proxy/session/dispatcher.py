@@ -301,6 +301,10 @@ class Dispatcher:
                 session = self.sessions.get(pending.connection)
                 if session is not None:
                     self._work.append((session, session.append_completed, (pending, result, reason)))
+            case sequencers.Late(pending_appends):
+                session = self.sessions.get(pending_appends[0].connection)
+                if session is not None:
+                    self._work.append((session, session.handle, (sessions.AppendsLate(pending_appends),)))
             case sequencers.MayJoin(connection):
                 session = self.sessions.get(connection)
                 if session is not None:

@@ -45,6 +45,7 @@ from fencepost_proxy.wire.one_topic import (
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from fencepost_proxy.wire.records import Effort
+from fencepost_proxy.wire.throttle import NOT_THROTTLED, THROTTLED_AT, produce_throttle
 
 if TYPE_CHECKING:
     from fencepost_native import Pumped
@@ -81,8 +82,10 @@ class FastPath:
         self._appends = appends
         self.native = NativePath(core, appends)
 
-    def _may_take_up(self) -> bool:
+    def _may_take_up(self, now: float) -> bool:
         state, holds = self._state, self._holds
+        if holds.throttling.watched_until and holds.throttling.is_watched(now):
+            return False
         if holds.waiting_produce is not None or holds.client_paused or holds.paused or holds.quota <= 0:
             return False
         return not (state.closing or state.client_closed or state.upstream_closed) and state.client.between_frames
@@ -96,9 +99,9 @@ class FastPath:
     @property
     def may_arm(self) -> bool:
         """Whether both directions need nothing of Python until something unusual arrives."""
-        if self._to_client or self._from_upstream or self._pipelines.failed:
+        if self._to_client or self._from_upstream or self._pipelines.failed or self._holds.throttling.watched_until:
             return False
-        return self._may_take_up() and self._may_take_down()
+        return self._may_take_up(0.0) and self._may_take_down()
 
     def arm(self, client_fd: int, upstream_fd: int) -> None:
         native = self.native
@@ -111,7 +114,7 @@ class FastPath:
         native = self.native
         if native.connection is None or self._pipelines.failed or now >= self._state.login_ends:
             return None
-        if not self._may_take_up():
+        if not self._may_take_up(now):
             return None
         native.prepare()
         pumped = native.connection.pump_up(
@@ -147,7 +150,7 @@ class FastPath:
         is for `handle(ClientBytes(rest))`. The bytes returned may be views into `data`.
         """
         out: list[bytes | memoryview] = []
-        if not self._may_take_up():
+        if not self._may_take_up(now):
             return 0, out
         state, services, size, known = self._state, self._services, len(data), self._state.known
         to_client, from_upstream = self._to_client, self._from_upstream
@@ -227,10 +230,14 @@ class FastPath:
                     out.append(data[passing_from:at])
                 out.append(answer)
                 passing_from = end
-            elif pending_response.reserved_bytes or (
-                pending_response.answer is not Answer.RELAYED and not _is_relayed(pending_response, data[at:end])
-            ):
-                break
+            else:
+                throttled_at = THROTTLED_AT[pending_response.api_key][pending_response.version]
+                if throttled_at and data[at + throttled_at : at + throttled_at + 4] != NOT_THROTTLED:
+                    break
+                if pending_response.reserved_bytes or (
+                    pending_response.answer is not Answer.RELAYED and not _is_relayed(pending_response, data[at:end])
+                ):
+                    break
             del to_client[0], from_upstream[0]
             at = end
         if passing_from < at:
@@ -255,6 +262,8 @@ class FastPath:
         None: nothing has happened. `frame` is the request without its length, in memory that is not reused.
         """
         services, known = self._services, self._state.known
+        if self._queue.others_are_open:
+            return None
         batches = read_one_topic(frame, REQUEST_BYTES_MIN + len(known.prefix))
         if batches is None or self._pipelines.failed or now >= self._state.login_ends:
             return None
@@ -341,6 +350,8 @@ class FastPath:
         if fields is None:
             return None
         throttle, partitions = fields
+        if throttle:
+            return None
         results = {
             partition: PartitionResult(partition, error, base_offset, append_time, log_start)
             for partition, error, base_offset, append_time, log_start, _ in partitions
@@ -366,7 +377,7 @@ class FastPath:
                 (each.partition, each.base_offset, each.log_append_time_ms, each.log_start_offset)
                 for _, _, each in completed
             ],
-            throttle=throttle,
+            throttle=0,
         )
 
     def direct(self, frame: memoryview, now: float) -> bool:
@@ -394,10 +405,11 @@ class FastPath:
 
 
 def _is_relayed(pending_response: PendingResponse, frame: memoryview) -> bool:
-    """Whether a response, with its length, names no broker."""
+    """Whether a response, with its length, names no broker, nor a throttle time at its end."""
     answer = pending_response.answer
     if answer is Answer.RELAYED_UNLESS_BROKERS:
-        return names_no_broker(frame, pending_response.version)
+        version = pending_response.version
+        return produce_throttle(frame, version) == NOT_THROTTLED and names_no_broker(frame, version)
     if answer is Answer.RELAYED_UNTIL_BROKERS:
         return names_no_node(frame[LENGTH_BYTES:], pending_response.api_key, pending_response.version)
     return False

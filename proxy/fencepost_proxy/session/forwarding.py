@@ -73,7 +73,7 @@ class Forwarding:
             }
             if answers.keys() != queried:
                 raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
-            produce.throttle_time_ms = response.throttle_time_ms
+            produce.throttle_time_ms = max(produce.throttle_time_ms, response.throttle_time_ms)
             answered(pending_response, produce, answers)
 
         return inner_response(PRODUCE, version, pending_response.correlation_id, on_response)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fencepost_policies.values import value
 from fencepost_proxy.expansion.queries import Notice, Query, Reply
+from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import NotStored, TopicConfigChange
@@ -103,6 +104,13 @@ class BatchesRead:
 
 
 @value
+class AppendsLate:
+    """Kafka does not answer these appends to one partition, in the order in which they were sent, and others wait."""
+
+    pending_appends: tuple[PendingAppend, ...]
+
+
+@value
 class TopicNews:
     """A barrier opened, or metadata reported a count: check again whether waiting requests may enter."""
 
@@ -140,6 +148,7 @@ Event = (
     | CommitDecided
     | AbortOnlyRecorded
     | BatchesRead
+    | AppendsLate
     | TopicNews
     | Drain
     | QuotaRenewed
@@ -283,6 +292,22 @@ class LoginFailed:
 
 
 @value
+class Throttled:
+    """The client is over a Kafka quota: Kafka reads nothing from its connection for `throttle_ms`."""
+
+    throttle_ms: int
+
+
+@value
+class LateAppends:
+    """Kafka did not answer the client's appends to this partition for `seconds`, while other clients waited for them:
+    they are resolved from the log."""
+
+    partition: TopicPartition
+    seconds: float
+
+
+@value
 class TopicStale:
     """Kafka's answer shows that the cached metadata of a checked topic is outdated: refresh it."""
 
@@ -344,6 +369,8 @@ Command = (
     | ClearAbortOnly
     | ReadBatches
     | LoginFailed
+    | Throttled
+    | LateAppends
     | TopicStale
     | HeadersCopied
     | OffsetIgnored

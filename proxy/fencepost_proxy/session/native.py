@@ -11,6 +11,7 @@ from fencepost_proxy.executor import EXECUTOR, VERIFY
 from fencepost_proxy.metrics import ADDED_SECONDS
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.wire.batch_digest import SEED
+from fencepost_proxy.wire.throttle import THROTTLED_AT
 
 if TYPE_CHECKING:
     import fencepost_native as native
@@ -39,5 +40,6 @@ def settings_for(services: Services, shared: native.Shared | None = None) -> tup
         services.read_here_bytes_max,
         MADE_UP_IDS_FROM,
         ADDED_SECONDS,
+        dict(THROTTLED_AT),
         shared,
     )

@@ -95,8 +95,9 @@ class NativePath:
     def prepare(self) -> None:
         """Before `take_up` of the connection: pass on what is known."""
         known = self._state.known
+        assert self.connection is not None
+        self.connection.others_are_open = self._queue.others_are_open
         if known is not self._known:
-            assert self.connection is not None
             self._known = known
             self.connection.known = self._native.Known(
                 known.version,

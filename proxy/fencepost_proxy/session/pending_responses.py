@@ -42,7 +42,7 @@ class Failed:
 class Answer(Enum):
     #: Streamed from upstream to the client unchanged.
     RELAYED = auto()
-    #: The same, unless it contains broker addresses: a Produce response, of about 100 bytes.
+    #: The same, unless it contains broker addresses or a throttle time: a Produce response, of about 100 bytes.
     RELAYED_UNLESS_BROKERS = auto()
     #: Streamed from upstream, but for broker addresses after the records (`wire/node_endpoints.py`).
     RELAYED_UNTIL_BROKERS = auto()

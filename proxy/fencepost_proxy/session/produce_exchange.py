@@ -95,6 +95,11 @@ class ProduceExchange:
     not_found: tuple[NotFound, ...] = ()
 
     @property
+    def is_muted(self) -> bool:
+        """It has appends to submit, and does not wait for a sequencer."""
+        return bool(self.to_submit) and self.waiting_for is None
+
+    @property
     def complete(self) -> bool:
         return all(key in self.results for key in self.partitions())
 

@@ -6,6 +6,7 @@ from fencepost_proxy.session.messages import ReadClient, ReadUpstream
 from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.session.throttling import Throttling
 
 #: Bytes of control messages decoded for one connection before others are served: 3 ms, measured with Metadata.
 WORK_QUOTA_BYTES = 8 * 1024
@@ -20,6 +21,7 @@ class ReadHolds:
     - `paused` – another request waits before it is sent.
     - `draining_until` – no further request is started; then the connection closes.
     - `made_here` – answers without Kafka since the last read. `quota` – what is left of it until `QuotaRenewed`.
+    - `throttling` – what Kafka does not read either.
     - `client_paused`, `upstream_paused` – reading has stopped.
     """
 
@@ -32,6 +34,7 @@ class ReadHolds:
         "made_here",
         "paused",
         "quota",
+        "throttling",
         "upstream_paused",
         "waiting_produce",
         "waiting_response",
@@ -49,6 +52,7 @@ class ReadHolds:
         self.upstream_paused = False
         self.made_here = 0
         self.quota = WORK_QUOTA_BYTES
+        self.throttling = Throttling(state)
 
     def client_is_blocked(self, open_requests: int) -> bool:
         return (
@@ -57,6 +61,7 @@ class ReadHolds:
             or self.draining_until is not None
             or open_requests >= self._services.in_flight_requests_max
             or self.quota_is_used_up
+            or self.throttling.blocks(open_requests)
         )
 
     @property

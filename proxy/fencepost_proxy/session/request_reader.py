@@ -196,6 +196,9 @@ class RequestReader:
             and services.policy(peek.first_topic) is None
         )
         if not streamed:
+            if self._queue.others_are_open:
+                self._holds.pause_client()
+                return False
             if (
                 peek.topic_count == 1
                 and is_named

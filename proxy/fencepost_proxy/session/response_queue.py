@@ -10,9 +10,9 @@ from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 
-#: APIs whose responses may name brokers' addresses, from a version on.
+#: APIs whose responses may name brokers' addresses, from a version on. The end of every Produce response is read.
 _NAME_BROKERS = {
-    PRODUCE: (10, Answer.RELAYED_UNLESS_BROKERS),
+    PRODUCE: (0, Answer.RELAYED_UNLESS_BROKERS),
     **{api_key: (version, Answer.RELAYED_UNTIL_BROKERS) for api_key, version in ENDPOINTS_FROM.items()},
 }
 
@@ -52,6 +52,12 @@ class ResponseQueue:
     @property
     def empty(self) -> bool:
         return not (self.to_client or self.from_upstream or self.in_flight or self._probes)
+
+    @property
+    def others_are_open(self) -> bool:
+        """A request other than Produce is not answered. Kafka handles the client's next append after it, and the client
+        may choose its time (Fetch, JoinGroup): until then that append would block its partition."""
+        return bool(self.to_client) and any(each.api_key != PRODUCE for each in self.to_client)
 
     # ---- requests
 

@@ -14,6 +14,7 @@ from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.wire.apis import PRODUCE, api_name
 from fencepost_proxy.wire.node_endpoints import EndpointWalk, names_no_node, rewritten
 from fencepost_proxy.wire.produce import NodeEndpoint, encode_produce_response, parse_produce_response
+from fencepost_proxy.wire.throttle import HEAD_BYTES, is_at_end, throttle_ms
 
 PRODUCED_HERE_BYTES_MAX = 1 << 16
 
@@ -83,6 +84,8 @@ class ResponseReader:
                 length, view = head
                 pending_response = self._expected_response(view)
                 relayed = _is_streamed(pending_response)
+                if relayed and len(view) < min(length, HEAD_BYTES):
+                    break
                 if self.is_blocked():
                     if not (relayed and self._overtaken(pending_response, length)):
                         self._holds.pause_upstream()
@@ -101,6 +104,9 @@ class ResponseReader:
 
     def _relay(self, pending_response: PendingResponse, length: int, view: memoryview) -> None:
         cutter, api_key, version = self._state.upstream, pending_response.api_key, pending_response.version
+        if is_at_end(api_key, version) and length <= PRODUCED_HERE_BYTES_MAX:
+            cutter.collect_frame(length)
+            return
         if pending_response.answer is Answer.RELAYED:
             cutter.pass_frame(length)
         elif len(view) < length:
@@ -109,6 +115,8 @@ class ResponseReader:
             cutter.pass_frame(length)
         else:
             cutter.collect_frame(length)
+            return
+        self._holds.throttling.throttled(throttle_ms(view, api_key, version))
 
     def _readdress(self, endpoint: NodeEndpoint) -> NodeEndpoint:
         return self._services.endpoint(endpoint, self._state.local_host)
@@ -134,6 +142,7 @@ class ResponseReader:
             self._collected_direct(frame, now)
             return
         pending_response = self._queue.from_upstream.pop(0)
+        self._holds.throttling.throttled(throttle_ms(frame, pending_response.api_key, pending_response.version))
         if not pending_response.inner:
             pending_response.answered_at = now
         if pending_response.answer is Answer.MADE_FROM_RESPONSE:

@@ -39,6 +39,7 @@ from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.logins import Logins
 from fencepost_proxy.session.messages import (
     AbortOnlyRecorded,
+    AppendsLate,
     BatchesRead,
     ClientBytes,
     ClientLost,
@@ -148,7 +149,9 @@ class Session:
         produce = self._holds.waiting_produce
         if self.answer_by or self._native.awaits_appends or self.state.client_closed or self._holds.paused:
             return True
-        return self._holds.client_paused if produce is None else produce.at_barrier or bool(produce.admitted)
+        if produce is None:
+            return self._holds.client_paused
+        return produce.at_barrier or produce.is_muted or bool(produce.admitted)
 
     @property
     def begun(self) -> BegunAppends:
@@ -272,6 +275,8 @@ class Session:
                 self._client_lost(now)
             case UpstreamLost(reason):
                 self._upstream_lost(reason)
+            case AppendsLate(pending_appends):
+                self._appends.completion.resolve_late(pending_appends)
             case TopicNews():
                 self._appends.arrival.check_waiting(now)
             case Drain(until):
@@ -283,6 +288,7 @@ class Session:
                 if self._holds.waiting_produce is not None:
                     self._appends.arrival.check_waiting(now)
                     self._appends.admission.send_ahead(now)
+                    self._appends.admission.submit_muted(now)
                 self._tick(now)
 
     def _resume(self, now: float) -> None:
