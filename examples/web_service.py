@@ -58,7 +58,7 @@ def partition_of(cart: str) -> int:
 
 
 def apply(carts: Carts, record: LogRecord) -> Carts:
-    """The carts after an event. `carts` stays as it is: it is still the state if the event is refused."""
+    """The carts after an event. `carts` stays unchanged: it is still the state if the event is refused."""
     event = json.loads(record.value or b"")
     return {**carts, event["cart"]: (*carts.get(event["cart"], ()), event["item"])}
 
@@ -159,24 +159,24 @@ def main() -> int:
         seconds = time.monotonic() - began
         shown = [{cart: request("GET", f"{url}/carts/{cart}")[1] for cart in set(carts)} for url in (one, two)]
 
-    held: dict[str, list[str]] = {cart: [] for cart in carts}
+    in_topic: dict[str, list[str]] = {cart: [] for cart in carts}
     with LogReader([(topic, p) for p in range(PARTITIONS)], bootstrap_servers=options.bootstrap_server) as log:
         for _, record in log:
             event = json.loads(record.value or b"")
-            held[event["cart"]].append(event["item"])
+            in_topic[event["cart"]].append(event["item"])
     answered = ", ".join(f"{count} x {status}" for status, count in sorted(Counter(statuses).items()))
     print(f"{options.requests} requests in {seconds:.2f} s ({options.requests / seconds:.0f}/s): {answered}")
     accepted = sorted(f"item-{number}" for number, status in enumerate(statuses) if status == 200)
     right = (
-        all(len(items) <= LIMIT for items in held.values())
-        and sorted(item for items in held.values() for item in items) == accepted
+        all(len(items) <= LIMIT for items in in_topic.values())
+        and sorted(item for items in in_topic.values() for item in items) == accepted
         and set(statuses) == {200, 409}
-        and shown == [held, held]
+        and shown == [in_topic, in_topic]
     )
     if right:
         print("RIGHT: no cart holds more than 5 items, and both servers show what the topic holds.")
     else:
-        print(f"WRONG: the topic holds {held}, the servers show {shown}, accepted were {accepted}")
+        print(f"WRONG: the topic holds {in_topic}, the servers show {shown}, accepted were {accepted}")
     return 0 if right else 1
 
 

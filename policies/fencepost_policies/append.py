@@ -108,7 +108,7 @@ class Refusal:
 
     `error_code`: a Kafka error code. `base_offset`: the log end if the refusal states it, else -1.
     `log_append_time_ms`: of a batch that was appended at another offset, else -1. By these two, clients that drop the
-    message tell the kinds of POLICY_VIOLATION apart (docs/contract.md).
+    message distinguish the kinds of POLICY_VIOLATION (docs/contract.md).
     """
 
     error_code: int
