@@ -759,9 +759,11 @@ _SESSION_DEFECTS = {
     ("does not remember the write authorization", 248): edit(
         FastPath, "end_direct", ("self._proofs.may_write[direct.pending_appends[0].partition.topic] = now", "pass")
     ),
-    ("loses a throttle time", 1): edit(FastPath, "end_direct", ("if throttle:", "if False:")),
+    ("loses a throttle time", 1): edit(
+        FastPath, "end_direct", ("throttle, partitions = fields", "throttle, partitions = 0, fields[1]")
+    ),
     ("ignores the throttle time of a relayed response", 1): edit(
-        FastPath, "take_down", ("if throttled_at and", "if False and")
+        FastPath, "take_down", ("data[at + throttled_at : at + throttled_at + 4] != NOT_THROTTLED", "False")
     ),
     ("sends appends of a throttled client", 1): edit(
         FastPath, "_may_take_up", ("holds.throttling.is_watched(now)", "False")
