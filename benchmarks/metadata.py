@@ -127,7 +127,7 @@ def create(bootstrap: str, topic_count: int) -> None:
     names = [f"topic-{number:05}" for number in range(topic_count)]
     with Connection(bootstrap, timeout_seconds=_PATIENCE_SECONDS) as connection:
         for begin in range(0, len(names), _TOPICS_AT_ONCE):
-            wanted = [
+            topics = [
                 CreateTopicsRequest.CreatableTopic(
                     name=name,
                     num_partitions=_PARTITIONS_OF_TOPIC,
@@ -137,7 +137,7 @@ def create(bootstrap: str, topic_count: int) -> None:
                 )
                 for name in names[begin : begin + _TOPICS_AT_ONCE]
             ]
-            query = CreateTopicsRequest(topics=wanted, timeout_ms=120_000, validate_only=False)
+            query = CreateTopicsRequest(topics=topics, timeout_ms=120_000, validate_only=False)
             assert not any(each.error_code for each in connection.query(query, 5).topics)
         until(
             lambda: len({topic.name for topic in connection.metadata().topics} & set(names)) == topic_count,

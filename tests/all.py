@@ -78,7 +78,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}cut_off_leader",
         f"{_I}fenced_batches",
         f"{_I}producer_state",
-        f"{_I}lost_tail",
+        f"{_I}lost_records",
         f"{_I}bypassing_writers",
         f"{_I}several_proxies",
         f"{_I}restarts",

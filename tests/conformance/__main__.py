@@ -18,7 +18,7 @@ _FOOT = """
 The model has no segments, no retention, no faulty controller, no lossy disks.
 
 After a loss of acknowledged records (unclean leader election, lost disk), their offsets can come again with other
-records. The simulation's scenario `lost-tail` and `tests/integration/test_lost_tail.py` show what the proxy then
+records. The simulation's scenario `lost-records` and `tests/integration/test_lost_records.py` show what the proxy then
 answers ([contract](contract.md#guarantees)).
 """
 

@@ -20,10 +20,10 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.session import messages
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.transport.loop_share import OnePerIteration, Share
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.transport.socket_server import SocketServer
-from fencepost_proxy.transport.turns import Share, Turns
 from fencepost_proxy.transport.upstreams import NotConnected
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS
@@ -175,7 +175,7 @@ async def test_tls_client_is_connected_upstream_at_its_first_request(authority: 
 
 
 @in_event_loop
-async def test_each_turn_of_the_event_loop_accepts_one_connection() -> None:
+async def test_event_loop_iteration_accepts_one_connection() -> None:
     async with served() as stage:
         with ExitStack() as stack:
             for _ in range(30):
@@ -189,10 +189,10 @@ async def test_each_turn_of_the_event_loop_accepts_one_connection() -> None:
 
 @in_event_loop
 async def test_turns_admit_one_waiter_each_in_order() -> None:
-    turns, admitted = Turns(), list[int]()
+    iterations, admitted = OnePerIteration(), list[int]()
 
     async def wait(number: int) -> None:
-        await turns.next()
+        await iterations.next()
         admitted.append(number)
 
     waiting = [asyncio.create_task(wait(number)) for number in range(10)]
@@ -203,7 +203,7 @@ async def test_turns_admit_one_waiter_each_in_order() -> None:
         await asyncio.sleep(0)
         assert len(admitted) - before <= 1
     assert admitted == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    await asyncio.wait_for(turns.next(), 60)
+    await asyncio.wait_for(iterations.next(), 60)
 
 
 def test_share_permits_a_burst_and_then_its_part_of_the_time() -> None:

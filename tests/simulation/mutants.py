@@ -321,7 +321,7 @@ MUTANTS = (
     Mutant(
         "memory-outlives-its-leader",
         "what is remembered under one leader is believed under the next",
-        ("lost-tail",),
+        ("lost-records",),
         body(AppendedBatch, "holds_for", "return True"),
         rule="memory is never stronger than the log",
     ),

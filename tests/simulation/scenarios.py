@@ -144,7 +144,7 @@ _SCENARIOS = (
         partitions=2,
     ),
     _required("unclean", "honest chain", "kill kill pause move", brokers=3, unclean=True, airtight=False),
-    _required("lost-tail", "sequenced sequenced chain", "lose", airtight=False, faults_max=20, slow_requests=0.0),
+    _required("lost-records", "sequenced sequenced chain", "lose", airtight=False, faults_max=20, slow_requests=0.0),
     _required("expiry", "honest old sequenced chain", "expire expire cut kill delete", **_EXPIRING, proxies=2),
     # No request waits as long as the producer state lives (in reality a day).
     _required(

@@ -15,7 +15,7 @@ _limited_log = logs.RateLimitedLog(logs.get("cluster.refused"))
 #: How long the status page counts them, how many it takes to be shown, and how many are counted.
 _SECONDS = 60.0
 _SHOWN_FROM = 3
-_COUNTED_MAX = 1_000
+_TIMES_MAX = 1_000
 
 
 class RefusedConnections:
@@ -26,7 +26,7 @@ class RefusedConnections:
     def record(self, address: Address, of: str) -> None:
         """`of`: clients, or proxy for its own connections."""
         self._metrics.upstream_refused.inc(of)
-        self._times.setdefault(address, deque(maxlen=_COUNTED_MAX)).append(time.monotonic())
+        self._times.setdefault(address, deque(maxlen=_TIMES_MAX)).append(time.monotonic())
         _limited_log.warning(
             address,
             "broker closed a new connection before its first response",

@@ -276,7 +276,7 @@ class AppendedBatch:
 
     def holds_for(self, pending: PendingAppend) -> bool:
         """Whether what is remembered is still true on the append's connection: the leader is the same, and has not
-        restarted since. Otherwise the log may have lost its tail."""
+        restarted since. Otherwise the log may have lost its last records."""
         return 0 <= self.leader_epoch == pending.leader_epoch and pending.connected_at <= self.known_since
 
     def has_write_id_of(self, pending: PendingAppend) -> bool:

@@ -9,7 +9,7 @@ Five cases need a read at the offset where an append was expected:
 - *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log, perhaps
   cut into other batches.
 - *Remembered*: a retry of a batch that this process has acknowledged, but under another leader or before a restart of
-  it. The log may have lost its tail since.
+  it. The log may have lost its last records since.
 - *Duplicate*: Kafka reports that a batch under its own producer id is there: this one, or another with its sequence.
   That may be one of an earlier transaction that waited in a broker's queue while its transaction was aborted.
 - *Violation*: it was appended at another offset. The report names the producer of the batch at the expected one.

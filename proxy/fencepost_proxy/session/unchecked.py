@@ -1,4 +1,4 @@
-"""Expected offsets on topics that do not check them: their producers believe in a comparison that nobody makes.
+"""Expected offsets on topics that do not check them: their producers rely on a comparison that does not take place.
 
 Produce requests to such topics are relayed unread. So only the first ones of a connection are read: per topic, the
 first partition of at most `_REQUESTS_MAX` requests, and none whose batch is large or has not arrived completely. Once

@@ -17,7 +17,7 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster import hints
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, Reason
-from fencepost_proxy.transport.turns import Share
+from fencepost_proxy.transport.loop_share import Share
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.produce import NodeEndpoint
 
@@ -105,7 +105,7 @@ async def listen(address: Address) -> list[socket.socket]:
 class Acceptor:
     """Accept connections of one socket; `accepted` gets each with its peer address.
 
-    One in each turn of the event loop: each costs more than a request of an open connection, which must not wait.
+    One in each iteration of the event loop: each costs more than a request of an open connection, which must not wait.
     `share` – limits them further; `accepted` charges what they cost.
     """
 

@@ -62,8 +62,8 @@ class _ConnectionSocket(ProxiedSocket):
         super().__init__(sock, buffers, loop)
         self._proxied = proxied
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _finish(self, error: OSError | None) -> None:
+        super()._finish(error)
         self.reader = None
         del self._proxied
 

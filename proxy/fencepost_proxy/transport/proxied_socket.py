@@ -91,7 +91,7 @@ class Buffers:
 
 
 def _send_unpaced_within_this_host(sock: Socket) -> None:
-    """Turns off BBR pacing on loopback, which loses no packets and has no rate to estimate.
+    """OnePerIteration off BBR pacing on loopback, which loses no packets and has no rate to estimate.
 
     On a virtual machine, BBR's timers took two fifths of the CPU time of relaying a response. Connections that leave
     the host keep the congestion control that its administrator configured.
@@ -423,10 +423,7 @@ class ProxiedSocket:
     def _finish(self, error: OSError | None) -> None:
         self._lost(error)
         self._sock.close()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Breaks reference cycles, so that memory is freed without garbage collection."""
+        # Breaks reference cycles, so that memory is freed without garbage collection.
         self.other = None
 
 

@@ -23,10 +23,10 @@ from fencepost_proxy.session.draining import READ_SECONDS
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.transport.loop_share import OnePerIteration
 from fencepost_proxy.transport.proxied_connection import Driver, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, Unused, of_client, secure
-from fencepost_proxy.transport.turns import Turns
 from fencepost_proxy.transport.upstreams import NotConnected, Upstreams
 from fencepost_proxy.types import Address, NodeId
 
@@ -58,8 +58,8 @@ class SocketServer:
     refused: RefusedConnections
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
     _tasks: Tasks = field(default_factory=Tasks, init=False)
-    _connects: Turns = field(default_factory=Turns, init=False)
-    _handshakes: Turns = field(default_factory=Turns, init=False)
+    _connects: OnePerIteration = field(default_factory=OnePerIteration, init=False)
+    _handshakes: OnePerIteration = field(default_factory=OnePerIteration, init=False)
 
     def accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         began = time.monotonic()

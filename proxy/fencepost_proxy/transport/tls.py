@@ -375,11 +375,11 @@ async def _at_once() -> None:
     pass
 
 
-async def secure(sock: TlsSocket, turn: Callable[[], Awaitable[None]] = _at_once) -> None:
-    """Completes the handshake; each of its steps waits for a `turn`. The caller sets the time limit. Raises OSError."""
+async def secure(sock: TlsSocket, admitted: Callable[[], Awaitable[None]] = _at_once) -> None:
+    """Completes the handshake; each step waits to be `admitted`. The caller sets the time limit. Raises OSError."""
     loop = asyncio.get_running_loop()
     while True:
-        await turn()
+        await admitted()
         try:
             sock.handshake()
         except _AGAIN:

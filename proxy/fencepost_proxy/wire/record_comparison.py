@@ -88,14 +88,14 @@ class RecordComparison:
                     )
                 ]
             ours = self._ours
-            equal = named = copied = seen = 0
+            equal = named = copied = compared = 0
             theirs = records_in(payload_of(batch, header, decompressed_bytes_max), header.record_count)
             for attributes, delta, rest in theirs:
                 offset_delta, body_at = read_varint(rest, 0)
                 index = header.base_offset + offset_delta - self.expected
                 if not 0 <= index < len(ours):
                     continue
-                seen += 1
+                compared += 1
                 timestamp, our_attributes, our_rest = ours[index]
                 same_body = attributes == our_attributes and rest[body_at:] == our_rest[read_varint(our_rest, 0)[1] :]
                 if same_body and timestamp == header.base_timestamp_ms + delta:
@@ -109,4 +109,4 @@ class RecordComparison:
         except MALFORMED as error:
             raise MalformedBatch(f"malformed record batch: {reason_of(error)}") from error
         first, last = max(header.base_offset, self.expected), min(end, self.expected + len(ours))
-        return Overlap(end, equal, named, copied, max(0, last - first - seen))
+        return Overlap(end, equal, named, copied, max(0, last - first - compared))

@@ -38,7 +38,7 @@ def cluster() -> Iterator[KafkaCluster]:
 @pytest.fixture(scope="module")
 def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     with ProxyProcess(
-        cluster.bootstrap, tmp_path_factory.mktemp("lost-tail"), arguments=("--status", "127.0.0.1:0"), config=CONFIG
+        cluster.bootstrap, tmp_path_factory.mktemp("lost-records"), arguments=("--status", "127.0.0.1:0"), config=CONFIG
     ) as process:
         yield process
         assert "Traceback" not in process.log

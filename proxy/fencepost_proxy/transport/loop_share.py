@@ -7,8 +7,8 @@ import time
 from collections import deque
 
 
-class Turns:
-    """Admits one waiter in each turn of the event loop, in order. In one turn, each socket that is ready is handled."""
+class OnePerIteration:
+    """Admits one waiter in each iteration of the event loop, in order. An iteration handles every ready socket."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -18,18 +18,18 @@ class Turns:
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken = True
-            loop.call_soon(self._next_turn)
+            loop.call_soon(self._admit_next)
             return
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        await turn
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
+        await waiter
 
-    def _next_turn(self) -> None:
+    def _admit_next(self) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # the waiter was not cancelled
-                turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next_turn)
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # not cancelled
+                waiter.set_result(None)
+                asyncio.get_running_loop().call_soon(self._admit_next)
                 return
         self._taken = False
 
@@ -52,6 +52,6 @@ class Share:
         return max(0.0, self._free_at - time.monotonic())
 
     async def free(self) -> None:
-        """Returns once more may be used."""
+        """Returns when the share is not used up."""
         while seconds := self.wait_seconds:  # noqa: ASYNC110 - others charge meanwhile
             await asyncio.sleep(seconds)
