@@ -20,6 +20,10 @@ from tests.support import raw
 _STEP_SECONDS = 0.002
 #: Reasons in the metrics that are not the first word of the message.
 _REASONS = {"producer_id_taken": "shared_producer_id"}
+_REASONS_BY_TEXT = {
+    "another timestamp: copied headers": "copied_headers",
+    "a transaction is open on the partition; its marker": "transaction_open",
+}
 _WITHOUT_METRIC = {"whole_request_refused", "producer_forgotten"}
 
 
@@ -135,9 +139,8 @@ class ModelledLevel(WireLevel):
         """Also that the metrics count each refusal, by its first word."""
         super().check(part, answer)
         if answer[2] is not None:
-            reason = (
-                "copied_headers" if "another timestamp: copied headers" in answer[2] else answer[2].split()[0].lower()
-            )
+            first = answer[2].split()[0].lower()
+            reason = next((reason for text, reason in _REASONS_BY_TEXT.items() if text in answer[2]), first)
             refusals = self.world.history.refusals
             assert reason in _WITHOUT_METRIC or _REASONS.get(reason, reason) in refusals, (reason, refusals)
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.transport.listeners import Acceptor, Listening, listen
-from fencepost_proxy.transport.turns import Share
+from fencepost_proxy.transport.loop_share import Share
 from fencepost_proxy.types import Address
 
 _log = logs.get("observability.http")

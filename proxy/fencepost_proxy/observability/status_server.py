@@ -41,7 +41,7 @@ from fencepost_proxy.observability.status import (
     What,
 )
 from fencepost_proxy.transactions.watched import WHY
-from fencepost_proxy.transport.turns import Share
+from fencepost_proxy.transport.loop_share import Share
 from fencepost_proxy.types import Address
 
 _log = logs.get("observability.status_server")
