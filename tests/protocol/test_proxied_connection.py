@@ -41,6 +41,8 @@ def request(correlation_id: int, payload: bytes = b"") -> bytes:
 
 
 def response(correlation_id: int, payload: bytes = b"") -> bytes:
+    """Its throttle time, in the first 8 bytes of any payload, is 0."""
+    payload = bytes(min(8, len(payload))) + payload[8:]
     return struct.pack(">ii", 4 + len(payload), correlation_id) + payload
 
 
