@@ -153,9 +153,12 @@ def made_up_body(key: int, version: int, kind: str, variant: int) -> bytes:
     return by_kio(load_response_schema(key, version), rng, WORDS)
 
 
+THROTTLED_EVERY = 47
+
+
 def _throttle_ms(queried: Requested) -> int:
     """Of some answers: the proxy serves these clients on its general path for half a minute."""
-    return 250 if queried.correlation_id % 47 == 46 else 0
+    return 250 if queried.correlation_id % THROTTLED_EVERY == THROTTLED_EVERY - 1 else 0
 
 
 @lru_cache(maxsize=4096)

@@ -792,5 +792,7 @@ def test_defective_sequencer_fast_path_is_noticed(defect: str, first: int) -> No
 
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize(("defect", "first"), _SESSION_DEFECTS)
-def test_defective_session_fast_path_is_noticed(defect: str, first: int) -> None:
+def test_defective_session_fast_path_is_noticed(defect: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "throttle" in defect:
+        monkeypatch.setattr(dialogue_module, "THROTTLED_EVERY", 4)
     assert _is_noticed(_SESSION_DEFECTS[defect, first], lambda seed: _run_both(_Programs().program(seed)), first)
