@@ -768,9 +768,6 @@ _SESSION_DEFECTS = {
     ("sends appends of a throttled client", 1): edit(
         FastPath, "_may_take_up", ("holds.throttling.is_watched(now)", "False")
     ),
-    ("sends an append after a request whose time the client chooses", 1): edit(
-        FastPath, "_take_direct", ("self._queue.others_are_open", "False")
-    ),
     ("leaves an answer unsent", 58): edit(FastPath, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
     ("overtakes a waiting request", 26): edit(
         FastPath,
