@@ -47,6 +47,7 @@ class ModelKafka(Kafka):
             log_append_time=False,
             unclean=False,
             slow_requests=0.0,
+            throttled=0.0,
             too_large=0.0,
             server_errors=0.0,
             transactions_v2=False,
