@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice, repeat
 
+from kafka.protocol.admin import AlterClientQuotasRequest
+
 from tests.support import compressed, raw
 from tests.support.bytewise import record
 
@@ -211,6 +213,18 @@ def first_requests_only(address: str, topic: str) -> Iterator[None]:
 
 
 @way
+def producer_over_its_quota(address: str, topic: str) -> Iterator[None]:
+    """It sends its next append while Kafka reads nothing from it."""
+    return _over_quota(address, topic, "producer_byte_rate", 2_000.0, raw.batch(b"x" * 20_000))
+
+
+@way
+def client_over_its_request_quota(address: str, topic: str) -> Iterator[None]:
+    """The same for the broker's CPU time."""
+    return _over_quota(address, topic, "request_percentage", 0.01, raw.batch(b"x"))
+
+
+@way
 def status_pages(address: str, topic: str) -> Iterator[None]:
     """Eight clients of the status address, which request all that they can."""
     status = sys.argv[4] if len(sys.argv) > 4 else None
@@ -275,6 +289,21 @@ def _after_a_good_one(topic: str, form: str) -> Iterator[raw.Batches]:
     odd = compressed.batch(*compressed.FORMS[form], base_timestamp_ms=int(time.time() * 1000))
     for batch in (raw.batch(b"x"), *[odd] * 20):
         yield {topic: {0: batch}}
+
+
+def _over_quota(address: str, topic: str, quota: str, limit: float, records: bytes) -> Iterator[None]:
+    client_id = f"{quota}-{topic}"
+    entity = AlterClientQuotasRequest.EntryData.EntityData(entity_type="client-id", entity_name=client_id)
+    change = AlterClientQuotasRequest.EntryData.OpData(key=quota, value=limit, remove=False)
+    entry = AlterClientQuotasRequest.EntryData(entity=[entity], ops=[change])
+    with raw.Connection(address, timeout_seconds=60.0) as connection:
+        answer = connection.query(AlterClientQuotasRequest(entries=[entry], validate_only=False), 1)
+        assert [each.error_code for each in answer.entries] == [0]
+        connection.client_id = client_id
+        connection.append(topic, records)
+        for _ in repeat(None):
+            connection.append(topic, records, timeout_ms=_TIMEOUT_MS)
+            yield
 
 
 def _produces(address: str, *requests: raw.Batches) -> Iterator[None]:

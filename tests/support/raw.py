@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Self
 import crc32c
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.protocol.admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
     AlterConfigsRequest,
     AlterConfigsResponse,
     CreatePartitionsRequest,
@@ -71,6 +73,7 @@ GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS = {"none": 0, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 
 _RESPONSES: Mapping[Any, Any] = {
+    AlterClientQuotasRequest: AlterClientQuotasResponse,
     AddPartitionsToTxnRequest: AddPartitionsToTxnResponse,
     AlterConfigsRequest: AlterConfigsResponse,
     ApiVersionsRequest: ApiVersionsResponse,
