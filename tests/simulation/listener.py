@@ -20,6 +20,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_request,
 )
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.throttle import HEAD_BYTES
 from tests.simulation.broker import (
     DENIED_TRANSACTIONAL_ID,
     INVALID_PRODUCER_ID_MAPPING,
@@ -37,11 +38,11 @@ def query_message(api_key: int, version: int, correlation_id: int, text: bytes =
 
 
 def answer_body(api_key: int, correlation_id: int, text: bytes) -> bytes:
-    """A broker's response after the correlation id."""
+    """A broker's response after the correlation id. Wherever it has a throttle time, that is 0."""
     if api_key == INCREMENTAL_ALTER_CONFIGS:
         return text
     token = b"%d/%d " % (api_key, correlation_id)
-    return (token * (1 + correlation_id * 7919 % _LONGEST_ANSWER_BYTES // len(token)))[:-1]
+    return bytes(HEAD_BYTES) + (token * (1 + correlation_id * 7919 % _LONGEST_ANSWER_BYTES // len(token)))[:-1]
 
 
 _END_TXN_V2, _NOT_HANDLED = 5, 16

@@ -43,7 +43,7 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.sequencer_calls import Call
-from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, frames, produced, read, response
+from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, frames, produced, read
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
@@ -716,7 +716,7 @@ def test_interleaved_response_reaches_its_own_request() -> None:
     talk.forwards(("unchecked", 0, batch(b"v")), correlation=2)
     talk.kafka(log_starts("required", 0, 17))
     assert starts(talk.answer()) == {("required", 0): 17}
-    reply = response(2)
+    reply = produced(("unchecked", 0, 0, 5), correlation=2)
     talk.kafka(reply)
     assert talk.answer() == reply
 

@@ -29,6 +29,7 @@ from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, DESCRIBE_CONFIGS
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
 from fencepost_proxy.wire.produce import PartitionData
+from fencepost_proxy.wire.throttle import HEAD_BYTES
 from tests.support.batches import batch, expecting
 from tests.unit.test_control_codec import uvarint
 from tests.unit.test_sequencer import TP, Talk
@@ -160,8 +161,8 @@ def test_buffered_response_above_limit_closes_connection() -> None:
     talk = SessionTalk(frame_bytes_max=1_000)
     talk.client(request(HEARTBEAT, 3, 7))
     talk.upstream()
-    talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
-    assert len(talk.answer()) == 8
+    talk.kafka(struct.pack(">ii", 2_000_000_000, 7) + bytes(HEAD_BYTES))
+    assert len(talk.answer()) == 8 + HEAD_BYTES
 
 
 def test_broken_request_releases_shared_memory() -> None:

@@ -256,7 +256,7 @@ def test_fetch_response_in_one_piece_is_rewritten() -> None:
 
 def test_fetch_before_v16_is_not_read() -> None:
     talk = fetching(15)
-    sent = frame(b"\0\0\0\1 anything")
+    sent = frame(b"\0\0\0\1\0\0\0\0\0 anything")
     talk.kafka(sent)
     assert talk.answer() == sent
 

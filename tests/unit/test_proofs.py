@@ -179,7 +179,7 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
     talk.client(login)
     assert talk.upstream() == login
 
-    talk.queries_first()
+    talk.appends(5)
     talk.silent()
 
 

@@ -19,6 +19,8 @@ from fencepost_proxy.session.state import ConnectionState
 
 #: Longer than the quota window of Kafka's default configuration, 11 s: after it the client is below its quota.
 WATCHED_SECONDS = 30.0
+#: A bound on what one response can do. A client that Kafka still does not serve then is watched.
+MUTED_SECONDS_MAX = 600.0
 
 
 class Throttling:
@@ -40,7 +42,7 @@ class Throttling:
         if throttle_ms <= 0:
             return
         state = self._state
-        self.muted_until = max(self.muted_until, state.now + throttle_ms / 1000)
+        self.muted_until = max(self.muted_until, state.now + min(throttle_ms / 1000, MUTED_SECONDS_MAX))
         self.watched_until = self.muted_until + WATCHED_SECONDS
         state.commands.append(Throttled(throttle_ms))
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
 from fencepost_proxy.wire.peeks import names_no_broker
 from fencepost_proxy.wire.primitives import read_uvarint
@@ -80,7 +81,7 @@ def _at_end(frame: memoryview, api_key: int, version: int) -> int:
             return max(0, _int32(frame, _end_of_apis(frame, version)))
         if api_key == PRODUCE and not _has_no_tags(frame, version):
             return max(0, parse_produce_response(frame, version).throttle_time_ms) if len(frame) <= _PARSED_MAX else 0
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, ProtocolError):
         return 0
     flexible_from = APIS[api_key].flexible_from
     tags = flexible_from is not None and version >= flexible_from
@@ -99,9 +100,9 @@ def _has_no_tags(frame: memoryview, version: int) -> bool:
 def _end_of_apis(frame: memoryview, version: int) -> int:
     at = _CORRELATION_BYTES + 2  # its header has no tags in any version
     if version < 3:
-        return at + 4 + _int32(frame, at) * _API_BYTES
+        return at + 4 + max(0, _int32(frame, at)) * _API_BYTES
     count, at = read_uvarint(frame, at)
-    return at + (count - 1) * (_API_BYTES + _TAGS_BYTES)
+    return at + max(0, count - 1) * (_API_BYTES + _TAGS_BYTES)
 
 
 def _int32(frame: memoryview, at: int) -> int:
