@@ -9,6 +9,7 @@ from tests.contract.rows import (
     SEQUENCER,
     TOO_LARGE,
     Pipelined,
+    Reply,
     appended,
     batch,
     from_kafka,
@@ -19,7 +20,14 @@ from tests.contract.rows import (
 )
 from tests.support.raw import sign
 
-_FAILED = refused(POLICY_VIOLATION, "PREDECESSOR_FAILED OFFSET_MISMATCH {where} expected=7 actual=4")
+
+def _after_mismatch(expected: int, actual: int) -> Reply:
+    """With the log end of the failed append, by which clients without messages know a mismatch."""
+    message = f"PREDECESSOR_FAILED OFFSET_MISMATCH {{where}} expected={expected} actual={actual}"
+    return refused(POLICY_VIOLATION, message)._replace(base_offset=actual)
+
+
+_FAILED = _after_mismatch(7, 4)
 #: Without proof of WRITE, answers after the first have no log start.
 _PROVED = send(batch(b"proved", expected=3), appended(3))
 _UNSENT = {SEQUENCER: "sessions fail the appends that follow a refusal"}
@@ -43,7 +51,7 @@ _BAD = {
 def _ten(producer: str | None) -> Pipelined:
     """Ten appends from offset 5 on. From the fourth on, each expects one too much."""
     replies = [appended(5), appended(6), appended(7), mismatch(9, 8)]
-    replies += [refused(POLICY_VIOLATION, "PREDECESSOR_FAILED OFFSET_MISMATCH {where} expected=9 actual=8")] * 6
+    replies += [_after_mismatch(9, 8)] * 6
     return Pipelined(
         tuple(
             send(batch(b"%d" % i, expected=5 + i + (i >= 3), producer=producer, sequence=i), reply)

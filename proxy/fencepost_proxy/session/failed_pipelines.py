@@ -46,7 +46,9 @@ class FailedPipelines:
             result = self.before((pending.partition, pipeline), produce.starts_at)
             if result is not None:
                 reported = sent_after(pending, result)
-                refusal = Refusal(reported.error_code, "predecessor_failed", reported.error_message or "")
+                refusal = Refusal(
+                    reported.error_code, "predecessor_failed", reported.error_message or "", reported.base_offset
+                )
                 self._state.refuse(produce, pending.partition, refusal)
                 return True
         return False
