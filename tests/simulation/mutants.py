@@ -259,13 +259,6 @@ MUTANTS = (
         rule="an error after the append is no refusal: rule 1",
     ),
     Mutant(
-        "first-attempt-ignored",
-        "a retry is sent to the log end, although its first attempt was appended since the last read",
-        ("wide-logged-in",),
-        body(Admitter, "_first_try_decides", "return None"),
-        rule="only the log decides: rule 1",
-    ),
-    Mutant(
         "resend-error-is-final",
         "an error for a resend is final",
         ("resends",),
@@ -1166,7 +1159,8 @@ _STATE_TOPIC = "tests/integration/test_state_topic.py"
 
 RULES = {
     1: Rule(
-        "An error is final only for a batch that was sent once and answered; for an in-doubt append the log decides"
+        "An error is final only for a batch that was sent once and answered; for an in-doubt append the log decides",
+        ("tests/unit/test_sequencer.py::test_retry_of_unresolved_batch_skips_foreign_batches",),
     ),
     2: Rule("Only batches with fresh timestamps are fenced: Kafka forgets a producer by its timestamps"),
     3: Rule("Batches without a timestamp are not fenced"),
