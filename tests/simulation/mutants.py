@@ -1129,17 +1129,6 @@ MUTANTS = (
         ),
         rule="the log is read after the second",
     ),
-    Mutant(
-        "sent-ahead-reported-unsent",
-        "when a connection ends, appends sent ahead are reported as not sent",
-        ("wide", "wide-required"),
-        edit(
-            Admission,
-            "cancel_waiting",
-            ("key not in produce.sent and key not in produce.results", "key not in produce.results"),
-        ),
-        rule="they may be in the log",
-    ),
 )
 
 
