@@ -16,7 +16,7 @@ from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.wire import primitives, produce
-from fencepost_proxy.wire.apis import CREATE_TOPICS, DESCRIBE_CONFIGS, METADATA
+from fencepost_proxy.wire.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
 from tests.fuzz import large
 from tests.fuzz.large import READ, Large
 from tests.support.mutants import Change, Mutant, body, edit, put
@@ -84,7 +84,6 @@ _SLOW: dict[str, tuple[tuple[Change, ...], dict[str, Any]]] = {
     ),
     "CreateTopics of 20,000 topics": (_CONTROL_READ_HERE, _control(CREATE_TOPICS, 7, 0)),
     "a DescribeConfigs response of 20,000 resources": (_CONTROL_READ_HERE, _control(DESCRIBE_CONFIGS, 4, 2)),
-    "a Metadata response of 20,000 topics": (_CONTROL_READ_HERE, _control(METADATA, 13, 2)),
     "a Produce response of 65,536 partitions that names brokers": (
         (put(response_reader, "PRODUCED_HERE_BYTES_MAX", _UNLIMITED),),
         {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 1, "topic": 2, "version": 12},
