@@ -53,6 +53,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
         yield process
 
 
+def on_topic(text: str, shown: str, topic: str) -> str:
+    """The example with another topic, also in bound expected offsets such as `41@orders/3`."""
+    return text.replace(f'"{shown}"', f'"{topic}"').replace(f"@{shown}/", f"@{topic}/")
+
+
 def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str]) -> None:
     """A Python block, followed by its output or error if it has any."""
     shown = [block for block in blocks(QUICKSTART) if block.language in ("python", "text")]
@@ -63,8 +68,8 @@ def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.Ca
         if block.language == "text":
             continue
         code = (
-            block.text.replace("127.0.0.1:19092", proxy.bootstrap)
-            .replace('"orders"', f'"{topic}"')
+            on_topic(block.text, "orders", topic)
+            .replace("127.0.0.1:19092", proxy.bootstrap)
             .replace("get(30)", "get(120)")
         )
         before, reported = capsys.readouterr(), ""
@@ -104,7 +109,7 @@ def test_readme_producers_append_once(proxy: ProxyProcess, capsys: pytest.Captur
     topic = unique_topic("readme")
     code = {}
     for block in reversed([*blocks(README)]):
-        code[block.language] = block.text.replace('"orders"', f'"{topic}"').replace("get(30)", "get(120)")
+        code[block.language] = on_topic(block.text, "orders", topic).replace("get(30)", "get(120)")
 
     exec(compile(code["python"].replace("127.0.0.1:19092", proxy.bootstrap), "README.md", "exec"), {})
     assert capsys.readouterr().out == "0 1\n"
@@ -215,12 +220,17 @@ class _Handled(Exception):
 
 
 def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    accounts, orders = unique_topic("accounts"), unique_topic("orders")
+    topics = {name: unique_topic(name) for name in ("accounts", "orders", "carts")}
+    accounts, orders, carts = topics.values()
     checked = {"fencepost.check.expected.offsets": "true"}
     ordered = {"fencepost.ordered.partition.expansion": "true", "fencepost.check.partition.count": "true"}
     with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
         admin.create_topics(
-            [NewTopic(accounts, 4, 1, topic_configs=checked), NewTopic(orders, 2, 1, topic_configs=ordered)]
+            [
+                NewTopic(accounts, 4, 1, topic_configs=checked),
+                NewTopic(orders, 2, 1, topic_configs=ordered),
+                NewTopic(carts, 1, 1, topic_configs=checked),
+            ]
         )
 
     def handle(records: list[Any]) -> None:
@@ -234,7 +244,8 @@ def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest
         if block.language != "python":
             continue
         text = block.text.replace("localhost:19092", proxy.bootstrap)
-        text = text.replace('"accounts"', f'"{accounts}"').replace('"orders"', f'"{orders}"')
+        for name, topic in topics.items():
+            text = on_topic(text, name, topic)
         if block.page.name == "other-clients.md":
             names["producer"] = KafkaProducer(bootstrap_servers=proxy.bootstrap, enable_idempotence=False)
         code = compile(text, block.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -256,6 +267,7 @@ def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest
     log = Log(proxy.bootstrap)
     assert log.values(accounts, 3) == [b"0", b"0", b"2", b"2"]
     assert sum(len(log.values(accounts, partition)) for partition in (0, 1, 2, 3)) == 4 + 2 + 1
+    assert log.values(carts) == [b"apple"]
 
 
 async def _awaited(running: Any) -> None:
