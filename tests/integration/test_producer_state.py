@@ -23,6 +23,7 @@ from kafka.protocol.admin import DeleteRecordsRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from fencepost_proxy.wire.batch import parse_batch_header
 from tests.kit.waiting import until
 from tests.support.batches import now_ms
 from tests.support.kafka import running_kafka, unique_topic
@@ -139,10 +140,12 @@ class Story:
         assert (answer.message or "").startswith("OFFSET_MISMATCH"), answer
 
     def retry(self, offset: int, *, through: int = 0, gone: bool = False) -> None:
-        """Check that a retry is a known duplicate. If its records are `gone`, it may be refused as possibly the
-        client's."""
-        answer = final_answer(self.addresses[through], self.topic, self.accepted[offset][0])
-        if gone and answer.error_code != OK:
+        """Check that a retry is a known duplicate. If its records are `gone`, or too old for a write id to prove that
+        they are not a copy, it may be refused as possibly the client's."""
+        records = self.accepted[offset][0]
+        old = now_ms() - parse_batch_header(records).max_timestamp_ms >= EXPIRATION_MS / 2
+        answer = final_answer(self.addresses[through], self.topic, records)
+        if (gone or old) and answer.error_code != OK:
             assert answer.error_code == POLICY_VIOLATION, answer
             assert "POSSIBLY_YOURS" in (answer.message or ""), answer
         else:
