@@ -457,7 +457,7 @@ def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: 
     assert none.status == 1
     assert {f"upstream {absent}", f"upstream {silent}"} <= set(none.of("failed"))
     assert "nothing listens there" in none.todo(f"upstream {absent}")
-    assert "no connection within 1 s" in none.of("failed")[f"upstream {silent}"]
+    assert "no TLS handshake within 1 s" in none.of("failed")[f"upstream {silent}"]
     assert "listeners for brokers" in none.of("unknown")
     # A running proxy occupies its ports. Its bootstrap listener is missing.
     assert running.of("ok")["listener for broker 1"] == f"127.0.0.1:{port}: in use"
