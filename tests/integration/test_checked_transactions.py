@@ -38,7 +38,7 @@ from tests.support.transactions import (
 
 pytestmark = pytest.mark.kafka
 
-OK, NOT_LEADER, DENIED, POLICY_VIOLATION = 0, 6, 29, 44
+OK, NOT_LEADER, DENIED, POLICY_VIOLATION, OPERATION_NOT_ATTEMPTED = 0, 6, 29, 44, 55
 #: Kafka assigns ids from 0.
 FOREIGN_PRODUCER_ID = 1 << 40
 STATE_TOPIC = "__fencepost_state"
@@ -417,14 +417,17 @@ def test_the_proxy_restarts_while_a_transaction_is_open(
 def test_required_topics_are_never_added_to_a_transaction(
     cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
-    """An added partition gets a marker even without writes. The request's other topics are added."""
+    """An added partition gets a marker even without writes. As in Kafka, no topic of a refused request is added."""
     required, unchecked_topic, checked = new_topic("required", length=2), new_topic("plain"), new_topic("checked")
     with Transactional(proxy.bootstrap, f"{required}-txn", protocol=1) as transactional:
         assert transactional.add({required: [0]}) == {(required, 0): POLICY_VIOLATION}
         assert transaction_state(cluster.bootstrap, transactional.name)[1] == set()
         codes = transactional.add({unchecked_topic: [0], required: [0], checked: [0]})
-        assert codes == {(unchecked_topic, 0): OK, (required, 0): POLICY_VIOLATION, (checked, 0): OK}
+        skipped = OPERATION_NOT_ATTEMPTED
+        assert codes == {(unchecked_topic, 0): skipped, (required, 0): POLICY_VIOLATION, (checked, 0): skipped}
+        assert transaction_state(cluster.bootstrap, transactional.name)[1] == set()
         added = {(unchecked_topic, 0), (checked, 0)}
+        assert transactional.add({unchecked_topic: [0], checked: [0]}) == dict.fromkeys(added, OK)
         assert transaction_state(cluster.bootstrap, transactional.name) == ("Ongoing", added)
 
         refused = transactional.append(required, b"txn", expected=2)
