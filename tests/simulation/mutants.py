@@ -259,6 +259,13 @@ MUTANTS = (
         rule="an error after the append is no refusal: rule 1",
     ),
     Mutant(
+        "first-attempt-ignored",
+        "a retry is sent to the log end, although its first attempt was appended since the last read",
+        ("late-retries",),
+        body(Admitter, "_first_try_decides", "return None"),
+        rule="only the log decides: rule 1",
+    ),
+    Mutant(
         "resend-error-is-final",
         "an error for a resend is final",
         ("resends",),
@@ -1129,6 +1136,17 @@ MUTANTS = (
         ),
         rule="the log is read after the second",
     ),
+    Mutant(
+        "sent-ahead-reported-unsent",
+        "when a connection ends, appends sent ahead are reported as not sent",
+        ("sent-ahead",),
+        edit(
+            Admission,
+            "cancel_waiting",
+            ("key not in produce.sent and key not in produce.results", "key not in produce.results"),
+        ),
+        rule="they may be in the log",
+    ),
 )
 
 
@@ -1148,8 +1166,7 @@ _STATE_TOPIC = "tests/integration/test_state_topic.py"
 
 RULES = {
     1: Rule(
-        "An error is final only for a batch that was sent once and answered; for an in-doubt append the log decides",
-        ("tests/unit/test_sequencer.py::test_retry_of_unresolved_batch_skips_foreign_batches",),
+        "An error is final only for a batch that was sent once and answered; for an in-doubt append the log decides"
     ),
     2: Rule("Only batches with fresh timestamps are fenced: Kafka forgets a producer by its timestamps"),
     3: Rule("Batches without a timestamp are not fenced"),

@@ -333,6 +333,27 @@ _SCENARIOS = (
         others=(("notes", Check.OFF),),
     ),
     _true("wide", "wide wide several mixed", "cut snip pause expire recreate", **_OTHERS, partitions=3, airtight=False),
+    # Connections end while a part of their request is sent, and the rest waits for its sequencers.
+    _true(
+        "sent-ahead",
+        "wide wide several",
+        partitions=3,
+        faults_max=40,
+        airtight=False,
+        slow_requests=0.3,
+        think_max=0.1,
+    ),
+    # First attempts stay queued in a broker until their retries are about to be sent.
+    _true(
+        "late-retries",
+        "mixed mixed mixed mixed mixed mixed",
+        writes=16,
+        faults_max=80,
+        airtight=False,
+        slow_requests=0.2,
+        lossy_reads=0.5,
+        think_max=0.1,
+    ),
     # ---- clients log in: Kafka must confirm WRITE first
     _true(
         "logged-in",
