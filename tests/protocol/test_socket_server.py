@@ -71,12 +71,12 @@ class ManyDriver(Driver):
 
 
 class Served:
-    def __init__(self, tls: ssl.SSLContext | None = None, **limits: Any) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", **limits: Any) -> None:
         self.metrics, self.upstreams = Metrics(), Upstreams()
         self.connections = ClientConnections(lambda: Limits(**limits), self.metrics)
         self.refused = RefusedConnections(self.metrics)
         self.driver = ManyDriver(self.connections)
-        config = ProxyConfig(upstream=(Address("127.0.0.1", 1),), listen=Address("127.0.0.1", 0))
+        config = ProxyConfig(upstream=(Address("127.0.0.1", 1),), listen=Address(host, 0))
         self.listeners = Listeners(config, AddressBook(0))
         self.server = SocketServer(
             self.connections,
@@ -96,8 +96,8 @@ class Served:
 
 
 @asynccontextmanager
-async def served(tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[Served]:
-    stage = Served(tls, **limits)
+async def served(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", **limits: Any) -> AsyncIterator[Served]:
+    stage = Served(tls, host, **limits)
     stage.listeners.open_bootstrap()
     stage.listeners.accept(stage.server.accepted)
     try:
@@ -120,6 +120,16 @@ async def reply(stage: Served, sock: socket.socket, correlation_id: int = 1) -> 
         sock.setblocking(False)
         assert await loop.sock_recv(sock, 1000) == response(correlation_id)
     return received
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@in_event_loop
+async def test_ipv4_client_of_dual_stack_listener_gets_ipv4_broker_addresses() -> None:
+    async with served(host="::") as stage:
+        with socket.create_connection(("127.0.0.1", stage.listeners.bootstrap.port)):
+            await until_async(lambda: stage.connections.by_number, "an accepted client")
+            (proxied,) = stage.connections.by_number.values()
+            assert (proxied.local_host, proxied.peer.host) == ("127.0.0.1", "127.0.0.1")
 
 
 @in_event_loop

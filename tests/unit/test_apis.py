@@ -184,6 +184,14 @@ def api(key: int, low: int, high: int) -> Message:
     return Message(api_key=key, min_version=low, max_version=high)
 
 
+def test_versions_that_only_kafka_3_9_has_are_offered() -> None:
+    """Its clients use them: old librdkafka, sarama and kafka-python."""
+    of_kafka = [api(1, 0, 17), api(19, 0, 7), api(20, 0, 6), api(32, 0, 4)]
+    response = Message(api_keys=of_kafka, supported_features=[], finalized_features=[])
+    restrict_api_versions(response)
+    assert [(each.api_key, each.min_version) for each in response.api_keys] == [(1, 0), (19, 0), (20, 0), (32, 0)]
+
+
 def test_api_versions_reports_overlap_of_broker_and_table() -> None:
     feature = Message(name="transaction.version", min_version=0, max_version=2)
     final = Message(name="transaction.version", max_version_level=2, min_version_level=2)

@@ -81,9 +81,16 @@ def test_cpu_time_of_a_session_is_read() -> None:
     assert 0.4 <= found < 30
 
 
-def test_duration_and_downloads_are_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "missing", lambda _: 45)
-    assert demo._expected().startswith("It takes about a minute")
-    assert "45 jars of Kafka are downloaded first" in demo._expected()
-    monkeypatch.setattr(demo, "missing", lambda _: 0)
-    assert demo._expected().endswith("Nothing is downloaded.")
+@pytest.mark.parametrize(
+    ("jars", "said"), [(45, "45 jars of Kafka are downloaded first"), (0, "Nothing is downloaded.")]
+)
+def test_duration_and_downloads_are_said_first(
+    jars: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "missing", lambda _: jars)
+    monkeypatch.setattr(demo, "JOB", tmp_path / "absent")  # ends it before anything is started
+    out = io.StringIO()
+    with demo.Demo(screen.Screen(out), tmp_path / "logs") as running, pytest.raises(DevError, match="is missing"):
+        running.run()
+    assert "It takes about a minute" in out.getvalue()
+    assert said in out.getvalue()

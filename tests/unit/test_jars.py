@@ -43,6 +43,14 @@ def test_lock_lists_one_jar_per_line() -> None:
     )
 
 
+def test_jars_that_are_not_cached_are_missing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (publish(repository, content, content.decode()) for content in (b"one", b"other"))
+    monkeypatch.setattr(jars, "read_lock", lambda _: (one, other))
+    assert jars.missing("lock") == 2
+    fetch_jars((one,), "lock", quiet)
+    assert jars.missing("lock") == 1
+
+
 def test_jar_has_its_maven_repository_path() -> None:
     assert Jar("org.b", "two", "2.0", "linux", B).repository_path == "org/b/two/2.0/two-2.0-linux.jar"
     assert Jar("org.b", "two", "2.0", "", B).repository_path == "org/b/two/2.0/two-2.0.jar"

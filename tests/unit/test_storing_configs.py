@@ -18,8 +18,9 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
+from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.services.topic_warnings import TopicWarnings
-from fencepost_proxy.topics.state import NotStored, StateView, encode_topic_config
+from fencepost_proxy.topics.state import NotStored, StateView, TopicConfigChange, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, Offset
 
@@ -32,6 +33,31 @@ def test_a_change_that_crashes_here_is_answered(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(store()) == NotStored("internal error, see the proxy's log")
     assert "storing virtual configs crashed" in caplog.text
+
+
+def test_stored_change_has_old_and_new_values() -> None:
+    topic_id, check = UUID(int=1), "fencepost.check.expected.offsets"
+    view = StateView("cluster")
+    view.apply(Offset(0), *encode_topic_config("orders", topic_id, {check: "required"}))
+    appended: list[object] = []
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def append(records: object) -> None:
+        appended.append(records)
+
+    cluster: Any = SimpleNamespace(
+        membership=SimpleNamespace(joined=SimpleNamespace(view=view, append=append)),
+        kafka=SimpleNamespace(refresh_metadata=nothing),
+        rights=SimpleNamespace(require=nothing),
+        lookups=SimpleNamespace(denied=lambda _: False, topic_id=lambda _: topic_id),
+    )
+    warnings: Any = SimpleNamespace(changed=lambda _: None, check=lambda _: None)
+    configs = TopicConfigs(cluster, warnings, lambda _: {}, lease_seconds=0.0)
+    stored = asyncio.run(configs.store((TopicConfigChange("orders", None, {check: "true"}),)))
+    assert stored == (None, {"orders": {check: ("required", "true")}})
+    assert len(appended) == 1
 
 
 def test_inherited_checks_are_reported_at_the_second_probe(caplog: pytest.LogCaptureFixture) -> None:
