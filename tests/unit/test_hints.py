@@ -15,10 +15,11 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.tls_failures import NotTls, of_broker
 from fencepost_proxy.errors import FencepostError, Reason, StateError
 from fencepost_proxy.observability import readiness
+from fencepost_proxy.services.process_status import ProcessStatus
 from fencepost_proxy.topics.closed import CLOSED, denied_message
 from fencepost_proxy.topics.hints import RECREATE
 from fencepost_proxy.topics.planning import Known
-from fencepost_proxy.types import Address
+from fencepost_proxy.types import Address, NodeId
 
 UPSTREAM = [Address("k", 9092)]
 
@@ -131,3 +132,19 @@ def test_serving_proxy_is_ready_while_its_view_is_fresh() -> None:
     assert stale.text == "the state topic was not read recently enough: appends are blocked"
     (explained,) = readiness.while_serving(None, _state(waits=LATE), fresh=False)
     assert (explained.text, explained.hint) == (f"{stale} (late)", "wait")
+
+
+def test_broker_without_listener_makes_the_proxy_unready() -> None:
+    """Not a broker that has left the cluster."""
+    closed = Reason("cannot listen", hints.LISTENER)
+    stand_in: Any = SimpleNamespace(
+        ends=False,
+        bootstrap=Address("127.0.0.1", 19092),
+        listeners=SimpleNamespace(problems={NodeId(1): closed, NodeId(2): Reason("cannot listen, either", "")}),
+        cluster=SimpleNamespace(
+            kafka=SimpleNamespace(cluster_id="cluster", brokers={NodeId(0): None, NodeId(1): None}),
+            membership=SimpleNamespace(state=_state(), fresh=lambda _: True),
+            sidecar=None,
+        ),
+    )
+    assert ProcessStatus.not_ready(stand_in) == (closed,)
