@@ -307,7 +307,9 @@ def stops_appends(
     one = OpenTransaction("a; rm -rf /", 7, 0, "Ongoing", 1, age_seconds, 900_000, 1, ("clicks-1",), None)
     refused = RefusalStatus("clicks", partition, reason, at_ms=int((NOW - refused_seconds) * 1000))
     report = replace(NOTHING_OPEN, open_transactions=1, open=(one,))
-    return diagnose(replace(HEALTHY, transactions=report), [], [], NOW, [refused])
+    lists = {**EMPTY, "refusals": Listed(1, (refused,))}
+    problems: Any = status_json(replace(HEALTHY, transactions=report), lists, NOW)["problems"]
+    return tuple(problems)
 
 
 def test_transaction_that_stops_appends_is_named_with_the_command() -> None:
