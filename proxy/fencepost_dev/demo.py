@@ -367,14 +367,11 @@ class Demo:
 
     def _show(self, source: str, ends: list[int], total: int, writer: StaleWriter, *, from_rows: int = 0) -> None:
         """`from_rows`: rows in the log before this load; until there are more, Spark has not begun to write."""
-        there = sum(ends)
-        state = (
-            "Spark is starting, which takes minutes on a slow machine"
-            if there == from_rows
-            else f"rows {' '.join(f'{end:,}' for end in ends)}"
-        )
-        refused = f"; {writer.refused} refused" if writer.refused else ""
-        self._screen.live(source, f"{bar(there / total)} {state}{refused}")
+        there, state = sum(ends), "Spark is starting, which takes minutes on a slow machine"
+        if there != from_rows:
+            refused = f"; {writer.refused} refused" if writer.refused else ""
+            state = f"rows {' '.join(f'{end:,}' for end in ends)}{refused}"
+        self._screen.live(source, f"{bar(there / total)} {state}")
 
     # --- the result ---------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,18 @@ def test_without_terminal_equal_lines_are_rare(clock: Callable[[float], None]) -
     assert len(out.getvalue().splitlines()) == 2 + 6
 
 
+def test_refusals_print_no_lines_while_spark_starts(clock: Callable[[float], None], tmp_path: Path) -> None:
+    out, writer = io.StringIO(), SimpleNamespace(refused=0)
+    with demo.Demo(screen.Screen(out), tmp_path / "logs") as running:
+        for writer.refused in range(4 * 50):
+            running._show("load", [3, 4], 14, writer, from_rows=7)  # type: ignore[arg-type]
+            clock(0.25)
+        running._show("load", [4, 4], 14, writer, from_rows=7)  # type: ignore[arg-type]
+    starting, loading = out.getvalue().splitlines()
+    assert "Spark is starting" in starting
+    assert "rows 4 4; 199 refused" in loading
+
+
 def test_slow_load_goes_on_and_standing_one_ends(
     clock: Callable[[float], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
