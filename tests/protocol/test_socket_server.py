@@ -24,6 +24,8 @@ from fencepost_proxy.transport.loop_share import OnePerIteration, Share
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers
 from fencepost_proxy.transport.socket_server import SocketServer
+from fencepost_proxy.transport.stalled import StalledConnections
+from fencepost_proxy.transport.tls import TlsSocket
 from fencepost_proxy.transport.upstreams import NotConnected
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS
@@ -195,6 +197,88 @@ async def test_event_loop_iteration_accepts_one_connection() -> None:
                 before = accepted.value
                 await asyncio.sleep(0)
                 assert accepted.value - before <= 1
+
+
+@in_event_loop
+async def test_event_loop_iteration_begins_one_upstream_connection() -> None:
+    async with served() as stage:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(stage.client()) for _ in range(20)]
+            await until_async(lambda: len(stage.connections.by_number) == 20, "all accepted")
+            for client in clients:
+                client.sendall(request(1))
+            while stage.upstreams.attempts < 20:
+                before = stage.upstreams.attempts
+                await asyncio.sleep(0)
+                assert stage.upstreams.attempts - before <= 1
+
+
+@in_event_loop
+async def test_each_step_of_a_tls_handshake_waits_for_its_iteration(
+    authority: Authority, server: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, admitted, handshake = [0], [0], TlsSocket.handshake
+
+    def counted(self: TlsSocket) -> None:
+        steps[0] += 1
+        handshake(self)
+
+    monkeypatch.setattr(TlsSocket, "handshake", counted)
+    async with served(listen(server)) as stage:
+        admit = stage.server._handshakes.next
+
+        async def next_iteration() -> None:
+            await admit()
+            admitted[0] += 1
+
+        monkeypatch.setattr(stage.server._handshakes, "next", next_iteration)
+        _, writer = await asyncio.open_connection(
+            *stage.listeners.bootstrap, ssl=trusting(authority), server_hostname="localhost"
+        )
+        await until_async(lambda: stage.metrics.tls_handshakes.get("ok"), "the handshake")
+        writer.close()
+    assert steps == admitted
+    assert steps[0] > 1
+
+
+@in_event_loop
+async def test_new_connection_and_its_upstream_connection_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[float] = []
+    async with served() as stage:
+        monkeypatch.setattr(stage.listeners.share, "charge", charged.append)
+        with stage.client() as client:
+            await until_async(lambda: len(charged) == 1, "the accepted connection")
+            client.sendall(request(1))
+            await until_async(lambda: len(charged) == 2, "the upstream connection")
+    assert min(charged) > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "reason"),
+    [
+        (b"", 11.0, None),
+        (b"", 21.0, "sent nothing for 20 s"),
+        (b"\0\0", 9.0, None),
+        (b"\0\0", 11.0, "stopped within a frame's header for 10 s"),
+    ],
+)
+@in_event_loop
+async def test_client_that_stalls_before_its_first_request_is_closed(
+    sent: bytes, seconds: float, reason: str | None
+) -> None:
+    limits = Limits(handshake_seconds=20.0, header_seconds=10.0)
+    dispatcher: Any = SimpleNamespace(sessions={}, find_past_barriers=lambda _: ())
+    async with served() as stage:
+        stalled = StalledConnections(lambda: limits, dispatcher, stage.metrics)
+        with stage.client() as client:
+            client.sendall(sent)
+            await until_async(lambda: stage.connections.by_number, "an accepted client")
+            (proxied,) = stage.connections.by_number.values()
+            await until_async(lambda: proxied.client.unread_bytes() == len(sent), "its bytes")
+            found = stalled._stalled(proxied, proxied.opened_at + seconds)
+            assert (found or "").startswith(f"the client {reason}" if reason else "")
+            stalled.close([proxied], proxied.opened_at + seconds)
+            assert (proxied.client.closing_since is None) is (reason is None)
 
 
 @in_event_loop

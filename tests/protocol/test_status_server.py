@@ -343,6 +343,18 @@ async def test_waiting_requests_share_one_snapshot() -> None:
 
 
 @in_event_loop
+async def test_connections_to_the_status_page_get_their_share_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "_CONNECTION_SECONDS", 0.05)  # as if each took that long
+    async with status_server() as address:
+        began = time.monotonic()
+        for _ in range(4):
+            assert (await get(address, "/livez"))[0] == 200
+        assert time.monotonic() - began > 0.9, "the fourth waits until three are a twentieth of the time"
+
+
+@in_event_loop
 async def test_snapshot_is_newer_than_its_request() -> None:
     started = 0
 
