@@ -18,9 +18,12 @@ import pytest
 
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
+from tests.support.good_writer import LEAST, kept_rate
+from tests.support.hostile import WITH_LOGINS
 from tests.support.kafka import unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.raw import Record, batch
+from tests.support.sasl_ssl import ADMIN, logging_in
 from tests.support.secured import (
     ADD_PARTITIONS,
     ALTER,
@@ -490,3 +493,12 @@ def test_status_page_and_log_show_no_secrets(scene: Scene) -> None:
     for where, text in texts.items():
         for what, word in secret.items():
             assert word not in text, (where, what)
+
+
+@pytest.mark.parametrize("way", sorted(WITH_LOGINS))
+def test_good_writer_keeps_half_rate_despite_client_that_logs_in(sides: Sides, way: str) -> None:
+    """See `test_hostile_writers.py`."""
+    topics = {str(address): unique_topic("checked") for address in (sides.direct, sides.through)}
+    for topic in topics.values():
+        sides.create(topic)
+    assert kept_rate(topics, way, enter=logging_in(ADMIN)) >= LEAST

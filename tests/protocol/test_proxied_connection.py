@@ -15,8 +15,10 @@ import pytest
 
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session import messages
+from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.native import MODULE
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.state import Full
 from fencepost_proxy.transport import unsent
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, ProxiedSocket
@@ -383,6 +385,43 @@ async def test_client_that_does_not_read_is_not_read() -> None:
         await until_async(
             lambda: sockets.driver.traffic.bytes_to_kafka == len(request(1)), "the request to reach Kafka"
         )
+
+
+@in_event_loop
+async def test_answers_to_appends_are_read_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A client sends Fetch and an append, and reads nothing. 2. The Fetch response fills its socket. 3. Others wait
+    for the append's answer."""
+    awaits_append = True
+    monkeypatch.setattr(FastPath, "awaits_append", property(lambda path: awaits_append))
+    async with pair() as sockets:
+        client, upstream = sockets.proxied.client, sockets.proxied.upstream
+        assert upstream is not None
+        assert sockets.proxied.session is not None
+        state = sockets.proxied.session.state
+        client.write([bytes(SIZE)])
+        assert (state.full, bool(client.paused), bool(upstream.paused)) == (Full.CLIENT, True, False)
+        awaits_append = False
+        client.write([b"x"])
+        assert upstream.paused
+        await receive(sockets.client, SIZE + 1)
+        await until_async(lambda: not state.full, "the client's socket to take the rest")
+        assert (client.paused, upstream.paused) == (0, 0)
+        assert sockets.driver.events == []
+
+
+@in_event_loop
+async def test_session_knows_that_kafka_does_not_read() -> None:
+    async with pair() as sockets:
+        upstream, session = sockets.proxied.upstream, sockets.proxied.session
+        assert upstream is not None
+        assert session is not None
+        upstream.write([bytes(SIZE)])
+        assert session.state.full == Full.UPSTREAM
+        sockets.proxied.driver.session_event(1, messages.ClientBytes(memoryview(request(1))))
+        assert session.fast_path.client_is_paused
+        assert (await receive(sockets.broker, SIZE + len(request(1)))).endswith(request(1))
+        assert not session.state.full
+        assert not session.fast_path.client_is_paused
 
 
 @in_event_loop

@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator
 from itertools import cycle, islice, repeat
 
 from kafka.protocol.admin import AlterClientQuotasRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from tests.support import compressed, raw
 from tests.support.bytewise import record
+from tests.support.sasl_ssl import ADMIN, logging_in, plain
 
 ABSENT_PARTITIONS = 300
 #: Number of partitions of the topic `TOPIC-wide`.
@@ -36,10 +38,21 @@ POLLING, MANY_PARTITIONS = 20, 500
 STATUS_CLIENTS = 8
 BOMB_BYTES = 100_000_000
 TINY_RECORDS = 200_000
+#: Responses that are not read: about what Linux keeps for a sender (`tcp_wmem`). For how long they are not.
+_UNREAD_BYTES, UNREAD_SECONDS = range(3_960_000, 4_800_000, 120_000), 1.0
+#: Connections whose append follows a request that takes long: so many appends of 900 kB, or a Fetch.
+SLOW, LARGE, FETCH_MS = 10, 10, 900
+#: Clients that log in again, and after how long. Kafka refuses it within a second.
+LOGINS, RELOGIN_SECONDS = 30, 1.05
+_LARGE_BYTES, _PIECE_BYTES = 900_000, 30_000
+#: An append waits no longer in Kafka or in the proxy.
+_LONG_MS = 30_000
 
 #: Sends one attack for each `next`.
 Way = Callable[[str, str], Iterator[None]]
 WAYS: dict[str, Way] = {}
+#: Those for a Kafka with logins.
+WITH_LOGINS = frozenset({"logins among appends"})
 
 
 def way(each: Way) -> Way:
@@ -156,14 +169,87 @@ def half_a_frame(address: str, topic: str) -> Iterator[None]:
 @way
 def unread_responses(address: str, topic: str) -> Iterator[None]:
     queried = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    with raw.Connection(address) as first:
+        frames = b"".join(first.frame(queried, 5)[1] for _ in range(PIPELINED))
+    sent: dict[raw.Connection, int] = {}
 
     def one(connection: raw.Connection) -> None:
-        connection.socket.settimeout(0.001)
-        with contextlib.suppress(TimeoutError):
-            for _ in range(PIPELINED):
-                connection.send(queried, 5)
+        connection.socket.setblocking(False)
+        at = sent.get(connection, 0)
+        with contextlib.suppress(BlockingIOError):
+            sent[connection] = (at + connection.socket.send(frames[at:])) % len(frames)  # whole frames, in the end
 
     return _many(address, one)
+
+
+@way
+def append_after_unread_response(address: str, topic: str) -> Iterator[None]:
+    """Some of these responses fill their connection, and the client reads nothing: the append's answer stays in it."""
+    filled = f"un{topic}"
+    with raw.Connection(address) as connection:
+        connection.create_topic(filled)
+        for _ in range(_UNREAD_BYTES[-1] // _PIECE_BYTES):
+            connection.append(filled, raw.batch(b"x" * _PIECE_BYTES))
+    append = {topic: {0: raw.batch(b"x")}}
+    for _ in repeat(None):
+        with contextlib.ExitStack() as stack:
+            for bytes_max in _UNREAD_BYTES:
+                connection = stack.enter_context(raw.Connection(address, enter=_small_receive_buffer))
+                connection.send(_fetch(filled, bytes_max), 4)
+                connection.send_produce(append, timeout_ms=_LONG_MS)
+            yield
+            time.sleep(UNREAD_SECONDS)
+
+
+@way
+def large_appends_first(address: str, topic: str) -> Iterator[None]:
+    """Its connection to Kafka is full of another topic's appends, and an append to the partition follows them."""
+    large = {f"un{topic}": {0: raw.batch(b"x" * _LARGE_BYTES)}}
+    return _appends_after(address, topic, lambda connection: [connection.send_produce(large) for _ in range(LARGE)], 4)
+
+
+@way
+def long_fetch_first(address: str, topic: str) -> Iterator[None]:
+    """Kafka waits for records of another topic, and an append to the partition follows."""
+    request = _fetch(f"un{topic}", 1)
+    return _appends_after(address, topic, lambda connection: connection.send(request, 4), SLOW)
+
+
+@way
+def slow_large_append(address: str, topic: str) -> Iterator[None]:
+    """A large append of which a piece arrives now and then."""
+    request = raw.produce_request({topic: {0: raw.batch(b"x" * _LARGE_BYTES)}}, -1, _TIMEOUT_MS, None, None)
+    with raw.Connection(address, timeout_seconds=60.0) as connection:
+        for _ in repeat(None):
+            _, frame = connection.frame(request, 9)
+            for at in range(0, len(frame), _PIECE_BYTES):
+                connection.socket.sendall(frame[at : at + _PIECE_BYTES])
+                yield
+                time.sleep(0.01)
+            connection.receive_produce()
+
+
+@way
+def logins_among_appends(address: str, topic: str) -> Iterator[None]:
+    """Clients that log in again while appends are in flight (KIP-368), with an append after the login."""
+    append = {topic: {0: raw.batch(b"x")}}
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(raw.Connection(address, enter=logging_in(ADMIN))) for _ in range(LOGINS)]
+        for _ in repeat(None):
+            time.sleep(RELOGIN_SECONDS)
+            for connection in connections:
+                for _ in range(5):
+                    connection.send_produce(append, timeout_ms=_LONG_MS)
+                connection.send(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+            yield
+            for connection in connections:
+                for _ in range(6):
+                    connection.receive_frame()
+                connection.send(SaslAuthenticateRequest(auth_bytes=plain(ADMIN)), 1)
+                connection.send_produce(append, timeout_ms=_LONG_MS)
+            for connection in connections:
+                assert connection.receive(SaslAuthenticateRequest, 1)[1].error_code == 0
+                connection.receive_produce()
 
 
 @way
@@ -289,6 +375,36 @@ def _after_a_good_one(topic: str, form: str) -> Iterator[raw.Batches]:
     odd = compressed.batch(*compressed.FORMS[form], base_timestamp_ms=int(time.time() * 1000))
     for batch in (raw.batch(b"x"), *[odd] * 20):
         yield {topic: {0: batch}}
+
+
+def _fetch(topic: str, bytes_max: int) -> raw.FetchRequest:
+    """Kafka answers once there are so many bytes, or after some time."""
+    fetch_topic = raw.FetchRequest.FetchTopic
+    queried = fetch_topic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=bytes_max)
+    topics = [fetch_topic(topic=topic, partitions=[queried])]
+    limits = {"max_wait_ms": FETCH_MS, "min_bytes": bytes_max, "max_bytes": bytes_max}
+    return raw.FetchRequest(topics=topics, forgotten_topics_data=[], **limits)
+
+
+def _small_receive_buffer(new: socket.socket) -> socket.socket:
+    new.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    return new
+
+
+def _appends_after(address: str, topic: str, first: Callable[[raw.Connection], object], count: int) -> Iterator[None]:
+    """Each of some connections sends what takes long, and an append to the partition with it."""
+    append = {topic: {0: raw.batch(b"x")}}
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(raw.Connection(address, timeout_seconds=60.0)) for _ in range(count)]
+        connections[0].create_topic(f"un{topic}")
+        while True:
+            for connection in connections:
+                first(connection)
+                appended = connection.send_produce(append, timeout_ms=_LONG_MS)
+                yield
+            for connection in connections:
+                while int.from_bytes(connection.receive_frame()[:4]) != appended:
+                    pass
 
 
 def _over_quota(address: str, topic: str, quota: str, limit: float, records: bytes) -> Iterator[None]:

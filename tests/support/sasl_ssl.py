@@ -127,18 +127,15 @@ mechanism = "{mechanism}"
 
     def entering(self, user: str) -> Enter:
         """Log in with a password, by PLAIN."""
-        context = self.trusting()
+        context, log_in = self.trusting(), logging_in(user)
 
         def enter(new: socket.socket) -> socket.socket:
             try:
                 new = context.wrap_socket(new, server_hostname="127.0.0.1")
-                client = RawConnection.over(new)
-                assert client.query(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
-                assert client.query(_SASL_AUTHENTICATE, 1, {"AuthBytes": plain(user)})["ErrorCode"] == 0
             except BaseException:
                 new.close()
                 raise
-            return new
+            return log_in(new)
 
         return enter
 
@@ -209,6 +206,22 @@ class SecuredConnection(Connection):
 
 def plain(user: str, secret: str | None = None) -> bytes:
     return f"\0{user}\0{password(user) if secret is None else secret}".encode()
+
+
+def logging_in(user: str) -> Enter:
+    """Log in with a password, by PLAIN."""
+
+    def enter(new: socket.socket) -> socket.socket:
+        try:
+            client = RawConnection.over(new)
+            assert client.query(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
+            assert client.query(_SASL_AUTHENTICATE, 1, {"AuthBytes": plain(user)})["ErrorCode"] == 0
+        except BaseException:
+            new.close()
+            raise
+        return new
+
+    return enter
 
 
 def server_properties(

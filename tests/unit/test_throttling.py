@@ -12,7 +12,8 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.slow_clients import SlowClients
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.throttling import WATCHED_SECONDS
+from fencepost_proxy.session.state import Full
+from fencepost_proxy.session.throttling import MUTED_SECONDS_MAX, WATCHED_SECONDS
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import APIS, FETCH, PRODUCE
 from fencepost_proxy.wire.control import codec_versions, encode_response, response_header_is_flexible
@@ -147,6 +148,23 @@ def test_fast_path_leaves_throttled_responses_and_clients() -> None:
     assert fast_path.take_down(memoryview(free), talk.now)[0]
 
 
+def test_client_is_muted_for_a_bounded_time() -> None:
+    """Any four bytes may be a throttle time, of up to 24 days."""
+    talk = Talk()
+    pending = talk.sends()
+    throttled(talk, 2**31 - 1)
+    talk.next(m.Throttled)
+    talk.next(Call)
+    talk.complete(pending, PartitionResult(0, 0, 5))
+    talk.answer()
+    talk.produces(("checked-a", 0, expecting(6, b"y")), correlation=2)
+    assert not talk.next(m.ReadClient).on
+    talk.tick(MUTED_SECONDS_MAX - 1)
+    talk.silent()
+    talk.tick(1.1)
+    talk.submitted()
+
+
 def test_throttled_client_has_one_request_at_a_time_for_a_while() -> None:
     """Any answer may mute what was sent after its request."""
     talk = Talk()
@@ -274,6 +292,62 @@ def test_late_append_without_proved_permission_is_waited_for() -> None:
     pending = talk.sends()
     talk.report(m.AppendsLate((pending,)))
     talk.silent()
+
+
+@pytest.mark.parametrize("bit", [Full.CLIENT, Full.UPSTREAM])
+def test_append_waits_while_a_socket_is_full(bit: int) -> None:
+    """1. The client reads nothing, or Kafka does not. 2. An append sent now would stand still, with its partition."""
+    talk = Talk()
+    talk.session.state.full |= bit
+    talk.produces(("checked-a", 0, expecting(5, b"x")))
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    assert not talk.session.needs_ticks
+    talk.session.state.full = 0
+    talk.tick(0.1)
+    talk.submitted()
+    assert talk.next(m.ReadClient).on
+
+
+def test_append_that_waits_for_its_partition_leaves_it_when_a_socket_is_full() -> None:
+    talk = Talk()
+    pending = talk.submits()
+    talk.session.state.full |= Full.CLIENT
+    talk.admit(pending)
+    talk.canceled(pending)
+    talk.session.state.full = 0
+    talk.tick(0.1)
+    assert talk.submitted() is pending
+
+
+def test_append_is_not_sent_again_while_a_socket_is_full() -> None:
+    talk = Talk().may_write("checked-a")
+    pending = talk.sends()
+    talk.session.state.full |= Full.CLIENT
+    talk.admit(pending)  # Kafka refused its fence
+    assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
+    assert "the client does not read its responses" in str(talk.commands[-1])
+
+
+def test_fast_path_takes_no_request_while_a_socket_is_full() -> None:
+    talk = Talk()
+    heartbeat = memoryview(request(HEARTBEAT, 4, 1))
+    talk.session.state.full |= Full.UPSTREAM
+    assert talk.session.fast_path.take_up(heartbeat, talk.now) == (0, [])
+    talk.session.state.full = 0
+    assert talk.session.fast_path.take_up(heartbeat, talk.now)[0]
+
+
+def test_kafka_is_read_for_answers_to_appends_only() -> None:
+    talk = Talk()
+    assert not talk.session.fast_path.awaits_append
+    talk.client(request(FETCH, 4, 1, bytes(30)))
+    talk.upstream()
+    assert not talk.session.fast_path.awaits_append
+    talk.kafka(response(1, bytes(30)))
+    talk.answer()
+    talk.sends(correlation=2)
+    assert talk.session.fast_path.awaits_append
 
 
 def test_late_append_is_not_sent_again_on_its_connection() -> None:

@@ -13,11 +13,13 @@ from fencepost_proxy.session.messages import Count
 from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
+from fencepost_proxy.session.state import Full
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
 
 _LOGIN_IS_OVER = "the client's login expired"
 _IS_MUTED = "Kafka does not read this client's requests at the moment: it may be over a quota"
+_IS_UNREAD = "the client does not read its responses"
 #: How long an admitted append may block its partition while other partitions of its request are waited for.
 _BLOCKS_SECONDS = 0.02
 
@@ -74,7 +76,7 @@ class Admission:
                 continue  # failed while it waited for another sequencer
             if now >= produce.answer_by:
                 where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
-                why = _IS_MUTED if self._is_muted() else "the partitions before it took too long"
+                why = self._why_muted() if self._is_muted() else "the partitions before it took too long"
                 message = f"TRY_AGAIN {where}: {why}"
                 self._state.refuse(
                     produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
@@ -96,14 +98,17 @@ class Admission:
         self._send_produce(produce, now)
 
     def submit_muted(self, now: float) -> None:
-        """Submit what waits because Kafka read nothing from this client."""
+        """Submit what waits because an append of this client would stand still."""
         produce = self._holds.waiting_produce
         if produce is not None and produce.is_muted and not produce.at_barrier:
             self._submit_next(now)
 
     def _is_muted(self) -> bool:
-        """Whether Kafka would not read an append that is sent now."""
-        return self._holds.throttling.blocks(len(self._queue.from_upstream))
+        """Whether Kafka would not read an append that is sent now, or the proxy its answer."""
+        return self._state.full != 0 or self._holds.throttling.blocks(len(self._queue.from_upstream))
+
+    def _why_muted(self) -> str:
+        return _IS_UNREAD if self._state.full & Full.CLIENT else _IS_MUTED
 
     def admitted(self, pending: PendingAppend, now: float) -> None:
         produce = self._holds.waiting_produce
@@ -146,7 +151,7 @@ class Admission:
             self._completion.finish(pending_response, sent)
             return
         if self._is_muted():  # or its last attempt is not answered
-            self._completion.not_sent(pending_response, sent, pending, _IS_MUTED)
+            self._completion.not_sent(pending_response, sent, pending, self._why_muted())
             self._completion.finish(pending_response, sent)
             return
         self._completion.forward(pending_response, sent, sent.request_for(pending))

@@ -88,7 +88,9 @@ class FastPath:
             return False
         if holds.waiting_produce is not None or holds.client_paused or holds.paused or holds.quota <= 0:
             return False
-        return not (state.closing or state.client_closed or state.upstream_closed) and state.client.between_frames
+        if state.closing or state.client_closed or state.upstream_closed or state.full:
+            return False
+        return state.client.between_frames
 
     def _may_take_down(self) -> bool:
         state, holds = self._state, self._holds
@@ -102,6 +104,21 @@ class FastPath:
         if self._to_client or self._from_upstream or self._pipelines.failed or self._holds.throttling.watched_until:
             return False
         return self._may_take_up(0.0) and self._may_take_down()
+
+    @property
+    def awaits_append(self) -> bool:
+        """Kafka's next response concerns checked appends, which those of others may wait for.
+
+        No long response precedes the ones in native code: they are sent when nothing but Produce is unanswered.
+        """
+        if not self._from_upstream:
+            return self.native.awaits_appends
+        return self._from_upstream[0].inner or self._from_upstream[0].direct is not None
+
+    @property
+    def client_is_paused(self) -> bool:
+        """By the session."""
+        return self._holds.client_paused
 
     def arm(self, client_fd: int, upstream_fd: int) -> None:
         native = self.native

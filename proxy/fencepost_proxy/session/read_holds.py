@@ -58,6 +58,7 @@ class ReadHolds:
         return (
             self.waiting_produce is not None
             or self.paused
+            or self._state.full != 0  # a broker handles no further request before the client takes the response
             or self.draining_until is not None
             or open_requests >= self._services.in_flight_requests_max
             or self.quota_is_used_up

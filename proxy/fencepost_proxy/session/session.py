@@ -150,7 +150,7 @@ class Session:
         if self.answer_by or self._native.awaits_appends or self.state.client_closed or self._holds.paused:
             return True
         if produce is None:
-            return self._holds.client_paused
+            return self._holds.client_paused and not self.state.full
         return produce.at_barrier or produce.is_muted or bool(produce.admitted)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
@@ -15,6 +15,13 @@ from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.api_versions import Software
+
+
+class Full:
+    """Which sockets have more unsent bytes than a limit, as bits: their peers do not read."""
+
+    CLIENT: Final = 1
+    UPSTREAM: Final = 2
 
 
 class ConnectionState:
@@ -29,6 +36,7 @@ class ConnectionState:
     - `silent_to` – end of the client's last streamed Produce with acks=0.
     - `known` – the start of the client's last Produce request.
     - `login_ends` – from about then, Kafka closes at the next request.
+    - `full` – see `Full`; the transport keeps it current, and sends a `Tick` then to a session that waits.
     """
 
     __slots__ = (
@@ -42,6 +50,7 @@ class ConnectionState:
         "collecting_started",
         "commands",
         "connection",
+        "full",
         "known",
         "local_host",
         "login_ends",
@@ -76,6 +85,7 @@ class ConnectionState:
         self.known: Known = NOTHING_KNOWN
         self.login_ends = float("inf")
         self.silent_to = -1
+        self.full = 0
         self.closing = False
         self.client_closed = False
         self.upstream_closed = False

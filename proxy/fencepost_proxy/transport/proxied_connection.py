@@ -19,6 +19,7 @@ from fencepost_proxy.session import messages
 from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN
 from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.state import Full
 from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, METADATA, SASL_HANDSHAKE
@@ -71,6 +72,18 @@ class _ConnectionSocket(ProxiedSocket):
         session = self._proxied.session
         if session is not None:
             session.fast_path.native.disarm()
+
+    def _set_full(self, bit: int, *, full: bool) -> None:
+        """So the session starts no request that would stand still."""
+        session = self._proxied.session
+        if session is None:
+            return
+        if full:
+            session.state.full |= bit
+        elif session.state.full & bit:
+            session.state.full &= ~bit
+            if session.fast_path.client_is_paused:
+                self._proxied.driver.session_event(self._proxied.connection, messages.Tick())
 
     def _may_pump(self, other: ProxiedSocket) -> bool:
         """Whether bytes may go from this socket to the other one in native code."""
@@ -175,6 +188,10 @@ class UpstreamSocket(_ConnectionSocket):
         proxied.driver.traffic.bytes_to_clients += byte_count
         proxied.driver.session_event(proxied.connection, messages.UpstreamPassed(byte_count))
 
+    def _hold_back(self, *, full: bool) -> None:
+        super()._hold_back(full=full)
+        self._set_full(Full.UPSTREAM, full=full)
+
     def _lost(self, error: OSError | None) -> None:
         reason = (
             "the broker closed the connection" if error is None else f"the connection to the broker failed: {error}"
@@ -258,8 +275,12 @@ class ClientSocket(_ConnectionSocket):
         proxied.driver.session_event(proxied.connection, messages.ClientPassed(byte_count))
 
     def _hold_back(self, *, full: bool) -> None:
-        super()._hold_back(full=full)
+        """The client is not read while it does not read. Kafka is, as long as others may wait for its response."""
+        session = self._proxied.session
+        if not (full and session is not None and session.fast_path.awaits_append):
+            super()._hold_back(full=full)
         (self.pause if full else self.resume)(Paused.UNREAD)
+        self._set_full(Full.CLIENT, full=full)
 
     def _lost(self, error: OSError | None) -> None:
         self._proxied.client_lost()
