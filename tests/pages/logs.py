@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from fencepost_proxy.observability.audit import Identity
 from tests.support.docs import ROOT
 
 _ROOT: Final = ROOT / "proxy" / "fencepost_proxy"
@@ -137,9 +138,15 @@ def _logged(call: ast.Call, logger: str) -> Iterator[_Event]:
         case _:
             return
     event = call.args[1] if often else call.args[0]
-    fields = tuple(each.arg for each in call.keywords if each.arg is not None)
+    fields = tuple(name for each in call.keywords for name in _names(each))
     for text in _texts(event):
         yield _Event(level, logger, often, text, fields)
+
+
+def _names(keyword: ast.keyword) -> tuple[str, ...]:
+    if keyword.arg is None:
+        return Identity._fields if ast.unparse(keyword.value) == "identity._asdict()" else ()
+    return (keyword.arg,)
 
 
 def _texts(event: ast.expr) -> Iterator[str]:

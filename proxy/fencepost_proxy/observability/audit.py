@@ -46,9 +46,7 @@ def configs_stored(
         log = _log.warning if weakened else _log.info
         log(
             "virtual configs changed" if failure is None else "virtual configs not changed",
-            peer=identity.peer,
-            principal=identity.principal,
-            client_id=identity.client_id,
+            **identity._asdict(),
             topic=each.topic,
             set=dict(each.assign) or None,
             unset=sorted(each.unset) or None,
@@ -64,9 +62,7 @@ def expanded(identity: Identity, requests: Sequence[ExpansionRequest], outcomes:
         if not request.validate_only:
             _log.info(
                 "partitions not added" if outcome.code else "partitions added",
-                peer=identity.peer,
-                principal=identity.principal,
-                client_id=identity.client_id,
+                **identity._asdict(),
                 topic=request.topic,
                 partitions=request.to_count,
                 reason=outcome.message,

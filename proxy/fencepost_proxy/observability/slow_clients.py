@@ -54,9 +54,7 @@ class SlowClients:
         _limited_log.info(
             ("throttled", _name(identity)),
             "client is over its Kafka quota: Kafka and the proxy read nothing more from it for that time",
-            peer=identity.peer,
-            client_id=identity.client_id,
-            principal=identity.principal,
+            **identity._asdict(),
             throttle_ms=throttle_ms,
         )
 
@@ -68,9 +66,7 @@ class SlowClients:
         _limited_log.warning(
             ("late", _name(identity)),
             "Kafka does not answer a client's append: it is resolved from the log, since other clients wait for it",
-            peer=identity.peer,
-            client_id=identity.client_id,
-            principal=identity.principal,
+            **identity._asdict(),
             partition=partition,
             seconds=round(seconds, 1),
         )
