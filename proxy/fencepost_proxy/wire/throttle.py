@@ -10,10 +10,12 @@ from types import MappingProxyType
 from typing import Final
 
 from fencepost_proxy.errors import ProtocolError
-from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
+from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Api
+from fencepost_proxy.wire.control import response_header_is_flexible
 from fencepost_proxy.wire.peeks import names_no_broker
 from fencepost_proxy.wire.primitives import read_uvarint
 from fencepost_proxy.wire.produce import FLEXIBLE, parse_produce_response
+from fencepost_proxy.wire.schema import fixed_bytes, untagged_fields
 
 NOT_THROTTLED: Final = memoryview(bytes(4))
 #: More than the beginning of a response that has the time.
@@ -24,14 +26,7 @@ NOWHERE: Final = 0
 _ELSEWHERE: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
 _CORRELATION_BYTES: Final = 4
-#: APIs whose responses begin with it only from a version on; all others that are not named here always do.
-_FIRST_FROM: Final = {
-    **{1: 1, 2: 2, 3: 3, 8: 3, 9: 3, 10: 1, 11: 2, 12: 1, 13: 1, 14: 1, 15: 1, 16: 1, 19: 2, 20: 1, 23: 2}
-}
-#: Bytes of the body before it: error code, expiry time.
-_BEFORE: Final = {39: 10, 40: 10, 47: 2}
-#: SaslHandshake, WriteTxnMarkers, SaslAuthenticate and DescribeQuorum do not have it.
-_WITHOUT: Final = frozenset({17, 27, 36, 55})
+_NAME: Final = "ThrottleTimeMs"
 #: Produce, ApiVersions, CreateDelegationToken, DescribeDelegationToken: after an array, or at the end.
 _LATER: Final = frozenset({PRODUCE, API_VERSIONS, 38, 41})
 #: Of a Produce response with errors or addresses of brokers. Longer ones take too long.
@@ -40,19 +35,21 @@ _API_BYTES: Final = 6
 _TAGS_BYTES: Final = 1
 
 
-def _position(api_key: int, version: int, flexible_from: int | None) -> int:
-    if api_key == PRODUCE or api_key in _WITHOUT or version < _FIRST_FROM.get(api_key, 0):
+def _position(api: Api, version: int) -> int:
+    if api.key == PRODUCE:
         return NOWHERE
-    if api_key in _LATER:
-        return _ELSEWHERE
-    tags = flexible_from is not None and version >= flexible_from
-    return _LENGTH_BYTES + _CORRELATION_BYTES + tags + _BEFORE.get(api_key, 0)
+    at = _LENGTH_BYTES + _CORRELATION_BYTES + response_header_is_flexible(api.key, version)
+    for name, type_name, _ in untagged_fields(f"{api.name}Response", version):
+        if name == _NAME:
+            return at
+        at += fixed_bytes(type_name) or _ELSEWHERE
+    return NOWHERE
 
 
 #: By API and version: where it is in a response with its length.
 THROTTLED_AT: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType(
     {
-        key: tuple(_position(key, version, api.flexible_from) for version in range(api.max_version + 1))
+        key: tuple(_position(api, version) for version in range(api.max_version + 1))
         for key, api in APIS.items()
         if not api.gated
     }
