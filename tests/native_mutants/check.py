@@ -20,6 +20,7 @@ from tests.unit import test_native as side_by_side
 from tests.unit.spark_sink import test_native as of_the_sink
 from tests.unit.test_fast_path import _GeneralRemembers, _GeneralRun, _Remembers, _Run, _run_both, _Steady
 from tests.unit.test_native import _CIRCUMSTANCES, _HEADERS
+from tests.unit.test_session import HEARTBEAT, METADATA
 
 _SEEDS = 60
 
@@ -49,6 +50,9 @@ def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
     for name in sorted(_CIRCUMSTANCES.keys() - {"no memory"}):
         reported = side_by_side.test_reported_changes_count_where_native_code_remembers
         yield f"{name}, reported", lambda name=name, reported=reported: reported(name)  # type: ignore[misc]
+    for api_key in (HEARTBEAT, METADATA):
+        waits = side_by_side.test_append_waits_for_requests_of_other_apis
+        yield "other APIs", lambda api_key=api_key, waits=waits: waits(api_key)  # type: ignore[misc]
     yield "time", side_by_side.test_what_time_ends_is_not_reported
     yield "memory", side_by_side.test_memory_is_shared_with_python
     for at in (0, 2):

@@ -131,6 +131,38 @@ MUTANTS = [
             ("permit.rs", "            && scan.max_timestamp_ms > oldest as i64\n", ""),
         ),
         ("a wrong CRC is replaced", ("batch.rs", " != crc {", " != crc && false {")),
+        *(
+            (f"a statement for another {what} counts", ("batch.rs", old, new))
+            for what, old, new in (
+                (
+                    "topic",
+                    ".and_then(|rest| rest.strip_prefix(self.topic))",
+                    ".and_then(|rest| rest.get(self.topic.len()..))",
+                ),
+                (
+                    "partition",
+                    "if !canonical || number != Some(self.partition) {",
+                    "if !canonical || number.is_none() {",
+                ),
+                ("cluster", "is_some_and(|stated| self.cluster_id == Some(stated))", "is_some()"),
+            )
+        ),
+        (
+            "a statement may name its partition in any way",
+            ("batch.rs", "if !canonical || number != Some(self.partition) {", "if number != Some(self.partition) {"),
+        ),
+        (
+            "appends do not wait for requests that native code relays",
+            (
+                "connection.rs",
+                "self.others_are_open || self.queue.iter().any(|sent| sent.api_key != PRODUCE)",
+                "self.others_are_open",
+            ),
+        ),
+        (
+            "appends do not wait for requests that Python keeps",
+            ("connection.rs", "self.others_are_open || self.queue", "self.queue"),
+        ),
         (
             "a header may occur twice",
             ("batch.rs", "if std::mem::replace(&mut observed[name as usize], true) {", "if false {"),

@@ -31,7 +31,7 @@ from fencepost_proxy.session.native_path import NativePath
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport.memory_budget import MemoryBudget
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import FETCH
+from fencepost_proxy.wire.apis import FETCH, METADATA
 from fencepost_proxy.wire.control import encode_response
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
 from fencepost_proxy.wire.schema import Message
@@ -41,6 +41,7 @@ from tests.support.batches import Row, batch, built_by, expecting
 from tests.support.executors import NATIVE, PYTHON, executing, needs_native
 from tests.support.properties import some
 from tests.unit.test_fast_path import _decisive, _Talk
+from tests.unit.test_session import HEARTBEAT, request
 
 pytestmark = needs_native
 
@@ -324,6 +325,7 @@ _HEADERS: list[tuple[bool, list[list[tuple[str, bytes | None]]]]] = [
         (False, [[(_OFFSET, b"3" + place), (_ID, b"w")]])
         for place in (
             *(b"@", b"@required", b"@required/", b"@required/00", b"@required/+0", b"@require/0", b"@requireds/0"),
+            b"@requires/0",
             *(b"@required/1", b"@required/0@", b"@required/0@fuzzed@", b"@required/0@other", b"@required/0 "),
             *(b"@required/2147483648", b"@required/4294967296", b"/0", b"@/0", b"@required0"),
         )
@@ -854,6 +856,32 @@ def test_verification_finds_a_change_that_was_not_reported(circumstance: str) ->
     both.each(_CIRCUMSTANCES[circumstance])
     with pytest.raises(RuntimeError, match="`changed` was not called"):
         both.append({0: expecting(4, b"z", timestamp_ms=NOW_MS)})
+
+
+@pytest.mark.parametrize("api_key", [HEARTBEAT, METADATA], ids=["relayed", "rewritten"])
+def test_append_waits_for_requests_of_other_apis(api_key: int) -> None:
+    """Kafka handles them first. Native code relays the first kind, and Python keeps the other."""
+    both = _Both("checked")
+    both.append_at((1, 2))
+    version, body = (4, bytes(30)) if api_key == HEARTBEAT else (5, struct.pack(">i?", 0, False))
+    other = request(api_key, version, 7, body)
+    sent, appended = len(both.native.client.upstream_got), both.counts["native: appended"]
+    assert appended
+    both.send(other + both.request({0: expecting(3, b"z", timestamp_ms=NOW_MS)}, 8))
+    assert len(both.native.client.upstream_got) <= sent + len(other) + 100  # a rewritten one may be longer
+    assert both.counts["native: appended"] == appended
+    both.answer()
+    assert len(both.native.client.upstream_got) > sent + len(other)
+
+
+def test_response_to_append_is_awaited_in_both() -> None:
+    both = _Both("checked")
+    both.append_at((1, 2))
+    both.append({0: expecting(3, b"z", timestamp_ms=NOW_MS)})
+    paths = [proxy.dispatcher.sessions[proxy.client.number].fast_path for proxy in both.proxies]
+    assert [path.awaits_append for path in paths] == [True, True]
+    both.answer()
+    assert [path.awaits_append for path in paths] == [False, False]
 
 
 def test_what_time_ends_is_not_reported() -> None:
