@@ -517,7 +517,7 @@ MUTANTS = (
         "transactional-id-not-authorized",
         "any client may use any transactional id",
         ("atomic-unauthorized",),
-        body(Proofs, "prove_use", "self.may_use = transactional_id\ndone(True)"),
+        body(Proofs, "prove_use", "self.may_use = transactional_id\nreturn True\nyield"),
         rule="Kafka authorizes the use of a transactional id",
     ),
     Mutant(
@@ -573,7 +573,11 @@ MUTANTS = (
         "lost-commits-waited-for",
         "a commit whose connection broke is waited for indefinitely",
         ("atomic-roaming-v1", "atomic-roaming"),
-        body(EndTxnRequests, "leave", "pass"),
+        edit(
+            EndTxnRequests,
+            "_commit",
+            ("self._transactions.commit_unacknowledged(transaction, self._state.now)", "pass"),
+        ),
         rule="the next transaction may have the same epoch",
     ),
     Mutant(

@@ -12,9 +12,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.session.commits import Ending, EndTxnRequests
+from fencepost_proxy.session.commits import EndTxnRequests
+from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.transport.proxied_connection import ClientSocket
 from tests.support.mutants import Mutant, wrap
 
@@ -26,13 +28,16 @@ _TXN_OFFSET_COMMIT = (28).to_bytes(2)
 _commits: Counter[str] = Counter()
 
 
-def forward_aborts(forward_end: Callable[..., None], requests: EndTxnRequests, ending: Ending) -> None:
-    _commits[ending.transactional_id] += ending.commits
-    if ending.commits and _commits[ending.transactional_id] % 2 == 0:
-        frame = bytearray(ending.frame)
-        frame[-2 if ending.pending_response.version >= _END_TXN_FLEXIBLE else -1] = False
-        ending.frame = bytes(frame)
-    forward_end(requests, ending)
+def send_aborts(
+    commit: Callable[..., Any], requests: EndTxnRequests, ended: PendingResponse, request: bytes, producer: Any
+) -> Any:
+    transactional_id, *_ = producer
+    _commits[transactional_id] += 1
+    if _commits[transactional_id] % 2 == 0:
+        frame = bytearray(request)
+        frame[-2 if ended.version >= _END_TXN_FLEXIBLE else -1] = False
+        request = bytes(frame)
+    return commit(requests, ended, request, producer)
 
 
 def receive_other_offsets(received: Callable[..., None], client: ClientSocket, data: memoryview) -> None:
@@ -47,7 +52,7 @@ def receive_other_offsets(received: Callable[..., None], client: ClientSocket, d
 
 
 if __name__ == "__main__":
-    commits = wrap(EndTxnRequests, "_forward_end", forward_aborts)
+    commits = wrap(EndTxnRequests, "_commit", send_aborts)
     offsets = wrap(ClientSocket, "_received", receive_other_offsets)
     with Mutant(LIE, "see the module", (), commits if LIE == "commits" else offsets).live():
         sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.transactions.table import Open, Table
+from fencepost_proxy.wire.apis import END_TXN
 
 
 def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
@@ -15,11 +16,12 @@ def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
         for produce in session.produce_requests
         for t in produce.pending_appends.values()
     }
-    commits = [each for session in sessions for each in session.commits]
+    sent = [each for session in sessions for each in session.sent]
+    ends_sent = sum(each.api_key == END_TXN and not each.inner for each in sent)
     unacknowledged = [
         f"the commit of {transaction.transactional_id} has no request"
         for transaction in table
-        if transaction.commits_sent > sum(each is transaction for each in commits)
+        if transaction.commits_sent > ends_sent
     ]
     return unacknowledged + [
         f"{transaction.transactional_id} to {partition} (sequence {sequence}) is {state.name}"

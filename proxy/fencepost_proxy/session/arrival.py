@@ -18,7 +18,7 @@ a time. Once sent, a request is one of `ResponseQueue.in_flight` until its last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError
@@ -37,7 +37,8 @@ from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, NotFound, P
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.response_queue import relayed
-from fencepost_proxy.session.topic_ids import NONE_NAMELESS, Nameless, TopicIds
+from fencepost_proxy.session.steps import Steps
+from fencepost_proxy.session.topic_ids import NONE_NAMELESS, TopicIds
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -95,47 +96,45 @@ class Arrival:
         self._levels = levels
         self._admission = admission
 
-    def request(
-        self,
-        frame: memoryview,
-        now: float,
-        denied: Mapping[str, int] = NOTHING_DENIED,
-        readings: Readings | None = None,
-        nameless: Nameless = NONE_NAMELESS,
-        *,
-        whole: ProduceRequest | None = None,
-    ) -> None:
-        """`denied` – topics that the client may not write, with Kafka's errors, if already checked. `readings` – its
-        parsed batches, if that took long. `nameless` – ids of topics that were looked up without success. `whole` – the
-        request, if it was already parsed."""
-        services = self._services
+    def produce(self, frame: memoryview, whole: ProduceRequest | None = None) -> Steps[None]:
+        """`whole` – the request, if it was already parsed.
 
-        def again(
-            denied: Mapping[str, int] = denied, readings: Readings | None = None, nameless: Nameless = nameless
-        ) -> None:
-            self.request(frame, self._state.now, denied, readings, nameless, whole=whole)
-
+        After each wait everything is checked again: the configs of its topics, their names and the client's permissions
+        may have changed.
+        """
         try:
             whole = whole or parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
         except LimitError:
-            many = ManyPartitions(frame)
-            self._threads.read(many.read, lambda: self._produce_many(frame, many))
+            yield from self._produce_many(frame)
             return
         self._state.client_id = whole.client_id
-        if self._topic_ids.looks_up(whole, nameless, lambda errors: again(nameless=errors)):
-            return
-        request, not_found = self._topic_ids.named(whole, nameless, self._state.read_bytes - len(frame))
-        if not_found and whole.acks == 0:
-            raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
-        self._refuse_producer_ids(request)
-        if not self._may_begin(request, whole, denied, now, again):
-            return
-        if readings is None and services.fresh(now):
-            readings = self._requested_readings(request, denied, now)
-            if not readings.here():
-                self._threads.read(readings.elsewhere, lambda: again(readings=readings))
-                return
-        self._begin(frame, request, denied, readings, now, not_found=not_found)
+        starts_at = self._state.read_bytes - len(frame)
+        denied, nameless, readings = NOTHING_DENIED, NONE_NAMELESS, None
+        while True:
+            if unknown := self._topic_ids.unknown(whole, nameless):
+                nameless = yield from self._topic_ids.look_up(whole, nameless, unknown)
+                continue
+            request, not_found = self._topic_ids.named(whole, nameless, starts_at)
+            if not_found and whole.acks == 0:
+                raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
+            self._refuse_producer_ids(request)
+            if (transactional_id := self._transactions.to_be_proved(request)) is not None:
+                if not (yield from self._prove_use(request, transactional_id)):
+                    self._transactions.deny(whole)
+                    return
+                denied, readings = NOTHING_DENIED, None
+                continue
+            if unproved := self._unproved(request, denied):
+                denied = {**denied, **(yield from self._prove_write(request, unproved))}
+                readings = None
+                continue
+            if readings is not None or not self._services.fresh(self._state.now):
+                break
+            readings = self._requested_readings(request, denied, self._state.now)
+            if readings.here():
+                break
+            yield from self._threads.read(readings.elsewhere)
+        self._begin(frame, request, denied, readings, self._state.now, not_found=not_found)
 
     def _refuse_producer_ids(self, request: ProduceRequest) -> None:
         """Clients may not use those of fenced appends. On checked topics such batches are refused one by one."""
@@ -149,38 +148,16 @@ class Arrival:
             if any(names_producer(data.records, self._services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
 
-    def _may_begin(
-        self,
-        request: ProduceRequest,
-        whole: ProduceRequest,
-        denied: Mapping[str, int],
-        now: float,
-        again: Callable[..., None],
-    ) -> bool:
-        """False: it continues with `again` once Kafka has answered what the client may do. `whole` – with topics that
-        were not found."""
-        services, fresh = self._services, self._services.fresh(now)
-        if request.transactional_id is not None and self._transactions.needs_proof(request):
+    def _prove_use(self, request: ProduceRequest, transactional_id: str) -> Steps[bool]:
+        return self._proofs.prove_use(transactional_id, request.correlation_id, request.client_id)
 
-            def done(allowed: bool) -> None:
-                if allowed:
-                    again(NOTHING_DENIED)
-                else:
-                    self._transactions.deny(whole)
+    def _unproved(self, request: ProduceRequest, denied: Mapping[str, int]) -> dict[str, int]:
+        if not (self._services.clients_log_in and self._services.fresh(self._state.now)):
+            return {}
+        return self._proofs.unproved(self._concerned(request, denied))
 
-            self._proofs.prove_use(request.transactional_id, request.correlation_id, request.client_id, done)
-            return False
-        if services.clients_log_in and fresh:
-            unproved = self._proofs.unproved(self._concerned(request, denied))
-            if unproved:
-                self._proofs.prove_write_first(
-                    request,
-                    unproved,
-                    due_by(now, request.timeout_ms),
-                    lambda reported: again({**denied, **reported}),
-                )
-                return False
-        return True
+    def _prove_write(self, request: ProduceRequest, unproved: Mapping[str, int]) -> Steps[dict[str, int]]:
+        return self._proofs.prove_write(request, unproved, due_by(self._state.now, request.timeout_ms))
 
     def _begin(
         self,
@@ -249,37 +226,35 @@ class Arrival:
                     readings.add(TopicPartition(topic.name, data.partition), data.records, policy, count)
         return readings
 
-    def _produce_many(self, frame: memoryview, many: ManyPartitions) -> None:
+    def _produce_many(self, frame: memoryview) -> Steps[None]:
         """It has too many partitions to be read. Check only its topics, some at a time."""
-        services, request = self._services, many.stated()
-        if not services.fresh(self._state.now):
-            self._queue.close("the topic configs are not (re)read yet, and a request has many partitions")
-            return
-        if any(field_tag == LEVEL_TAG for field_tag, _ in split_tags(request.header_tags)):
-            raise _too_many("it states an idempotence level")
-        end = many.probed_at + TOPICS_AT_ONCE
-        ids = many.topic_ids[many.probed_at : end]
-        if ids and self._topic_ids.looks_up(
-            request, many.nameless, lambda errors: self._many_named(frame, many, errors), ids
-        ):
-            return
-        if any(each not in services.topic_names for each in ids):
-            raise _too_many("Kafka does not know the id of one of its topics")
-        for name in [services.topic_names[each] for each in ids] or many.topics[many.probed_at : end]:
-            if name == services.state_topic or services.policy(name) is not None:
-                raise _too_many(f"topic {name} is one that this proxy checks")
-        many.probed_at = end
-        if end < max(len(many.topics), len(many.topic_ids)):
-            self._threads.read(lambda: None, lambda: self._produce_many(frame, many))
-            return
+        services, many = self._services, ManyPartitions(frame)
+        yield from self._threads.read(many.read)
+        request, nameless, probed = many.stated(), NONE_NAMELESS, 0
+        while True:
+            if not services.fresh(self._state.now):
+                self._queue.close("the topic configs are not (re)read yet, and a request has many partitions")
+                return
+            if any(field_tag == LEVEL_TAG for field_tag, _ in split_tags(request.header_tags)):
+                raise _too_many("it states an idempotence level")
+            end = probed + TOPICS_AT_ONCE
+            ids = many.topic_ids[probed:end]
+            if ids and (unknown := self._topic_ids.unknown(request, nameless, ids)):
+                nameless = yield from self._topic_ids.look_up(request, nameless, unknown)
+                continue
+            if any(each not in services.topic_names for each in ids):
+                raise _too_many("Kafka does not know the id of one of its topics")
+            for name in [services.topic_names[each] for each in ids] or many.topics[probed:end]:
+                if name == services.state_topic or services.policy(name) is not None:
+                    raise _too_many(f"topic {name} is one that this proxy checks")
+            probed = end
+            if end >= max(len(many.topics), len(many.topic_ids)):
+                break
+            yield from self._threads.read(lambda: None)  # other connections go on meanwhile
         self._state.client_id = request.client_id
         pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         self._queue.expect(pending_response, silent=request.acks == 0)
         self._forward_unread(pending_response, request, frame)
-
-    def _many_named(self, frame: memoryview, many: ManyPartitions, nameless: Nameless) -> None:
-        many.nameless = nameless
-        self._produce_many(frame, many)
 
     def check_waiting(self, now: float) -> None:
         """A barrier opened, metadata arrived, or time has passed: check again whether the waiting request may enter."""

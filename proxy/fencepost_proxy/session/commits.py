@@ -18,15 +18,13 @@ append that fails, or learn about it. So Kafka is queried first, once for each c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.cutter import INT32
 from fencepost_proxy.session.messages import ClearAbortOnly, Count, ValidateCommit
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.steps import ConnectionEnded, Resume, Steps, Wait
 from fencepost_proxy.transactions.commit_validator import V2_FROM, Decision, Outcome
-from fencepost_proxy.transactions.table import Transaction
 from fencepost_proxy.wire.apis import END_TXN
 from fencepost_proxy.wire.control import (
     decode_request,
@@ -37,139 +35,98 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.schema import Message
 
-_NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 #: The first EndTxn whose clients know TRANSACTION_ABORTABLE.
 _ABORTABLE_FROM = 4
-
-
-@dataclass(slots=True)
-class Ending:
-    """One EndTxn. `frame` – the whole request with its length."""
-
-    pending_response: PendingResponse
-    frame: bytes
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    commits: bool
-    abort_only_transactions: bool = False
+#: A transactional id, a producer id, and its epoch.
+_Producer = tuple[str, int, int]
 
 
 class EndTxnRequests:
-    __slots__ = ("_holds", "_proofs", "_queue", "_services", "_state", "commits")
+    __slots__ = ("_holds", "_proofs", "_queue", "_state", "_transactions")
 
     def __init__(self, core: Core) -> None:
-        self._services = core.state.services
         self._state = core.state
         self._holds = core.holds
         self._queue = core.queue
         self._proofs = core.proofs
-        self.commits: dict[PendingResponse, Transaction] = {}
+        self._transactions = core.state.services.transactions
 
-    def request(self, version: int, correlation_id: int, frame: memoryview) -> None:
+    def end(self, version: int, correlation_id: int, frame: memoryview) -> Steps[None]:
         header = parse_request_header(frame)
         request = decode_request(END_TXN, version, frame[header.body_offset :])
+        producer = request.transactional_id, request.producer_id, request.producer_epoch
+        whole = INT32.pack(len(frame)) + bytes(frame)
         pending_response = PendingResponse(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         self._queue.expect(pending_response)
-        ending = Ending(
-            pending_response,
-            INT32.pack(len(frame)) + bytes(frame),
-            request.transactional_id,
-            request.producer_id,
-            request.producer_epoch,
-            commits=request.committed,
-        )
-        if not ending.commits:
-            self._forward_end(ending)
-        elif ending.transactional_id == self._proofs.may_use:
-            self._validate(ending)
+        if not request.committed:
+            response: memoryview = yield self._queue.ask(pending_response, whole)
+            clears = True
         else:
+            if producer[0] != self._proofs.may_use and not (
+                yield from self._proofs.prove_use(producer[0], correlation_id, header.client_id)
+            ):
+                self._refuse(pending_response, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+                return
+            decision: Decision = yield self._validation(version, producer)
+            if decision.outcome is not Outcome.PASS:
+                self._refuse(pending_response, self._error_of(decision, version))
+                return
+            clears = decision.abort_only_transactions
+            response = yield from self._commit(pending_response, whole, producer)
+        if not _error_code(response, version):
+            self._transactions.ended(*producer)
+            if clears:
+                yield self._clearing(version, producer)
+        self._queue.end(pending_response, [INT32.pack(len(response)), response])
 
-            def done(allowed: bool) -> None:
-                if allowed:
-                    self._validate(ending)
-                else:
-                    self._answer_end(pending_response, Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    def _commit(self, pending_response: PendingResponse, whole: bytes, producer: _Producer) -> Steps[memoryview]:
+        transaction = self._transactions.commit_sent(*producer)
+        try:
+            response: memoryview = yield self._queue.ask(pending_response, whole)
+        except ConnectionEnded:
+            self._transactions.commit_unacknowledged(transaction, self._state.now)
+            raise
+        if _error_code(response, pending_response.version):
+            self._transactions.commit_failed(transaction)
+        return response
 
-            self._proofs.prove_use(ending.transactional_id, correlation_id, header.client_id, done)
+    # ---- waits
 
-    def _validate(self, ending: Ending) -> None:
-        self._holds.paused = True
-        transaction_key = ending.transactional_id, ending.producer_id, ending.producer_epoch
-        token = self._state.token(lambda decision: self._decided(ending, decision))
-        may_be_committed = self._services.transactions.may_be_committed(*transaction_key, self._state.now)
-        self._state.commands.append(
-            ValidateCommit(token, *transaction_key, ending.pending_response.version, may_be_committed)
-        )
+    def _validation(self, version: int, producer: _Producer) -> Wait:
+        def start(resume: Resume) -> None:
+            may_be_committed = self._transactions.may_be_committed(*producer, self._state.now)
+            self._state.commands.append(ValidateCommit(self._state.token(resume), *producer, version, may_be_committed))
 
-    def _decided(self, ending: Ending, decision: Decision) -> None:
-        self._holds.paused = False
-        if self._state.client_closed or self._state.upstream_closed:
-            return
-        if decision.outcome is Outcome.PASS:
-            ending.abort_only_transactions = decision.abort_only_transactions
-            self._forward_end(ending)
-            return
-        pending_response = ending.pending_response
-        error = Error.CONCURRENT_TRANSACTIONS
-        if decision.outcome is Outcome.REFUSE:
-            self._state.commands.append(Count("refusal", "commit_refused"))
-            error = (
-                Error.TRANSACTION_ABORTABLE
-                if pending_response.version >= _ABORTABLE_FROM
-                else Error.UNKNOWN_PRODUCER_ID
-            )
-        self._answer_end(pending_response, error)
+        return Wait(start, before_sending="the commit validator")
 
-    def _answer_end(self, pending_response: PendingResponse, error: Error) -> None:
+    def _clearing(self, version: int, producer: _Producer) -> Wait:
+        """Until the abort-only records of this transaction are cleared."""
+
+        def start(resume: Resume) -> None:
+            # With v2, the next transaction has another epoch, and need not wait. Otherwise it must not find them.
+            token = 0 if version >= V2_FROM else self._state.token(resume)
+            self._state.commands.append(ClearAbortOnly(token, *producer[1:]))
+            if not token:
+                resume()
+
+        return Wait(start, outlives=True)
+
+    # ---- the proxy's own answers
+
+    def _error_of(self, decision: Decision, version: int) -> Error:
+        if decision.outcome is not Outcome.REFUSE:
+            return Error.CONCURRENT_TRANSACTIONS
+        self._state.commands.append(Count("refusal", "commit_refused"))
+        return Error.TRANSACTION_ABORTABLE if version >= _ABORTABLE_FROM else Error.UNKNOWN_PRODUCER_ID
+
+    def _refuse(self, pending_response: PendingResponse, error: Error) -> None:
         pending_response.answer = Answer.MADE_HERE
         self._holds.made_here += 1
-        message = Message(
-            throttle_time_ms=0,
-            error_code=int(error),
-            producer_id=_NO_PRODUCER_ID,
-            producer_epoch=_NO_PRODUCER_EPOCH,
-        )
-        self._queue.end(
-            pending_response,
-            [encode_response_frame(END_TXN, pending_response.version, pending_response.correlation_id, message)],
-        )
+        message = Message(throttle_time_ms=0, error_code=int(error), producer_id=-1, producer_epoch=-1)
+        version, correlation_id = pending_response.version, pending_response.correlation_id
+        self._queue.end(pending_response, [encode_response_frame(END_TXN, version, correlation_id, message)])
 
-    def _forward_end(self, ending: Ending) -> None:
-        if ending.commits:
-            transaction_key = ending.transactional_id, ending.producer_id, ending.producer_epoch
-            self.commits[ending.pending_response] = self._services.transactions.commit_sent(*transaction_key)
 
-        def on_response(frame: memoryview) -> None:
-            self._end_answered(ending, frame)
-
-        ending.pending_response.on_response = on_response
-        self._queue.forward(ending.pending_response, ending.frame)
-
-    def leave(self) -> None:
-        """Kafka will not answer these."""
-        for transaction in self.commits.values():
-            self._services.transactions.commit_unacknowledged(transaction, self._state.now)
-        self.commits.clear()
-
-    def _end_answered(self, ending: Ending, frame: memoryview) -> None:
-        pending_response = ending.pending_response
-        transaction = self.commits.pop(pending_response, None)
-        offset = parse_response_header(frame, END_TXN, pending_response.version).body_offset
-        answer: list[bytes | memoryview] = [INT32.pack(len(frame)), bytes(frame)]
-        if decode_response(END_TXN, pending_response.version, frame[offset:]).error_code != Error.NONE:
-            if transaction is not None:
-                self._services.transactions.commit_failed(transaction)
-            self._queue.end(pending_response, answer)
-            return
-        self._services.transactions.ended(ending.transactional_id, ending.producer_id, ending.producer_epoch)
-        if ending.commits and not ending.abort_only_transactions:
-            self._queue.end(pending_response, answer)
-        elif pending_response.version >= V2_FROM:
-            # The next transaction has another epoch: clearing the records of this one can wait.
-            self._state.commands.append(ClearAbortOnly(0, ending.producer_id, ending.producer_epoch))
-            self._queue.end(pending_response, answer)
-        else:
-            # The next transaction has the same epoch, and must not find the records of this one.
-            token = self._state.token(lambda stored: self._queue.end(pending_response, answer))
-            self._state.commands.append(ClearAbortOnly(token, ending.producer_id, ending.producer_epoch))
+def _error_code(response: memoryview, version: int) -> int:
+    offset = parse_response_header(response, END_TXN, version).body_offset
+    return int(decode_response(END_TXN, version, response[offset:]).error_code)

@@ -8,21 +8,16 @@ Before a transaction joins a partition, the partition's sequencer is informed, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from fencepost_proxy.expansion.queries import Query, Reply
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
-from fencepost_proxy.session.messages import Expand, GroupQuery, Noticed, Store
+from fencepost_proxy.session.messages import Command, Expand, GroupQuery, Noticed, Store
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.response_queue import relayed_answer
-from fencepost_proxy.session.rewriters import (
-    LISTS_TOPICS,
-    AnswerExpanded,
-    Finished,
-    RequestRewriter,
-    RequestRewriters,
-)
+from fencepost_proxy.session.rewriters import LISTS_TOPICS, Finished, RequestRewriters
+from fencepost_proxy.session.steps import Steps, Wait
 from fencepost_proxy.topics.planning import ExpansionOutcome
 from fencepost_proxy.topics.state import NotStored
 from fencepost_proxy.wire.api_versions import introduced
@@ -40,32 +35,26 @@ _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
 class ControlMessages:
-    __slots__ = ("_appends", "_holds", "_queue", "_rewriters", "_services", "_state", "_threads")
+    __slots__ = ("_appends", "_holds", "_in_progress", "_queue", "_rewriters", "_services", "_state", "_threads")
 
     def __init__(self, core: Core, *, appends: CheckedAppends, rewriters: RequestRewriters) -> None:
         self._services = core.state.services
         self._state = core.state
         self._holds = core.holds
+        self._in_progress = core.in_progress
         self._queue = core.queue
         self._threads = core.threads
         self._appends = appends
         self._rewriters = rewriters
 
-    def request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
-        """`frame` – the whole request, without its length."""
+    def serve(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> Steps[None]:
+        """`frame` – the whole request, without its length. If it is large, its response is made in a thread, too."""
         pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         large = self._takes_long(api_key, frame)
-        self._threads.begin(
-            large,
-            lambda: self._rewriters.begin(api_key, version, frame, self._state.local_host),
-            lambda rewriter: self._begin_rewriting(pending_response, frame, rewriter, large=large),
+        rewriter = yield from self._threads.request(
+            large, lambda: self._rewriters.begin(api_key, version, frame, self._state.local_host)
         )
-
-    def _begin_rewriting(
-        self, pending_response: PendingResponse, frame: memoryview, rewriter: RequestRewriter, *, large: bool
-    ) -> None:
-        """`large` – process its response in a thread, however short it is."""
-        if pending_response.api_key == API_VERSIONS and self._state.software is None:
+        if api_key == API_VERSIONS and self._state.software is None:
             client_id, self._state.software = introduced(frame)
             self._state.client_id = self._state.client_id or client_id
         self._queue.expect(pending_response)
@@ -75,88 +64,66 @@ class ControlMessages:
             self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
             self._queue.end(pending_response, [rewriter.answer])
             return
-        if rewriter.finish is None:
-            pending_response.answer = relayed_answer(pending_response.api_key, pending_response.version)
-        else:
-            self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
-            finish = rewriter.finish
-
-            def on_response(response: memoryview) -> None:
-                here_max = SPLICED_HERE_BYTES_MAX if pending_response.api_key in LISTS_TOPICS else HERE_BYTES_MAX
-                is_large = large or len(response) > here_max
-
-                def done(finished: Finished) -> None:
-                    self._finish_rewriting(pending_response, finished, large=is_large)
-
-                self._threads.answer(is_large, lambda: finish(response), done)
-
-            pending_response.on_response = on_response
+        finish = rewriter.finish
+        if finish is None:
+            pending_response.answer = relayed_answer(api_key, version)
+            self._queue.forward(pending_response, rewriter.forward)
+            return
+        self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
         if rewriter.joins is not None:
-            self._appends.joins.request(pending_response, rewriter, rewriter.joins)
-            return
-        if rewriter.first is not None:
-            self._send_first(pending_response, rewriter)
-        self._queue.forward(pending_response, rewriter.forward)
+            response = yield from self._appends.joins.send(pending_response, rewriter.forward, rewriter.joins)
+            if response is None:
+                pending_response.answer = Answer.MADE_HERE
+                self._queue.end(pending_response, [rewriter.answer_later()])
+                return
+        else:
+            if rewriter.first is not None:
+                self._in_progress.begin(self._send_first(pending_response, rewriter.first, rewriter.finish_first))
+            response = yield self._queue.ask(pending_response, rewriter.forward)
+        large = large or len(response) > (SPLICED_HERE_BYTES_MAX if api_key in LISTS_TOPICS else HERE_BYTES_MAX)
+        finished = yield from self._threads.answer(large, lambda: finish(response))
+        yield from self._finish(pending_response, finished, large=large)
 
-    def _finish_rewriting(self, pending_response: PendingResponse, finished: Finished, *, large: bool) -> None:
-        if finished.answer_expanded is not None:
-            self._expand(pending_response, finished, finished.answer_expanded, large=large)
+    def _finish(self, pending_response: PendingResponse, finished: Finished, *, large: bool) -> Steps[None]:
+        """`large` – make its answer in a thread, however short it is."""
+        if (answer_expanded := finished.answer_expanded) is not None:
+            outcomes: tuple[ExpansionOutcome, ...] = ()
+            if finished.expansions:
+                outcomes = yield self._done(lambda token: Expand(token, finished.expansions, finished.timeout_ms))
+            by_topic = {outcome.topic: outcome for outcome in outcomes}
+            yield from self._threads.end_with(pending_response, lambda: answer_expanded(by_topic), large=large)
             return
-        if finished.query_message is not None:
-            self._query(pending_response, finished.query_message, finished.complete, large=large)
+        if (query := finished.query_message) is not None:
+            reply = yield self._done(lambda token: GroupQuery(token, query))
+            yield from self._threads.end_with(pending_response, lambda: finished.complete(reply), large=large)
             return
         if finished.notice is not None:
             self._state.commands.append(Noticed(finished.notice))
         self._record_served(finished)
-        if not finished.changes:
-            self._queue.end(pending_response, [finished.answer])
-            return
+        if finished.changes:
+            failure: NotStored | None = yield self._done(lambda token: Store(token, finished.changes))
+            if failure is not None:
+                make = partial(finished.answer_not_stored, failure)
+                yield from self._threads.end_with(pending_response, make, large=large)
+                return
+        self._queue.end(pending_response, [finished.answer])
 
-        def stored(failure: NotStored | None) -> None:
-            if failure is None:
-                self._queue.end(pending_response, [finished.answer])
-            else:
-                self._threads.end_with(pending_response, lambda: finished.answer_not_stored(failure), large=large)
+    def _done(self, command: Callable[[int], Command]) -> Wait:
+        """Until the command with this token is done."""
+        return Wait(lambda resume: self._state.commands.append(command(self._state.token(resume))), outlives=True)
 
-        self._state.commands.append(Store(self._state.token(stored), finished.changes))
-
-    def _send_first(self, pending_response: PendingResponse, rewriter: RequestRewriter) -> None:
-        assert rewriter.first is not None
-        finish_first = rewriter.finish_first
-
-        def on_response(response: memoryview) -> None:
-            self._threads.answer(len(response) > HERE_BYTES_MAX, lambda: finish_first(response), lambda _: None)
-
-        first = inner_response(
-            pending_response.api_key, pending_response.version, pending_response.correlation_id, on_response
+    def _send_first(
+        self, pending_response: PendingResponse, request: bytes, finish: Callable[[memoryview], None]
+    ) -> Steps[None]:
+        api_key, version, correlation_id = (
+            pending_response.api_key,
+            pending_response.version,
+            pending_response.correlation_id,
         )
-        self._queue.send(first, rewriter.first)
-
-    def _expand(
-        self, pending_response: PendingResponse, finished: Finished, answer: AnswerExpanded, *, large: bool
-    ) -> None:
-        if not finished.expansions:
-            self._threads.end_with(pending_response, lambda: answer({}), large=large)
-            return
-
-        def expanded(outcomes: tuple[ExpansionOutcome, ...]) -> None:
-            by_topic = {outcome.topic: outcome for outcome in outcomes}
-            self._threads.end_with(pending_response, lambda: answer(by_topic), large=large)
-
-        self._state.commands.append(Expand(self._state.token(expanded), finished.expansions, finished.timeout_ms))
-
-    def _query(
-        self,
-        pending_response: PendingResponse,
-        query_message: Query,
-        complete: Callable[[Reply], bytes],
-        *,
-        large: bool,
-    ) -> None:
-        def replied(reply: Reply) -> None:
-            self._threads.end_with(pending_response, lambda: complete(reply), large=large)
-
-        self._state.commands.append(GroupQuery(self._state.token(replied), query_message))
+        response: memoryview = yield Wait(
+            lambda resume: self._queue.send(inner_response(api_key, version, correlation_id, resume), request)
+        )
+        yield from self._threads.answer(len(response) > HERE_BYTES_MAX, lambda: finish(response))
 
     def _takes_long(self, api_key: int, frame: memoryview) -> bool:
         if len(frame) <= HERE_BYTES_MAX:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fencepost_proxy.session.draining import Draining
 from fencepost_proxy.session.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.in_progress import InProgress
 from fencepost_proxy.session.proofs import Proofs
 from fencepost_proxy.session.read_holds import ReadHolds
 from fencepost_proxy.session.response_queue import ResponseQueue
@@ -16,14 +17,15 @@ from fencepost_proxy.session.unchecked import UncheckedSamples
 class Core:
     """Only to make the other parts: each keeps those that it uses."""
 
-    __slots__ = ("draining", "holds", "pipelines", "proofs", "queue", "samples", "state", "threads")
+    __slots__ = ("draining", "holds", "in_progress", "pipelines", "proofs", "queue", "samples", "state", "threads")
 
     def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
         self.state = ConnectionState(connection, local_host, services, opened_at)
         self.holds = ReadHolds(self.state)
         self.pipelines = FailedPipelines(self.state, self.holds)
         self.queue = ResponseQueue(self.state, self.pipelines)
-        self.threads = ThreadWork(self.state, self.holds, self.queue)
-        self.proofs = Proofs(self.state, self.holds, self.queue)
+        self.in_progress = InProgress(self.state, self.holds, self.queue)
+        self.threads = ThreadWork(self.state, self.queue)
+        self.proofs = Proofs(self.state, self.queue)
         self.samples = UncheckedSamples(self.state)
-        self.draining = Draining(self.state, self.holds, self.queue, self.threads)
+        self.draining = Draining(self.state, self.holds, self.queue)

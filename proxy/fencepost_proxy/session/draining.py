@@ -5,7 +5,6 @@ from __future__ import annotations
 from fencepost_proxy.session.read_holds import ReadHolds
 from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.state import ConnectionState
-from fencepost_proxy.session.threads import ThreadWork
 
 #: Between the last answer and the end. Some clients that receive both at once lose the answer (kafka-python treats it
 #: as a broken connection and sends the batch again).
@@ -13,16 +12,15 @@ READ_SECONDS = 0.1
 
 
 class Draining:
-    __slots__ = ("_holds", "_queue", "_state", "_threads")
+    __slots__ = ("_holds", "_queue", "_state")
 
-    def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue, threads: ThreadWork) -> None:
+    def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue) -> None:
         self._state = state
         self._holds = holds
         self._queue = queue
-        self._threads = threads
 
     def nothing_under_way(self) -> bool:
-        return self._holds.waiting_produce is None and not self._threads.reads and self._queue.empty
+        return self._holds.waiting_produce is None and not self._holds.waits_for and self._queue.empty
 
     def begin(self, until: float) -> None:
         """Start no further request. A partly received one is read to its end, see `may_close`."""

@@ -61,8 +61,8 @@ class FailedPipelines:
         for pipeline_key in pipeline_keys:
             if pipeline_key in self.failed:
                 self.failed[pipeline_key].after_bytes = float(sent_bytes)
-        if self._holds.paused:
-            return  # the paused request may be an append that was read before this
+        if self._holds.waits_for:
+            return  # the request that waits may be an append that was read before this
         produce = self._holds.waiting_produce  # it still has batches to submit
         self.forget_known(self._state.read_bytes if produce is None else produce.starts_at)
 

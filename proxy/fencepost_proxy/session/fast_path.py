@@ -86,7 +86,7 @@ class FastPath:
         state, holds = self._state, self._holds
         if holds.throttling.watched_until and holds.throttling.is_watched(now):
             return False
-        if holds.waiting_produce is not None or holds.client_paused or holds.paused or holds.quota <= 0:
+        if holds.waiting_produce is not None or holds.client_paused or holds.waits_for or holds.quota <= 0:
             return False
         if state.closing or state.client_closed or state.upstream_closed or state.full:
             return False

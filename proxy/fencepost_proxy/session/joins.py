@@ -2,134 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from fencepost_proxy.session.core import Core
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.rewriters import RequestRewriter
+from fencepost_proxy.session.pending_responses import PendingResponse
+from fencepost_proxy.session.steps import ConnectionEnded, Resume, Steps, TooLate, Wait
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.produce import ProduceRequest
-
-
-@dataclass(slots=True)
-class Joining:
-    """A request that adds partitions to a transaction and is not sent yet. `waiting` – for these sequencers."""
-
-    pending_response: PendingResponse
-    rewriter: RequestRewriter
-    joins: Joins
-    waiting: set[TopicPartition]
-    until: float
-
 
 #: For the query whether it may write: supported by every broker that has transactions.
 _WRITE_VERSION = 3
 
 
 class TransactionJoins:
-    __slots__ = ("_holds", "_joining", "_joins", "_proofs", "_queue", "_sequencers", "_services", "_state")
+    """At most one request waits for sequencers: no later one is read meanwhile."""
+
+    __slots__ = ("_proofs", "_queue", "_resume", "_sequencers", "_services", "_state", "_waiting")
 
     def __init__(self, core: Core) -> None:
         self._services = core.state.services
         self._sequencers = core.state.sequencers
         self._state = core.state
-        self._holds = core.holds
         self._queue = core.queue
         self._proofs = core.proofs
-        self._joining: Joining | None = None
-        self._joins: dict[PendingResponse, Joins] = {}
+        self._waiting: set[TopicPartition] = set()
+        self._resume: Resume = lambda: None
 
-    def _query_to_join(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
-        """The sequencers must agree before Kafka gets it: after that, the transaction marker may come at any time."""
+    def send(self, pending_response: PendingResponse, request: bytes, joins: Joins) -> Steps[memoryview | None]:
+        """Kafka's response. None: appends to its partitions are in doubt for too long, and nothing has been added."""
+        if not (yield from self._is_allowed(pending_response, joins)):
+            response: memoryview = yield self._queue.ask(pending_response, request)
+            return response  # Kafka refuses it, with its own error
         until = self._state.now + self._services.sequencer_wait_max_seconds
-        self._joining = Joining(pending_response, rewriter, joins, set(joins.partitions), until)
-        self._holds.paused = True
+        try:
+            # After Kafka has it, the transaction marker may come at any time.
+            yield Wait(partial(self._join, joins), before_sending="sequencers of its partitions", until=until)
+        except (TooLate, ConnectionEnded) as end:
+            self._report(joins, answered=True)
+            if isinstance(end, TooLate):
+                return None
+            raise
+        try:
+            response = yield self._queue.ask(pending_response, request)
+        except ConnectionEnded:
+            self._report(joins, answered=False)  # whether they were added stays unknown
+            raise
+        self._report(joins, answered=True)
+        return response
+
+    def may_join(self, partition: TopicPartition) -> None:
+        """The partition's sequencer permits it."""
+        if partition in self._waiting:
+            self._waiting.discard(partition)
+            if not self._waiting:
+                self._resume()
+
+    def _join(self, joins: Joins, resume: Resume) -> None:
+        self._waiting, self._resume = set(joins.partitions), resume
         for partition in joins.partitions:
             self._sequencers.join(partition, joins.transactional_id, self._state.connection)
 
-    def may_join(self, partition: TopicPartition) -> None:
-        joining = self._joining
-        if joining is None or self._state.client_closed or self._state.upstream_closed:
-            return
-        joining.waiting.discard(partition)
-        if joining.waiting:
-            return
-        self._joining, self._holds.paused = None, False
-        self._join(joining.pending_response, joining.joins)
-        assert joining.rewriter.forward is not None
-        self._queue.forward(joining.pending_response, joining.rewriter.forward)
-
-    def end_late(self, now: float) -> None:
-        """Appends to its partitions are in doubt for too long: return a retriable error; nothing has been added."""
-        joining = self._joining
-        if joining is None or joining.until > now or self._state.client_closed:
-            return
-        self._joining, self._holds.paused = None, False
-        self._report_joined(joining.joins, answered=True)
-        joining.pending_response.answer = Answer.MADE_HERE
-        self._queue.end(joining.pending_response, [joining.rewriter.answer_later()])
-
-    def _join(self, pending_response: PendingResponse, joins: Joins) -> None:
-        finish = pending_response.on_response
-        assert finish is not None
-
-        def on_response(response: memoryview) -> None:
-            self._report_joined(self._joins.pop(pending_response), answered=True)
-            finish(response)
-
-        pending_response.on_response = on_response
-        self._joins[pending_response] = joins
-
-    def leave(self) -> None:
-        """Whether these were added stays unknown; what was not sent will not be."""
-        joining, self._joining = self._joining, None
-        if joining is not None:
-            self._report_joined(joining.joins, answered=True)
-        for joins in self._joins.values():
-            self._report_joined(joins, answered=False)
-        self._joins.clear()
-
-    def _report_joined(self, joins: Joins, *, answered: bool) -> None:
+    def _report(self, joins: Joins, *, answered: bool) -> None:
         for partition in joins.partitions:
             self._sequencers.joined(partition, joins.transactional_id, answered=answered)
 
-    def request(self, pending_response: PendingResponse, rewriter: RequestRewriter, joins: Joins) -> None:
-        def done(allowed: bool) -> None:
-            if allowed:
-                self._query_to_join(pending_response, rewriter, joins)
-                return
-            assert rewriter.forward is not None  # Kafka refuses it, with its own error
-            self._queue.forward(pending_response, rewriter.forward)
-
-        def may_use(allowed: bool) -> None:
-            unproved = (
-                self._proofs.unproved({each.topic: each.partition for each in joins.partitions}) if allowed else {}
-            )
-            if not unproved:
-                done(allowed)
-                return
-            until = self._state.now + self._services.request_timeout_seconds
-            request = ProduceRequest(
-                _WRITE_VERSION, pending_response.correlation_id, self._state.client_id, b"", None, 1, 0, ()
-            )
-            # Kafka adds none of the partitions if one is denied.
-            self._proofs.prove_write_first(request, unproved, until, lambda denied: done(not denied))
-
+    def _is_allowed(self, pending_response: PendingResponse, joins: Joins) -> Steps[bool]:
+        correlation_id, client_id = pending_response.correlation_id, self._state.client_id
         if joins.transactional_id == MARKER:
-            if self._services.clients_log_in:
-                self._proofs.prove_markers(
-                    joins.partitions[0].topic,
-                    pending_response.version,
-                    pending_response.correlation_id,
-                    self._state.client_id,
-                    done,
-                )
-            else:
-                done(True)
-        elif joins.transactional_id == self._proofs.may_use:
-            may_use(True)
-        else:
-            self._proofs.prove_use(
-                joins.transactional_id, pending_response.correlation_id, self._state.client_id, may_use
-            )
+            if not self._services.clients_log_in:
+                return True
+            topic, version = joins.partitions[0].topic, pending_response.version
+            return (yield from self._proofs.prove_markers(topic, version, correlation_id, client_id))
+        if joins.transactional_id != self._proofs.may_use and not (
+            yield from self._proofs.prove_use(joins.transactional_id, correlation_id, client_id)
+        ):
+            return False
+        unproved = self._proofs.unproved({each.topic: each.partition for each in joins.partitions})
+        if not unproved:
+            return True
+        until = self._state.now + self._services.request_timeout_seconds
+        request = ProduceRequest(_WRITE_VERSION, correlation_id, client_id, b"", None, 1, 0, ())
+        # Kafka adds none of the partitions if one is denied.
+        return not (yield from self._proofs.prove_write(request, unproved, until))

@@ -92,8 +92,8 @@ class Logins:
         self._send_login(pending_response, INT32.pack(len(request)) + request)
 
     def _expect_tokens(self, login: Login) -> None:
-        """Read the next token only after Kafka has answered (`ReadHolds.paused`): it may be a request again."""
-        self.tokens, self._holds.paused = login, True
+        """Read the next token only after Kafka has answered (`ReadHolds.waits_for`): it may be a request again."""
+        self.tokens, self._holds.waits_for = login, "Kafka's answer to a login token"
         self._state.client.state = CutterState.TOKEN
 
     def token(self, login: Login, token: memoryview) -> None:
@@ -122,7 +122,8 @@ class Logins:
         self.login = login
         answer = _decoded(SASL_HANDSHAKE, _HANDSHAKE, frame)
         bare = self.tokens is login
-        self._holds.paused = False if bare else self._holds.paused
+        if bare:
+            self._holds.waits_for = ""
         if answer is not None and answer.error_code:
             enabled = ", ".join(answer.mechanisms) or "no logins"
             self._login_failed(login, f"{error_name(answer.error_code)}: this listener takes {enabled}")
@@ -136,7 +137,7 @@ class Logins:
         self._queue.end(pending_response, [INT32.pack(len(frame)), frame])
 
     def _expect_requests(self) -> None:
-        self.tokens, self._holds.paused = None, False
+        self.tokens, self._holds.waits_for = None, ""
         self._state.client.state = CutterState.START
 
     def _authenticated(
@@ -155,7 +156,7 @@ class Logins:
         if answer.error_code:
             self._queue.close("Kafka refused the client's login")  # after v0, Kafka closes without a response
             return
-        self._holds.paused = False
+        self._holds.waits_for = ""
         token = bytes(answer.auth_bytes)
         if _is_complete(login, token):
             self._expect_requests()

@@ -21,15 +21,16 @@ If clients do not log in, nothing is checked: to Kafka, each client has the prox
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.pending_responses import inner_response
-from fencepost_proxy.session.read_holds import ReadHolds
 from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.session.steps import Resume, Steps, Wait
 from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.wire.apis import END_TXN, METADATA, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
@@ -68,47 +69,20 @@ _METADATA_VERSION = 12
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 
 
-@dataclass(slots=True, eq=False)
-class Proof:
-    """A query to Kafka whether the client may do `what`; reading is paused until it is answered, or until `until`."""
-
-    what: str
-    until: float
-
-
 class Proofs:
-    __slots__ = ("_holds", "_proof", "_queue", "_services", "_state", "may_use", "may_write")
+    __slots__ = ("_queue", "_services", "_state", "may_use", "may_write")
 
-    def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue) -> None:
+    def __init__(self, state: ConnectionState, queue: ResponseQueue) -> None:
         self._services = state.services
         self._state = state
-        self._holds = holds
         self._queue = queue
         self.may_write: dict[str, float] = {}  # by topic: when Kafka last confirmed WRITE
         self.may_use: str | None = None  # the last transactional id that Kafka let this client use
-        self._proof: Proof | None = None
 
     def has_proved(self, topic: str) -> bool:
         """Whether Kafka recently confirmed on this connection that this client may write the topic."""
         reported_at = self.may_write.get(topic)
         return reported_at is not None and self._state.now < reported_at + _PROOF_SECONDS
-
-    def _wait_for_proof(self, what: str, until: float) -> Proof:
-        self._holds.paused = True
-        proof = self._proof = Proof(what, until)
-        return proof
-
-    def _is_waited_for(self, proof: Proof) -> bool:
-        """Whether this query is still open; closes it. False also if the client disconnected."""
-        if self._proof is not proof or self._state.client_closed:
-            return False
-        self._proof, self._holds.paused = None, False
-        return True
-
-    def late(self, now: float) -> str | None:
-        """What a proof that is late is about. Meanwhile the proxy can neither refuse an append nor decide a commit."""
-        proof = self._proof
-        return proof.what if proof is not None and proof.until <= now else None
 
     def record(self, topic: str, error_code: int) -> None:
         """Record what an append's result shows about WRITE: permissions may also be revoked."""
@@ -124,9 +98,7 @@ class Proofs:
             self._state.known = NOTHING_KNOWN
         self.may_use = None
 
-    def prove_use(
-        self, transactional_id: str, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
-    ) -> None:
+    def prove_use(self, transactional_id: str, correlation_id: int, client_id: str | None) -> Steps[bool]:
         """Whether it may use the transactional id (WRITE).
 
         The probe is an abort for a producer that does not exist. Every broker checks the transactional id first;
@@ -139,20 +111,13 @@ class Proofs:
             committed=False,
         )
         frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
+        response = yield from self._ask("use its transactional id", (END_TXN, _USE_VERSION, correlation_id), frame)
+        if response.error_code in PROVES_NOTHING:
+            return False
+        self.may_use = transactional_id
+        return True
 
-        def answered(allowed: bool) -> None:
-            if allowed:
-                self.may_use = transactional_id
-            done(allowed)
-
-        def error_of(response: Message) -> int:
-            return int(response.error_code)
-
-        self._prove("use its transactional id", (END_TXN, _USE_VERSION, correlation_id), frame, error_of, answered)
-
-    def prove_markers(
-        self, topic: str, version: int, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
-    ) -> None:
+    def prove_markers(self, topic: str, version: int, correlation_id: int, client_id: str | None) -> Steps[bool]:
         """Whether it may write transaction markers (CLUSTER_ACTION or ALTER).
 
         The probe is a marker for a partition that does not exist. Kafka checks the permission first
@@ -162,54 +127,30 @@ class Proofs:
         marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
         message = Message(markers=[marker])
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
+        request = WRITE_TXN_MARKERS, version, correlation_id
+        response = yield from self._ask("write transaction markers", request, frame)
+        errors = [
+            each.error_code for marker in response.markers for topic in marker.topics for each in topic.partitions
+        ]
+        return bool(errors) and errors[0] not in PROVES_NOTHING
 
-        def error_of(response: Message) -> int:
-            errors = [
-                each.error_code for marker in response.markers for topic in marker.topics for each in topic.partitions
-            ]
-            return int(errors[0]) if errors else Error.UNKNOWN_SERVER_ERROR
-
-        self._prove("write transaction markers", (WRITE_TXN_MARKERS, version, correlation_id), frame, error_of, done)
-
-    def _prove(
-        self,
-        what: str,
-        request: tuple[int, int, int],
-        frame: bytes,
-        error_of: Callable[[Message], int],
-        done: Callable[[bool], None],
-    ) -> None:
-        """`request` – its API key, version and correlation id."""
-        api_key, version, correlation_id = request
-        proof = self._wait_for_proof(what, self._state.now + self._services.request_timeout_seconds)
-
-        def on_response(response: memoryview) -> None:
-            offset = parse_response_header(response, api_key, version).body_offset
-            error = error_of(decode_response(api_key, version, response[offset:]))
-            if self._is_waited_for(proof):
-                done(error not in PROVES_NOTHING)
-
-        self._queue.send(inner_response(api_key, version, correlation_id, on_response), frame)
-
-    def look_up(
-        self,
-        topic_ids: Sequence[UUID],
-        correlation_id: int,
-        client_id: str | None,
-        done: Callable[[Message], None],
-    ) -> None:
+    def look_up(self, topic_ids: Sequence[UUID], correlation_id: int, client_id: str | None) -> Steps[Message]:
         """Kafka's Metadata response about these topics, as far as the client may describe them."""
         topics = [Message(topic_id=each, name=None) for each in topic_ids]
         message = Message(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
         frame = encode_request_frame(METADATA, _METADATA_VERSION, correlation_id, client_id, message)
-        proof = self._wait_for_proof("write a topic", self._state.now + self._services.request_timeout_seconds)
+        return (yield from self._ask("write a topic", (METADATA, _METADATA_VERSION, correlation_id), frame))
 
-        def on_response(response: memoryview) -> None:
-            offset = parse_response_header(response, METADATA, _METADATA_VERSION).body_offset
-            if self._is_waited_for(proof):
-                done(decode_response(METADATA, _METADATA_VERSION, response[offset:]))
+    def _ask(self, what: str, request: tuple[int, int, int], frame: bytes) -> Steps[Message]:
+        """Kafka's response to a request of the proxy. `request` – its API key, version and correlation id."""
+        api_key, version, correlation_id = request
 
-        self._queue.send(inner_response(METADATA, _METADATA_VERSION, correlation_id, on_response), frame)
+        def start(resume: Resume) -> None:
+            self._queue.send(inner_response(api_key, version, correlation_id, resume), frame)
+
+        response: memoryview = yield _proof(what, start, self._state.now + self._services.request_timeout_seconds)
+        offset = parse_response_header(response, api_key, version).body_offset
+        return decode_response(api_key, version, response[offset:])
 
     def query_write(
         self,
@@ -255,18 +196,16 @@ class Proofs:
             return {}
         return {name: each for name, each in partitions.items() if name not in self.may_write}
 
-    def prove_write_first(
-        self,
-        request: ProduceRequest,
-        partitions: Mapping[str, int],
-        until: float,
-        done: Callable[[dict[str, int]], None],
-    ) -> None:
-        """`done` gets the topics that the client may not write, with Kafka's errors."""
-        proof = self._wait_for_proof("write a topic", until)
+    def prove_write(
+        self, request: ProduceRequest, partitions: Mapping[str, int], until: float
+    ) -> Steps[dict[str, int]]:
+        """The topics that the client may not write, with Kafka's errors."""
+        start = partial(self.query_write, request, partitions)
+        answers: dict[str, PartitionResult] = yield _proof("write a topic", start, until)
+        return {name: each.error_code for name, each in answers.items() if each.error_code in PROVES_NOTHING}
 
-        def answered(answers: dict[str, PartitionResult]) -> None:
-            if self._is_waited_for(proof):
-                done({name: each.error_code for name, each in answers.items() if each.error_code in PROVES_NOTHING})
 
-        self.query_write(request, partitions, answered)
+def _proof(what: str, start: Callable[[Resume], object], until: float) -> Wait:
+    """Until Kafka's answer, the proxy can neither refuse an append nor decide a commit."""
+    late = f"Kafka did not confirm in time that the client may {what}"
+    return Wait(start, before_sending="Kafka's answer about permissions", until=until, late=late)

@@ -18,7 +18,7 @@ _MADE_HERE_MAX = 16
 
 class ReadHolds:
     """- `waiting_produce`, `waiting_response` – the request that waits for a sequencer, a barrier or metadata.
-    - `paused` – another request waits before it is sent.
+    - `waits_for` – what another request waits for before it is sent; empty if none does.
     - `draining_until` – no further request is started; then the connection closes.
     - `made_here` – answers without Kafka since the last read. `quota` – what is left of it until `QuotaRenewed`.
     - `throttling` – what Kafka does not read either.
@@ -32,12 +32,12 @@ class ReadHolds:
         "draining_because",
         "draining_until",
         "made_here",
-        "paused",
         "quota",
         "throttling",
         "upstream_paused",
         "waiting_produce",
         "waiting_response",
+        "waits_for",
     )
 
     def __init__(self, state: ConnectionState) -> None:
@@ -45,7 +45,7 @@ class ReadHolds:
         self._state = state
         self.waiting_produce: ProduceExchange | None = None
         self.waiting_response: PendingResponse | None = None
-        self.paused = False
+        self.waits_for = ""
         self.draining_until: float | None = None
         self.draining_because = ""
         self.client_paused = False
@@ -57,7 +57,7 @@ class ReadHolds:
     def client_is_blocked(self, open_requests: int) -> bool:
         return (
             self.waiting_produce is not None
-            or self.paused
+            or bool(self.waits_for)
             or self._state.full != 0  # a broker handles no further request before the client takes the response
             or self.draining_until is not None
             or open_requests >= self._services.in_flight_requests_max

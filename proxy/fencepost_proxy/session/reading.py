@@ -9,7 +9,7 @@ walk over records. Until then the connection does nothing else. A batch that tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 from uuid import UUID
@@ -177,11 +177,11 @@ class Readings:
 class ManyPartitions:
     """A request with more than `PARTITIONS_MAX`: it is relayed if the proxy checks none of its topics.
 
-    `read` runs in another thread; `stated` returns the result afterwards. `probed_at` – how many topics are checked.
-    From v13 on it has `topic_ids` instead of `topics`.
+    `read` runs in another thread; `stated` returns the result afterwards. From v13 on it has `topic_ids` instead of
+    `topics`.
     """
 
-    __slots__ = ("_error", "_frame", "_request", "nameless", "probed_at", "topic_ids", "topics")
+    __slots__ = ("_error", "_frame", "_request", "topic_ids", "topics")
 
     def __init__(self, frame: memoryview) -> None:
         self._frame = frame
@@ -189,8 +189,6 @@ class ManyPartitions:
         self._error: ProtocolError = ClientProtocolError("a Produce request could not be read")
         self.topics: list[str] = []
         self.topic_ids: list[UUID] = []
-        self.nameless: Mapping[UUID, int] = {}
-        self.probed_at = 0
 
     def read(self) -> None:
         try:

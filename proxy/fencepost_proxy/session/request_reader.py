@@ -34,6 +34,7 @@ class RequestReader:
         "_draining",
         "_fast_path",
         "_holds",
+        "_in_progress",
         "_logins",
         "_proofs",
         "_queue",
@@ -54,6 +55,7 @@ class RequestReader:
         self._services = core.state.services
         self._state = core.state
         self._holds = core.holds
+        self._in_progress = core.in_progress
         self._queue = core.queue
         self._samples = core.samples
         self._proofs = core.proofs
@@ -242,10 +244,10 @@ class RequestReader:
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
         if api_key == PRODUCE:
             if not self._fast_path.direct(frame, now):
-                self._appends.arrival.request(frame, now)
+                self._in_progress.begin(self._appends.arrival.produce(frame))
         elif APIS[api_key].handling is Handling.ALONE:
             self._logins.request(api_key, version, correlation_id, frame)
         elif api_key == END_TXN:
-            self._appends.commits.request(version, correlation_id, frame)
+            self._in_progress.begin(self._appends.commits.end(version, correlation_id, frame))
         else:
-            self._control.request(api_key, version, correlation_id, frame)
+            self._in_progress.begin(self._control.serve(api_key, version, correlation_id, frame))

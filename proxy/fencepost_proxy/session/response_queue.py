@@ -7,6 +7,7 @@ from fencepost_proxy.session.messages import CloseClient, ToClient, ToUpstream
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.session.steps import Resume, Wait
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
 
@@ -76,6 +77,15 @@ class ResponseQueue:
         """The same, for a request of the client that did not wait."""
         self.send(pending_response, request)
         self._services.forwarded(0.0)
+
+    def ask(self, pending_response: PendingResponse, request: bytes | memoryview) -> Wait:
+        """Forward it, and wait for Kafka's response: the frame without its length."""
+
+        def start(resume: Resume) -> None:
+            pending_response.on_response = resume
+            self.forward(pending_response, request)
+
+        return Wait(start)
 
     def send_between_frames(self, pending_response: PendingResponse, chunks: list[bytes | memoryview]) -> None:
         """A request of the proxy. It waits while a client's frame is being streamed."""

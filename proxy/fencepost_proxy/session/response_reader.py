@@ -11,6 +11,7 @@ from fencepost_proxy.session.cutter import INT32, CutterState
 from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
+from fencepost_proxy.session.steps import Steps
 from fencepost_proxy.wire.apis import PRODUCE, api_name
 from fencepost_proxy.wire.node_endpoints import EndpointWalk, names_no_node, rewritten
 from fencepost_proxy.wire.produce import NodeEndpoint, encode_produce_response, parse_produce_response
@@ -20,7 +21,7 @@ PRODUCED_HERE_BYTES_MAX = 1 << 16
 
 
 class ResponseReader:
-    __slots__ = ("_appends", "_fast_path", "_holds", "_queue", "_services", "_state", "_threads")
+    __slots__ = ("_appends", "_fast_path", "_holds", "_in_progress", "_queue", "_services", "_state", "_threads")
 
     def __init__(self, core: Core, appends: CheckedAppends, fast_path: FastPath) -> None:
         self._services = core.state.services
@@ -28,6 +29,7 @@ class ResponseReader:
         self._holds = core.holds
         self._queue = core.queue
         self._threads = core.threads
+        self._in_progress = core.in_progress
         self._appends = appends
         self._fast_path = fast_path
 
@@ -155,11 +157,7 @@ class ResponseReader:
                 self._appends.arrival.earlier_answered(now)
             self._queue.answer_front()
         elif pending_response.answer in (Answer.RELAYED_UNLESS_BROKERS, Answer.RELAYED_UNTIL_BROKERS):
-            self._threads.answer(
-                len(frame) > PRODUCED_HERE_BYTES_MAX,
-                lambda: self._with_own_addresses(pending_response, frame),
-                lambda chunks: self._queue.end(pending_response, chunks),
-            )
+            self._in_progress.begin(self._end_with_own_addresses(pending_response, frame))
         else:
             self._queue.end(pending_response, [INT32.pack(len(frame)), frame])
 
@@ -173,6 +171,11 @@ class ResponseReader:
             del self._queue.from_upstream[0]
             pending_response.answered_at = now
             self._queue.end(pending_response, [answer])
+
+    def _end_with_own_addresses(self, pending_response: PendingResponse, frame: memoryview) -> Steps[None]:
+        large = len(frame) > PRODUCED_HERE_BYTES_MAX
+        chunks = yield from self._threads.answer(large, lambda: self._with_own_addresses(pending_response, frame))
+        self._queue.end(pending_response, chunks)
 
     def _with_own_addresses(self, pending_response: PendingResponse, frame: memoryview) -> list[bytes | memoryview]:
         """A response with broker addresses rewritten for clients."""

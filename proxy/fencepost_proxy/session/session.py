@@ -66,7 +66,6 @@ from fencepost_proxy.session.request_reader import RequestReader
 from fencepost_proxy.session.response_reader import ResponseReader
 from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.session.services import Services
-from fencepost_proxy.transactions.table import Transaction
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -90,6 +89,7 @@ class Session:
         "answer_by",
         "fast_path",
         "requests",
+        "sent",
         "state",
     )
 
@@ -118,8 +118,9 @@ class Session:
         self._responses = ResponseReader(core, self._appends, self.fast_path)
         self._native = self.fast_path.native
         # Only to read, and without what native code has sent: requests of the client that are not answered yet, in
-        # order; when answers are due.
+        # order; what Kafka will answer; when answers are due.
         self.requests = core.queue.to_client
+        self.sent = core.queue.from_upstream
         self.answer_by = core.queue.answer_by
         self._lost_until = float("inf")  # how long a lost client's appends are waited for
 
@@ -147,7 +148,7 @@ class Session:
     @property
     def needs_ticks(self) -> bool:
         produce = self._holds.waiting_produce
-        if self.answer_by or self._native.awaits_appends or self.state.client_closed or self._holds.paused:
+        if self.answer_by or self._native.awaits_appends or self.state.client_closed or self._holds.waits_for:
             return True
         if produce is None:
             return self._holds.client_paused and not self.state.full
@@ -167,7 +168,7 @@ class Session:
     @property
     def waits(self) -> bool:
         """For a sequencer, a barrier or the commit validator; reading is paused."""
-        return self._holds.waiting_produce is not None or self._holds.paused
+        return self._holds.waiting_produce is not None or bool(self._holds.waits_for)
 
     @property
     def at_barrier(self) -> bool:
@@ -184,11 +185,6 @@ class Session:
     def entered_barriers(self) -> int:
         """Requests that have entered append barriers and not left them."""
         return len(self._appends.barriers.entered) if self._appends.made else 0
-
-    @property
-    def commits(self) -> list[Transaction]:
-        """Those whose commit Kafka has not answered."""
-        return list(self._appends.commits.commits.values()) if self._appends.made else []
 
     @property
     def drained(self) -> bool:
@@ -324,10 +320,7 @@ class Session:
         if self._appends.made:
             self._appends.admission.answer_before_close(now)
             self._appends.completion.answer_unknown_outcomes(now)
-            self._appends.joins.end_late(now)
-        late = self._core.proofs.late(now)
-        if late is not None:
-            self._queue.close(f"Kafka did not confirm in time that the client may {late}")
+        self._core.in_progress.end_late(now)
 
     # ---- ends
 
@@ -363,10 +356,9 @@ class Session:
 
     def _leave_all(self) -> None:
         """Kafka will answer nothing more of what it got."""
-        self._holds.paused = False
+        self._holds.waits_for = ""
         if self._appends.made:
             self._appends.barriers.leave_all()
-            self._appends.commits.leave()
-            self._appends.joins.leave()
+        self._core.in_progress.end()
         if self.begun.appends_unknown:
             self.state.services.record_unanswered(self.state.now)

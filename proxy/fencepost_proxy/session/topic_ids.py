@@ -16,7 +16,7 @@ Batches that the client sent after such a batch, without knowledge of its failur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -28,9 +28,9 @@ from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import PendingResponse, PipelineKey
 from fencepost_proxy.session.produce_exchange import NotFound
+from fencepost_proxy.session.steps import Steps
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import BY_TOPIC_ID, PartitionData, PartitionResult, ProduceRequest, TopicData
-from fencepost_proxy.wire.schema import Message
 
 #: Ids without a name, and Kafka's errors.
 Nameless = Mapping[UUID, int]
@@ -51,28 +51,21 @@ class TopicIds:
         self._pipelines = core.pipelines
         self._proofs = core.proofs
 
-    def looks_up(
-        self, request: ProduceRequest, nameless: Nameless, then: Callable[[Nameless], None], ids: Iterable[UUID] = ()
-    ) -> bool:
-        """True: `then` continues with what Kafka says of ids that are not known here. `ids` – those of the request."""
-        names, recent = self._services.topic_names, self._services.unknown_topic_ids
+    def unknown(self, request: ProduceRequest, nameless: Nameless, ids: Iterable[UUID] = ()) -> list[UUID]:
+        """The ids that are not known here, and were not looked up. `ids` – those of the request."""
+        names = self._services.topic_names
         ids = ids or [topic.topic_id for topic in request.topics if topic.topic_id is not None]
-        unknown = dict.fromkeys(each for each in ids if each not in names and each not in nameless)
-        if not unknown:
-            return False
+        return list(dict.fromkeys(each for each in ids if each not in names and each not in nameless))
+
+    def look_up(self, request: ProduceRequest, nameless: Nameless, unknown: Sequence[UUID]) -> Steps[Nameless]:
+        """`nameless` with those of `unknown` for which Kafka has no name."""
+        names, recent = self._services.topic_names, self._services.unknown_topic_ids
         as_of = self._state.now - UNKNOWN_SECONDS
         errors = {**nameless, **dict.fromkeys(unknown, int(Error.UNKNOWN_TOPIC_ID))}
         left = [each for each in unknown if recent.get(each, as_of) <= as_of]
-
-        def look_up_next() -> None:
-            if not left:
-                then(errors)
-                return
-            part = left[:IDS_AT_ONCE]
-            del left[:IDS_AT_ONCE]
-            self._proofs.look_up(part, request.correlation_id, request.client_id, answered)
-
-        def answered(response: Message) -> None:
+        for first in range(0, len(left), IDS_AT_ONCE):
+            part = left[first : first + IDS_AT_ONCE]
+            response = yield from self._proofs.look_up(part, request.correlation_id, request.client_id)
             for topic in response.topics:
                 if topic.name:
                     names[topic.topic_id] = topic.name
@@ -80,10 +73,7 @@ class TopicIds:
                     errors[topic.topic_id] = topic.error_code
                 else:
                     recent[topic.topic_id] = self._state.now
-            look_up_next()
-
-        look_up_next()
-        return True
+        return errors
 
     def named(
         self, request: ProduceRequest, nameless: Nameless, starts_at: int

@@ -34,17 +34,17 @@ class TransactionalAppends:
         self._queue = core.queue
         self._proofs = core.proofs
 
-    def needs_proof(self, request: ProduceRequest) -> bool:
-        """It appends to a checked topic under a transactional id that Kafka has not confirmed for this client."""
+    def to_be_proved(self, request: ProduceRequest) -> str | None:
+        """The transactional id of its appends to checked topics, if Kafka has not confirmed it for this client."""
         if request.transactional_id is None or request.transactional_id == self._proofs.may_use:
-            return False
+            return None
         for topic in request.topics:
             policy = self._services.policy(topic.name)
             if policy is not None and policy.is_checked:
                 for data in topic.partitions:
                     if _unread(TopicPartition(topic.name, data.partition), data) is not None:
-                        return True
-        return False
+                        return request.transactional_id
+        return None
 
     def deny(self, request: ProduceRequest) -> None:
         """As Kafka does: refuse the whole request."""
