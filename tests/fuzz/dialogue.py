@@ -916,7 +916,7 @@ class _Run:
                     "session",
                     min(session.unanswered_count, 3),
                     min(len(session.produce_requests), 3),
-                    session.waits,
+                    session.waits_for,
                     session.at_barrier,
                     session.over_quota,
                     session.state.client_closed,

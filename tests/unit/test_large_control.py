@@ -116,7 +116,7 @@ def test_nothing_is_read_while_large_request_is_planned() -> None:
     requested = talk.next(m.ReadBatches)
     assert not talk.next(m.ReadClient).on
     talk.silent()
-    assert talk.session.waits
+    assert talk.session.waits_for == "a thread that reads it"
     _finish(talk, requested)
     assert talk.next(m.ReadClient).on
     sent = talk.upstream()

@@ -351,9 +351,9 @@ def test_permission_answer_without_the_topic_is_broker_error() -> None:
 def test_lost_upstream_leaves_nothing_to_wait_for() -> None:
     talk = Proving()
     talk.appends()
-    assert talk.session.waits
+    assert talk.session.waits_for == "Kafka's answer about permissions"
     talk.report(m.UpstreamLost("the broker closed the connection"))
-    assert not talk.session.waits
+    assert talk.session.waits_for is None
 
 
 # --- the fast path ----------------------------------------------------------------------------------------------------

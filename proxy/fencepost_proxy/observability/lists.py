@@ -240,7 +240,7 @@ def _client(proxied: ProxiedConnection, now: float) -> ClientStatus:
         connected_seconds=now - proxied.opened_at,
         idle_seconds=max(0.0, now - max(proxied.client.received_at, proxied.opened_at)),
         in_flight=0 if session is None else session.unanswered_count,
-        waits=False if session is None else session.waits,
+        waits_for=None if session is None else session.waits_for,
         principal=clipped(identity.principal),
     )
 

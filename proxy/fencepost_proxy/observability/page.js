@@ -261,7 +261,7 @@ function waits({waits: all, why}) {
 }
 
 function activity(client) {
-  if (client.waits) return "waiting";
+  if (client.waits_for) return `waits for ${client.waits_for}`;
   return client.in_flight ? `${count(client.in_flight)} in flight` : `idle ${duration(client.idle_seconds)}`;
 }
 

@@ -107,7 +107,7 @@ class ClientStatus:
     """One client connection. `software`, `version`: from ApiVersions (v3 and later), otherwise None.
 
     `node_id`: the broker of its listener, None for bootstrap. `idle_seconds`: since the client last sent data.
-    `waits`: for a partition sequencer or an append barrier. `principal`: user of its last login with PLAIN or SCRAM.
+    `waits_for`: why its current request is not sent yet. `principal`: user of its last login with PLAIN or SCRAM.
     """
 
     client_id: str | None
@@ -118,7 +118,7 @@ class ClientStatus:
     connected_seconds: float
     idle_seconds: float
     in_flight: int = 0
-    waits: bool = False
+    waits_for: str | None = None
     principal: str | None = None
 
 

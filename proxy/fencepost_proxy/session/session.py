@@ -166,9 +166,12 @@ class Session:
         return holds.quota_is_used_up and (holds.client_paused or holds.upstream_paused)
 
     @property
-    def waits(self) -> bool:
-        """For a sequencer, a barrier or the commit validator; reading is paused."""
-        return self._holds.waiting_produce is not None or bool(self._holds.waits_for)
+    def waits_for(self) -> str | None:
+        """What the client's current request waits for before it is sent; meanwhile no later one is read."""
+        produce = self._holds.waiting_produce
+        if produce is None:
+            return self._holds.waits_for or None
+        return "an append barrier, or metadata" if produce.at_barrier else "the sequencers of its partitions"
 
     @property
     def at_barrier(self) -> bool:
