@@ -9,8 +9,10 @@ from typing import Any, Self
 
 import pytest
 
-from fencepost_policies.append import Check
+from fencepost_policies.append import INVALID_TIMESTAMP, Check
+from fencepost_policies.append_policy import Reads
 from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
@@ -358,6 +360,20 @@ def test_append_waiting_at_closed_barrier_uses_new_count() -> None:
     talk.hangs_up()
     talk.silent()
     assert talk.services.waited == [2]
+
+
+@pytest.mark.parametrize("name", ["count-checked", "both"])
+def test_policies_are_checked_again_after_the_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic gets a limit for the age of its records while an old one waits."""
+    talk = closed(name).appends(batch(b"v", timestamp_ms=1, headers=[[("fencepost-partition-count", b"6")]]), name)
+    talk.waits()
+    policy = replace(_POLICIES[name], on_arrival=((RecordAge(), 1000),), reads=frozenset({Reads.TIMESTAMPS}))
+    monkeypatch.setitem(_POLICIES, name, policy)
+    talk.barrier(name).open(6)
+    talk.report(m.TopicNews())
+    assert talk.refusals() == ["record_too_old"]
+    assert talk.reported()[(name, 2)][0] == INVALID_TIMESTAMP
+    assert talk.barrier(name).in_flight == 0
 
 
 def test_append_waiting_too_long_gets_a_retriable_error() -> None:

@@ -190,7 +190,7 @@ class Arrival:
                 self._state.commands.append(HeadersCopied(where, copied_from, request.client_id))
             self._levels.check(produce, now)
             self._drafts.deny_topics(produce)
-            self._drafts.check_on_arrival(produce, now)
+            self._drafts.check_policies(produce, now)
             if not self._waits_before_sequencers(produce, now):
                 self._take_drafts_entered(produce, now)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
@@ -265,9 +265,10 @@ class Arrival:
             produce.at_barrier = False
             assert self._holds.waiting_response is not None
             self._fail_closed(self._holds.waiting_response, produce)
-        elif self._waits_before_sequencers(produce, now):
-            return
         else:
+            self._drafts.check_policies(produce, now)  # the configs of its topics may have changed while it waited
+            if self._waits_before_sequencers(produce, now):
+                return
             self._take_drafts_entered(produce, now)
         assert self._holds.waiting_response is not None
         self._pipelines_fail_at_barrier(self._holds.waiting_response, produce)
