@@ -39,8 +39,11 @@ class Drafts:
                     produce.leveled.safe.discard(key)
 
     def check_policies(self, produce: ProduceExchange, now: float) -> None:
-        """Apply the policies of `Stage.ARRIVAL`, at arrival and again after each wait before the sequencers. On an unchecked topic, what a refusal means for the producer's later
-        batches is Kafka's matter, as when Kafka itself refuses a batch."""
+        """Apply the policies of `Stage.ARRIVAL`, at arrival and after each wait before the sequencers.
+
+        On an unchecked topic, what a refusal means for the producer's later batches is Kafka's matter, as when Kafka
+        itself refuses a batch.
+        """
         for topic in produce.request.topics:
             policy = self._services.policy(topic.name)
             if policy is None or not policy.on_arrival:
