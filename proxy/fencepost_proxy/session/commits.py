@@ -59,7 +59,7 @@ class EndTxnRequests:
         pending_response = PendingResponse(END_TXN, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         self._queue.expect(pending_response)
         if not request.committed:
-            response: memoryview = yield self._queue.ask(pending_response, whole)
+            response: memoryview = yield self._queue.request(pending_response, whole)
             clears = True
         else:
             if producer[0] != self._proofs.may_use and not (
@@ -82,7 +82,7 @@ class EndTxnRequests:
     def _commit(self, pending_response: PendingResponse, whole: bytes, producer: _Producer) -> Steps[memoryview]:
         transaction = self._transactions.commit_sent(*producer)
         try:
-            response: memoryview = yield self._queue.ask(pending_response, whole)
+            response: memoryview = yield self._queue.request(pending_response, whole)
         except ConnectionEnded:
             self._transactions.commit_unacknowledged(transaction, self._state.now)
             raise

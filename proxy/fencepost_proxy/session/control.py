@@ -79,7 +79,7 @@ class ControlMessages:
         else:
             if rewriter.first is not None:
                 self._in_progress.begin(self._send_first(pending_response, rewriter.first, rewriter.finish_first))
-            response = yield self._queue.ask(pending_response, rewriter.forward)
+            response = yield self._queue.request(pending_response, rewriter.forward)
         large = large or len(response) > (SPLICED_HERE_BYTES_MAX if api_key in LISTS_TOPICS else HERE_BYTES_MAX)
         finished = yield from self._threads.answer(large, lambda: finish(response))
         yield from self._finish(pending_response, finished, large=large)

@@ -32,7 +32,7 @@ class TransactionJoins:
     def send(self, pending_response: PendingResponse, request: bytes, joins: Joins) -> Steps[memoryview | None]:
         """Kafka's response. None: appends to its partitions are in doubt for too long, and nothing has been added."""
         if not (yield from self._is_allowed(pending_response, joins)):
-            response: memoryview = yield self._queue.ask(pending_response, request)
+            response: memoryview = yield self._queue.request(pending_response, request)
             return response  # Kafka refuses it, with its own error
         until = self._state.now + self._services.sequencer_wait_max_seconds
         try:
@@ -44,7 +44,7 @@ class TransactionJoins:
                 return None
             raise
         try:
-            response = yield self._queue.ask(pending_response, request)
+            response = yield self._queue.request(pending_response, request)
         except ConnectionEnded:
             self._report(joins, answered=False)  # whether they were added stays unknown
             raise

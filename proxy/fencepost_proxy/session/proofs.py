@@ -111,7 +111,7 @@ class Proofs:
             committed=False,
         )
         frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
-        response = yield from self._ask("use its transactional id", (END_TXN, _USE_VERSION, correlation_id), frame)
+        response = yield from self._query("use its transactional id", (END_TXN, _USE_VERSION, correlation_id), frame)
         if response.error_code in PROVES_NOTHING:
             return False
         self.may_use = transactional_id
@@ -128,7 +128,7 @@ class Proofs:
         message = Message(markers=[marker])
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
         request = WRITE_TXN_MARKERS, version, correlation_id
-        response = yield from self._ask("write transaction markers", request, frame)
+        response = yield from self._query("write transaction markers", request, frame)
         errors = [
             each.error_code for marker in response.markers for topic in marker.topics for each in topic.partitions
         ]
@@ -139,9 +139,9 @@ class Proofs:
         topics = [Message(topic_id=each, name=None) for each in topic_ids]
         message = Message(topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
         frame = encode_request_frame(METADATA, _METADATA_VERSION, correlation_id, client_id, message)
-        return (yield from self._ask("write a topic", (METADATA, _METADATA_VERSION, correlation_id), frame))
+        return (yield from self._query("write a topic", (METADATA, _METADATA_VERSION, correlation_id), frame))
 
-    def _ask(self, what: str, request: tuple[int, int, int], frame: bytes) -> Steps[Message]:
+    def _query(self, what: str, request: tuple[int, int, int], frame: bytes) -> Steps[Message]:
         """Kafka's response to a request of the proxy. `request` – its API key, version and correlation id."""
         api_key, version, correlation_id = request
 

@@ -78,7 +78,7 @@ class ResponseQueue:
         self.send(pending_response, request)
         self._services.forwarded(0.0)
 
-    def ask(self, pending_response: PendingResponse, request: bytes | memoryview) -> Wait:
+    def request(self, pending_response: PendingResponse, request: bytes | memoryview) -> Wait:
         """Forward it, and wait for Kafka's response: the frame without its length."""
 
         def start(resume: Resume) -> None:
