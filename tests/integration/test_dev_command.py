@@ -122,8 +122,9 @@ def test_commands_of_its_help_run_without_warnings(running: tuple[dict[str, str]
     assert run(environment, *printed[2]) == (1, "", refused)
     code, shown, _ = run(environment, *printed[4])
     problems = [line for line in shown.splitlines()[1:] if line.startswith(("  ✗", "  △"))]
-    # On a busy machine, the proxy reports that.
-    assert (code, [each for each in problems if "gets no CPU" not in each]) == (0, []), shown
+    # On a busy machine, the proxy reports that, and nothing else.
+    only_busy = bool(problems) and all("gets no CPU" in each for each in problems)
+    assert (code, shown.startswith("✓ Healthy") or only_busy) == (0, True), shown
     assert "1 checked topics" in shown
     assert not [line for line in log.read_text().splitlines() if " WARNING " in line and "watchdog" not in line]
 
