@@ -18,10 +18,11 @@ def left_under_way(dispatcher: Dispatcher, table: Table) -> list[str]:
     }
     sent = [each for session in sessions for each in session.sent]
     ends_sent = sum(each.api_key == END_TXN and not each.inner for each in sent)
+    commits_sent = [transaction for transaction in table if transaction.commits_sent]
     unacknowledged = [
-        f"the commit of {transaction.transactional_id} has no request"
-        for transaction in table
-        if transaction.commits_sent > ends_sent
+        f"a commit has no request, perhaps of {transaction.transactional_id}"
+        for transaction in commits_sent
+        if sum(each.commits_sent for each in commits_sent) > ends_sent
     ]
     return unacknowledged + [
         f"{transaction.transactional_id} to {partition} (sequence {sequence}) is {state.name}"
