@@ -73,11 +73,12 @@ class Progress:
     """Prints the number and rate of appended records, from log end offsets, while Spark writes."""
 
     def __init__(
-        self, job: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO = sys.stderr
+        self, job: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO | None = None
     ) -> None:
-        self._job, self._spark, self._log, self._topic, self._out = job, spark, log, topic, out
+        self._job, self._spark, self._log, self._topic = job, spark, log, topic
         self._partitions = range(partitions)
-        self._live = out.isatty()
+        self._out = out or sys.stderr
+        self._live = self._out.isatty()
         self._over = threading.Event()
         self._width = 0
 
