@@ -168,7 +168,8 @@ def half_a_frame(address: str, topic: str) -> Iterator[None]:
 
 @way
 def unread_responses(address: str, topic: str) -> Iterator[None]:
-    queried = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    named = [raw.MetadataRequest.MetadataRequestTopic(name=f"{topic}-wide")]
+    queried = raw.MetadataRequest(topics=named, allow_auto_topic_creation=False)
     with raw.Connection(address) as first:
         frames = b"".join(first.frame(queried, 5)[1] for _ in range(PIPELINED))
     sent: dict[raw.Connection, int] = {}
