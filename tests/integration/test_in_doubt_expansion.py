@@ -35,6 +35,7 @@ def test_slow_produce_is_not_appended_past_the_threshold(kafka: KafkaCluster, tm
         assert admin.create_topic(topic) == (OK, None)
         until(lambda: partition_count(proxy.bootstrap, topic) == 1, f"{topic} to appear")
         with Log(proxy.bootstrap).connect(topic) as slow, Log(proxy.bootstrap).connect(topic) as quick:
+            slow.api_versions(3)  # connects the proxy to the broker: the append itself need not wait for that
             assert quick.append(topic, batch(Record(b"quick"))).error_code == OK
             _, frame = slow.frame(produce_request({topic: {0: batch(Record(b"slow" * 100_000))}}), 9)
             slow.socket.sendall(frame[: len(frame) // 2])
