@@ -288,10 +288,20 @@ def test_late_append_is_resolved_from_the_log_and_holds_its_client_back() -> Non
 
 
 def test_late_append_without_proved_permission_is_waited_for() -> None:
+    talk = Talk(clients_log_in=True)
+    pending = talk.may_write("checked-a").sends()
+    talk.now += 31.0
+    talk.report(m.AppendsLate((pending,)))
+    talk.silent()
+
+
+def test_late_first_append_is_resolved_where_clients_do_not_log_in() -> None:
     talk = Talk()
     pending = talk.sends()
     talk.report(m.AppendsLate((pending,)))
-    talk.silent()
+    talk.next(m.LateAppends)
+    talk.lost(pending)
+    assert pending.may_write
 
 
 @pytest.mark.parametrize("bit", [Full.CLIENT, Full.UPSTREAM])
