@@ -1105,7 +1105,7 @@ MUTANTS = (
         "barrier-fails-no-pipeline",
         "a refusal at the barrier fails no pipeline",
         _EXPANSIONS,
-        body(Arrival, "_pipelines_fail_at_barrier", "pass"),
+        body(Arrival, "_fail_pipelines", "pass"),
         rule="its successors would follow a sequence gap",
     ),
     Mutant(

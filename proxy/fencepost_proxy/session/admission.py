@@ -100,7 +100,7 @@ class Admission:
     def submit_muted(self, now: float) -> None:
         """Submit what waits because an append of this client would stand still."""
         produce = self._holds.waiting_produce
-        if produce is not None and produce.is_muted and not produce.at_barrier:
+        if produce is not None and produce.is_muted:
             self._submit_next(now)
 
     def _is_muted(self) -> bool:

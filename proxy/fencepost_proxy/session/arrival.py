@@ -33,11 +33,11 @@ from fencepost_proxy.session.levels import leveled_produce
 from fencepost_proxy.session.messages import Count, HeadersCopied, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, NotFound, ProduceExchange, retriable
+from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, retriable
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.response_queue import relayed
-from fencepost_proxy.session.steps import Steps
+from fencepost_proxy.session.steps import Resume, Steps, Wait
 from fencepost_proxy.session.topic_ids import NONE_NAMELESS, TopicIds
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
@@ -60,6 +60,7 @@ class Arrival:
         "_drafts",
         "_holds",
         "_levels",
+        "_news",
         "_pipelines",
         "_proofs",
         "_queue",
@@ -95,20 +96,52 @@ class Arrival:
         self._drafts = drafts
         self._levels = levels
         self._admission = admission
+        self._news: Resume | None = None  # continues a request that waits before its sequencers
+
+    @property
+    def awaits_news(self) -> bool:
+        """A request waits for an append barrier or for metadata."""
+        return self._news is not None
 
     def produce(self, frame: memoryview, whole: ProduceRequest | None = None) -> Steps[None]:
-        """`whole` – the request, if it was already parsed.
-
-        After each wait everything is checked again: the configs of its topics, their names and the client's permissions
-        may have changed.
-        """
+        """`whole` – the request, if it was already parsed."""
         try:
             whole = whole or parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
         except LimitError:
             yield from self._produce_many(frame)
             return
         self._state.client_id = whole.client_id
-        starts_at = self._state.read_bytes - len(frame)
+        produce = yield from self._read(whole, starts_at=self._state.read_bytes - len(frame))
+        if produce is None:
+            self._transactions.deny(whole)
+            return
+        request = produce.request
+        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        # Whatever is read from here on was sent with knowledge of these.
+        self._pipelines.forget_known(produce.starts_at)
+        self._topic_ids.fail(pending_response, produce.not_found)
+        waits = self._check_on_arrival(pending_response, produce)
+        # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
+        self._queue.expect(pending_response, silent=produce.silent)
+        if not (waits or produce.concerns_checks):
+            self._forward_unread(pending_response, request, frame)
+            return
+        self._holds.waiting_produce, self._holds.waiting_response = produce, pending_response
+        while waits:
+            yield Wait(self._await_news)
+            if self._holds.waiting_produce is not produce:
+                return  # its connection ends
+            waits = self._check_before_sequencers(pending_response, produce)
+        self._fail_pipelines(pending_response, produce)
+        self._admission.start(produce, self._state.now)
+
+    def _read(self, whole: ProduceRequest, starts_at: int) -> Steps[ProduceExchange | None]:
+        """Name its topics, check the client's permissions, and read its batches. None: it may not use its transactional
+        id.
+
+        After each wait everything is checked again: the configs of its topics, their names and the client's permissions
+        may have changed.
+        """
         denied, nameless, readings = NOTHING_DENIED, NONE_NAMELESS, None
         while True:
             if unknown := self._topic_ids.unknown(whole, nameless):
@@ -120,8 +153,7 @@ class Arrival:
             self._refuse_producer_ids(request)
             if (transactional_id := self._transactions.to_be_proved(request)) is not None:
                 if not (yield from self._prove_use(request, transactional_id)):
-                    self._transactions.deny(whole)
-                    return
+                    return None
                 denied, readings = NOTHING_DENIED, None
                 continue
             if unproved := self._unproved(request, denied):
@@ -134,7 +166,31 @@ class Arrival:
             if readings.here():
                 break
             yield from self._threads.read(readings.elsewhere)
-        self._begin(frame, request, denied, readings, self._state.now, not_found=not_found)
+        return ProduceExchange(
+            request,
+            starts_at=starts_at,
+            answer_by=due_by(self._state.now, request.timeout_ms),
+            received_at=self._state.now,
+            submitted_at=self._state.now,
+            denied=denied,
+            readings=readings,
+            not_found=not_found,
+        )
+
+    def _await_news(self, resume: Resume) -> None:
+        self._news = resume
+
+    def news(self) -> None:
+        """A barrier opened, metadata arrived, or time has passed."""
+        if self._news is not None:
+            resume, self._news = self._news, None
+            resume()
+
+    def earlier_answered(self) -> None:
+        """The waiting request may have waited for that to be sent without a producer id."""
+        waiting = self._holds.waiting_produce
+        if waiting is not None and waiting.leveled is not None and waiting.leveled.waits:
+            self.news()
 
     def _refuse_producer_ids(self, request: ProduceRequest) -> None:
         """Clients may not use those of fenced appends. On checked topics such batches are refused one by one."""
@@ -159,56 +215,37 @@ class Arrival:
     def _prove_write(self, request: ProduceRequest, unproved: Mapping[str, int]) -> Steps[dict[str, int]]:
         return self._proofs.prove_write(request, unproved, due_by(self._state.now, request.timeout_ms))
 
-    def _begin(
-        self,
-        frame: memoryview,
-        request: ProduceRequest,
-        denied: Mapping[str, int],
-        readings: Readings | None,
-        now: float,
-        *,
-        not_found: tuple[NotFound, ...],
-    ) -> None:
-        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        starts_at = self._state.read_bytes - len(frame)
-        produce = ProduceExchange(
-            request,
-            starts_at=starts_at,
-            answer_by=due_by(now, request.timeout_ms),
-            received_at=now,
-            submitted_at=now,
-            denied=denied,
-            readings=readings,
-            not_found=not_found,
-        )
-        self._pipelines.forget_known(starts_at)  # whatever is read from here on was sent with knowledge of these
-        self._topic_ids.fail(pending_response, not_found)
+    def _check_on_arrival(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
+        """Whether it waits for a barrier, for metadata, or for earlier batches without producer ids."""
+        if self._services.fresh(self._state.now):
+            for where, copied_from in () if produce.readings is None else produce.readings.copied:
+                self._state.commands.append(HeadersCopied(where, copied_from, produce.request.client_id))
+            self._levels.check(produce, self._state.now)
+            self._drafts.deny_topics(produce)
+        return self._check_before_sequencers(pending_response, produce)
+
+    def _check_before_sequencers(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
+        """The same, after each wait. False: each of its checked partitions has a pending append, or a result.
+
+        The configs of its topics, their partitions and what this process knows may have changed.
+        """
+        now = self._state.now
         if not self._services.fresh(now):
             self._fail_closed(pending_response, produce)
-        else:
-            for where, copied_from in () if readings is None else readings.copied:
-                self._state.commands.append(HeadersCopied(where, copied_from, request.client_id))
-            self._levels.check(produce, now)
-            self._drafts.deny_topics(produce)
-            self._drafts.check_policies(produce, now)
-            if not self._waits_before_sequencers(produce, now):
-                self._take_drafts_entered(produce, now)
-        # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
-        self._queue.expect(pending_response, silent=request.acks == 0)
-        if not (
-            produce.at_barrier
-            or produce.pending_appends
-            or produce.results
-            or produce.count_checked
-            or produce.leveled
-            or not_found
+            return False
+        self._drafts.check_policies(produce, now)
+        if (
+            self._waits_for_metadata(produce, now)
+            or self._levels.waits(produce, now)
+            or self._barriers.waits(produce, now)
         ):
-            self._forward_unread(pending_response, request, frame)
-            return
-        self._holds.waiting_produce, self._holds.waiting_response = produce, pending_response
-        if not produce.at_barrier:
-            self._pipelines_fail_at_barrier(pending_response, produce)
-            self._admission.start(produce, now)
+            return True
+        try:
+            self._drafts.take(produce, now)
+        except ClientProtocolError:
+            self._barriers.leave(produce, unsent=True)
+            raise
+        return False
 
     def _requested_readings(self, request: ProduceRequest, denied: Mapping[str, int], now: float) -> Readings:
         """Read its batches, as far as the decisions about them need it."""
@@ -256,37 +293,6 @@ class Arrival:
         self._queue.expect(pending_response, silent=request.acks == 0)
         self._forward_unread(pending_response, request, frame)
 
-    def check_waiting(self, now: float) -> None:
-        """A barrier opened, metadata arrived, or time has passed: check again whether the waiting request may enter."""
-        produce = self._holds.waiting_produce
-        if produce is None or not produce.at_barrier:
-            return
-        if not self._services.fresh(now):
-            produce.at_barrier = False
-            assert self._holds.waiting_response is not None
-            self._fail_closed(self._holds.waiting_response, produce)
-        else:
-            self._drafts.check_policies(produce, now)  # the configs of its topics may have changed while it waited
-            if self._waits_before_sequencers(produce, now):
-                return
-            self._take_drafts_entered(produce, now)
-        assert self._holds.waiting_response is not None
-        self._pipelines_fail_at_barrier(self._holds.waiting_response, produce)
-        self._admission.start(produce, now)
-
-    def earlier_answered(self, now: float) -> None:
-        """The waiting request may have waited for that to be sent without a producer id."""
-        waiting = self._holds.waiting_produce
-        if waiting is not None and waiting.leveled is not None and waiting.leveled.waits:
-            self.check_waiting(now)
-
-    def _waits_before_sequencers(self, produce: ProduceExchange, now: float) -> bool:
-        return (
-            self._waits_for_metadata(produce, now)
-            or self._levels.waits(produce, now)
-            or self._barriers.waits(produce, now)
-        )
-
     def _waits_for_metadata(self, produce: ProduceExchange, now: float) -> bool:
         """False: all its partitions are known to exist, or are refused.
 
@@ -307,10 +313,7 @@ class Arrival:
                     stale[topic.name] = None
                 if known != Error.NONE:
                     absent[key] = known, data
-        produce.at_barrier = bool(stale) and now < produce.received_at + self._barriers.wait_seconds(
-            produce.request.timeout_ms
-        )
-        if produce.at_barrier:
+        if stale and now < produce.received_at + self._barriers.wait_seconds(produce.request.timeout_ms):
             self._state.commands += [TopicStale(topic) for topic in stale]
             return True
         for key, (known, data) in absent.items():
@@ -328,7 +331,7 @@ class Arrival:
         produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received_at)
         return False
 
-    def _pipelines_fail_at_barrier(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+    def _fail_pipelines(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """A refusal before the sequencer fails the pipeline as the sequencer would: later appends leave a gap."""
         if produce.leveled is not None:
             for key in produce.leveled.tries_again:
@@ -383,13 +386,6 @@ class Arrival:
                 result = produce.results[key] = retriable(key, message)
                 self._pipelines.fail(pending_response, (key, pipeline_of(data)), result)
         self._state.commands.append(Count("refusal", "not_ready"))
-
-    def _take_drafts_entered(self, produce: ProduceExchange, now: float) -> None:
-        try:
-            self._drafts.take(produce, now)
-        except ClientProtocolError:
-            self._barriers.leave(produce, unsent=True)
-            raise
 
 
 def _too_many(why: str) -> LimitError:

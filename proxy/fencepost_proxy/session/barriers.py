@@ -46,10 +46,8 @@ class Barriers:
                 return False
         came = produce.count_checked.enter_barriers(services, now)
         if not isinstance(came, Admitted):
-            produce.at_barrier = True
             self._state.commands += [TopicStale(topic) for topic in came.query]
             return True
-        produce.at_barrier = False
         self.entered[produce.count_checked] = None
         services.barrier_waited(now - produce.received_at)
         produce.sequencer_seconds = now - produce.received_at

@@ -52,10 +52,10 @@ class IdempotenceChecks:
             key for key in without if any(self._has_id_upstream(each, key) for each in self._queue.in_flight.values())
         ]
         if blocked and now < leveled.deadline:
-            produce.at_barrier = leveled.waits = True
+            leveled.waits = True
             return True
         if leveled.waits:
-            produce.at_barrier = leveled.waits = False
+            leveled.waits = False
             produce.sequencer_seconds = now - produce.received_at
         for key in without:
             if key in blocked:

@@ -55,7 +55,6 @@ class ProduceExchange:
     - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
     - `count_checked` – its topics with partition-count checks; `refused_by_policy` – partitions refused by these.
-    - `at_barrier` – it waits for a barrier or for metadata, before the sequencers.
     - `misread` – pipelines of batches that could not become pending appends.
     - `leveled` – its batches with idempotence levels.
     - `querying` – open queries to Kafka that the answer waits for; `starts_queried` – log starts were queried.
@@ -82,7 +81,6 @@ class ProduceExchange:
     alone: bool = False
     throttle_time_ms: int = 0
     count_checked: CountCheckedProduce | None = None
-    at_barrier: bool = False
     refused_by_policy: frozenset[TopicPartition] = frozenset()
     misread: list[PipelineKey] = field(default_factory=list)
     leveled: LeveledProduce | None = None
@@ -98,6 +96,11 @@ class ProduceExchange:
     def is_muted(self) -> bool:
         """It has appends to submit, and does not wait for a sequencer."""
         return bool(self.to_submit) and self.waiting_for is None
+
+    @property
+    def concerns_checks(self) -> bool:
+        """Otherwise it is forwarded as it came."""
+        return bool(self.pending_appends or self.results or self.count_checked or self.leveled or self.not_found)
 
     @property
     def complete(self) -> bool:

@@ -154,7 +154,7 @@ class ResponseReader:
             assert on_response is not None
             on_response(frame)
             if pending_response.api_key == PRODUCE:
-                self._appends.arrival.earlier_answered(now)
+                self._appends.arrival.earlier_answered()
             self._queue.answer_front()
         elif pending_response.answer in (Answer.RELAYED_UNLESS_BROKERS, Answer.RELAYED_UNTIL_BROKERS):
             self._in_progress.begin(self._end_with_own_addresses(pending_response, frame))

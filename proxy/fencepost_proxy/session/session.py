@@ -152,7 +152,7 @@ class Session:
             return True
         if produce is None:
             return self._holds.client_paused and not self.state.full
-        return produce.at_barrier or produce.is_muted or bool(produce.admitted)
+        return self.at_barrier or produce.is_muted or bool(produce.admitted)
 
     @property
     def begun(self) -> BegunAppends:
@@ -168,15 +168,14 @@ class Session:
     @property
     def waits_for(self) -> str | None:
         """What the client's current request waits for before it is sent; meanwhile no later one is read."""
-        produce = self._holds.waiting_produce
-        if produce is None:
+        if self._holds.waiting_produce is None:
             return self._holds.waits_for or None
-        return "an append barrier, or metadata" if produce.at_barrier else "the sequencers of its partitions"
+        return "an append barrier, or metadata" if self.at_barrier else "the sequencers of its partitions"
 
     @property
     def at_barrier(self) -> bool:
         """A request of it waits for an append barrier or for metadata."""
-        return self._holds.waiting_produce is not None and self._holds.waiting_produce.at_barrier
+        return self._holds.waiting_produce is not None and self._appends.arrival.awaits_news
 
     @property
     def produce_requests(self) -> list[ProduceExchange]:
@@ -277,7 +276,7 @@ class Session:
             case AppendsLate(pending_appends):
                 self._appends.completion.resolve_late(pending_appends)
             case TopicNews():
-                self._appends.arrival.check_waiting(now)
+                self._appends.arrival.news()
             case Drain(until):
                 self._core.draining.begin(until)
                 self._tick(now)
@@ -285,7 +284,7 @@ class Session:
                 self._holds.renew_quota()
             case Tick():
                 if self._holds.waiting_produce is not None:
-                    self._appends.arrival.check_waiting(now)
+                    self._appends.arrival.news()
                     self._appends.admission.send_ahead(now)
                     self._appends.admission.submit_muted(now)
                 self._tick(now)
