@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -14,6 +16,7 @@ from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
 from fencepost_proxy.session.state import Full
+from fencepost_proxy.session.steps import Resume, Steps, Wait
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
 
@@ -28,6 +31,7 @@ class Admission:
     __slots__ = (
         "_barriers",
         "_completion",
+        "_decided",
         "_draining",
         "_forwarding",
         "_holds",
@@ -62,46 +66,95 @@ class Admission:
         self._forwarding = forwarding
         self._refusals = refusals
         self._completion = completion
+        self._decided: Resume | None = None  # continues the request that waits for a sequencer
 
-    def start(self, produce: ProduceExchange, now: float) -> None:
+    def send(self, pending_response: PendingResponse, produce: ProduceExchange) -> Steps[None]:
+        """Submit its appends, one sequencer after the other; send what is admitted, and answer what is refused."""
         produce.to_submit = [produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)]
-        self._submit_next(now)
+        while True:
+            while (pending := self._next(pending_response, produce)) is not None:
+                yield from self._decide(pending_response, produce, pending)
+                if self._holds.waiting_produce is not produce:
+                    return  # its connection ends
+            if produce.refused and self._services.refuse_whole_requests:
+                self._refuse_the_rest(produce)
+            first = not produce.sent
+            sent = self._send_admitted(pending_response, produce, self._state.now)
+            if not produce.to_submit:
+                break
+        self._holds.waiting_produce, self._holds.waiting_response = None, None
+        self._queue.in_flight[pending_response] = produce
+        if produce.sent:
+            self._queue.answer_by[pending_response] = produce.answer_by
+        if sent and first:
+            self._services.forwarded(max(0.0, self._state.now - produce.received_at - produce.sequencer_seconds))
+        if not sent:
+            self._holds.made_here += not produce.sent
+            self._completion.finish(pending_response, produce)
 
-    def _submit_next(self, now: float) -> None:
-        produce = self._holds.waiting_produce
-        assert produce is not None
+    def _next(self, pending_response: PendingResponse, produce: ProduceExchange) -> PendingAppend | None:
+        """The next append to submit; refuses those that failed or became late while others were waited for."""
         while produce.to_submit and not (produce.refused and self._services.refuse_whole_requests):
             pending = produce.to_submit.pop()
             if self._pipelines.refuse_after_failed(produce, pending):
-                continue  # failed while it waited for another sequencer
-            if now >= produce.answer_by:
-                where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
-                why = self._why_muted() if self._is_muted() else "the partitions before it took too long"
-                message = f"TRY_AGAIN {where}: {why}"
-                self._state.refuse(
-                    produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
-                )
-                assert self._holds.waiting_response is not None
-                self._pipelines.fail_with(self._holds.waiting_response, pending, produce.results[pending.partition])
                 continue
-            if self._is_muted():
-                produce.to_submit.append(pending)
-                produce.waiting_for = None
-                self._resubmit_admitted(produce)
-                return  # until `submit_muted`
-            produce.waiting_for, produce.submitted_at = pending, now
-            if pending.append.transactional:
-                self._transactions.submits(pending)
-            self._sequencers.submit(pending)
+            if self._state.now < produce.answer_by:
+                return pending
+            where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
+            why = self._why_muted() if self._is_muted() else "the partitions before it took too long"
+            message = f"TRY_AGAIN {where}: {why}"
+            self._state.refuse(produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+            self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
+        return None
+
+    def _decide(
+        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend
+    ) -> Steps[None]:
+        """Wait until its sequencer admits or completes it; if Kafka would not read it now, only until then."""
+        if self._is_muted():
+            produce.to_submit.append(pending)
+            self._resubmit_admitted(produce)
+            yield Wait(self._await_decision)
+            return
+        result: PartitionResult | None = yield Wait(partial(self._submit, produce, pending))
+        if self._holds.waiting_produce is not produce:
             return
         produce.waiting_for = None
-        self._send_produce(produce, now)
+        if result is not None:
+            produce.alone = False
+            produce.results[pending.partition] = result
+            self._pipelines.fail_with(pending_response, pending, result)
+            return
+        now = self._state.now
+        if not produce.admitted:
+            produce.admitted_at = now
+        produce.admitted.append(pending)
+        produce.sequencer_seconds += now - produce.submitted_at
+        self._services.sequencer_waited(now - produce.submitted_at)
+        if produce.alone:
+            produce.alone = False
+            self._resubmit_admitted(produce)
 
-    def submit_muted(self, now: float) -> None:
+    def _submit(self, produce: ProduceExchange, pending: PendingAppend, resume: Resume) -> None:
+        self._decided = resume
+        produce.waiting_for, produce.submitted_at = pending, self._state.now
+        if pending.append.transactional:
+            self._transactions.submits(pending)
+        self._sequencers.submit(pending)
+
+    def _await_decision(self, resume: Resume) -> None:
+        self._decided = resume
+
+    def _resume(self, result: PartitionResult | None) -> None:
+        assert self._decided is not None
+        resume, self._decided = self._decided, None
+        resume(result)
+
+    def submit_muted(self) -> None:
         """Submit what waits because an append of this client would stand still."""
         produce = self._holds.waiting_produce
         if produce is not None and produce.is_muted:
-            self._submit_next(now)
+            self._resume(None)
 
     def _is_muted(self) -> bool:
         """Whether Kafka would not read an append that is sent now, or the proxy its answer."""
@@ -113,15 +166,7 @@ class Admission:
     def admitted(self, pending: PendingAppend, now: float) -> None:
         produce = self._holds.waiting_produce
         if produce is not None and pending is produce.waiting_for:
-            if not produce.admitted:
-                produce.admitted_at = now
-            produce.admitted.append(pending)
-            produce.sequencer_seconds += now - produce.submitted_at
-            self._services.sequencer_waited(now - produce.submitted_at)
-            if produce.alone:
-                produce.alone = False
-                self._resubmit_admitted(produce)
-            self._submit_next(now)
+            self._resume(None)
             return
         pending_response, sent = self._completion.sent_produce_of(pending)
         if (
@@ -168,38 +213,13 @@ class Admission:
             self._transactions.was_appended(pending, result)
         produce = self._holds.waiting_produce
         if produce is not None and pending is produce.waiting_for:
-            produce.alone = False
-            produce.results[pending.partition] = result
-            if self._holds.waiting_response is not None:
-                self._pipelines.fail_with(self._holds.waiting_response, pending, result)
-            self._submit_next(now)
+            self._resume(result)
             return
         pending_response, sent = self._completion.sent_produce_of(pending)
         if pending_response is not None and sent is not None:
             sent.results.setdefault(pending.partition, result)
             self._pipelines.fail_with(pending_response, pending, result)
             self._completion.finish(pending_response, sent)
-
-    def _send_produce(self, produce: ProduceExchange, now: float) -> None:
-        """All appends are decided: forward the admitted ones, answer the refused ones."""
-        if produce.refused and self._services.refuse_whole_requests:
-            self._refuse_the_rest(produce)
-        pending_response = self._holds.waiting_response
-        assert pending_response is not None
-        first = not produce.sent
-        sent = self._send_admitted(pending_response, produce, now)
-        if produce.to_submit:
-            self._submit_next(now)
-            return
-        self._holds.waiting_produce, self._holds.waiting_response = None, None
-        self._queue.in_flight[pending_response] = produce
-        if produce.sent:
-            self._queue.answer_by[pending_response] = produce.answer_by
-        if sent and first:
-            self._services.forwarded(max(0.0, now - produce.received_at - produce.sequencer_seconds))
-        if not sent:
-            self._holds.made_here += not produce.sent
-            self._completion.finish(pending_response, produce)
 
     def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:
         """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""

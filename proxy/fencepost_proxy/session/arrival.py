@@ -133,7 +133,7 @@ class Arrival:
                 return  # its connection ends
             waits = self._check_before_sequencers(pending_response, produce)
         self._fail_pipelines(pending_response, produce)
-        self._admission.start(produce, self._state.now)
+        yield from self._admission.send(pending_response, produce)
 
     def _read(self, whole: ProduceRequest, starts_at: int) -> Steps[ProduceExchange | None]:
         """Name its topics, check the client's permissions, and read its batches. None: it may not use its transactional

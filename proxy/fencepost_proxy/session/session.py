@@ -286,7 +286,7 @@ class Session:
                 if self._holds.waiting_produce is not None:
                     self._appends.arrival.news()
                     self._appends.admission.send_ahead(now)
-                    self._appends.admission.submit_muted(now)
+                    self._appends.admission.submit_muted()
                 self._tick(now)
 
     def _resume(self, now: float) -> None:
