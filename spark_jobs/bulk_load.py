@@ -20,12 +20,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from fencepost.spark import arrange, register, stated
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.jobs import KINDS, ORDER, Progress, add_client_arguments, client_settings, rows_of
+from fencepost.spark.files import ORDER, add_file_arguments, input_error, rows_of
+from fencepost.spark.jobs import Progress, add_client_arguments, client_settings
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options
 
@@ -48,7 +50,6 @@ def arguments() -> argparse.ArgumentParser:
         "The topic must exist, with fencepost.check.expected.offsets=required (or true).",
     )
     parser.add_argument("--input", required=True, help="file, directory or glob that Spark can read")
-    parser.add_argument("--format", choices=KINDS, help="input format (default: from the file extension, else csv)")
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
     parser.add_argument("--topic", required=True)
     parser.add_argument(
@@ -59,11 +60,7 @@ def arguments() -> argparse.ArgumentParser:
         "--key", metavar="COLUMN", help="column for the record key; selects the partition like the Java producer"
     )
     partitioning.add_argument("--partition-column", metavar="COLUMN", help="column with the partition number")
-    parser.add_argument("--value", metavar="COLUMN", help="column for the record value (default: the row as JSON)")
-    parser.add_argument("--schema", metavar="DDL", help="CSV schema, such as 'a INT, b STRING' (default: all strings)")
-    parser.add_argument(
-        "--multiline", action="store_true", help="allow line breaks in CSV fields (files are not split)"
-    )
+    add_file_arguments(parser)
     parser.add_argument(
         "--batch-bytes", type=int, metavar="N", help="uncompressed size of a record batch (default: 900000)"
     )
@@ -111,7 +108,7 @@ def load(spark: SparkSession, args: argparse.Namespace) -> list[Outcome]:
     with Log(client_options(options), patience_seconds=args.patience) as log:
         log.connect()
         count = log.partition_count(args.topic)
-        rows = arrange(_rows(spark, args), partitions=count, order_by=ORDER)
+        rows = arrange(rows_of(spark, args, partition=args.partition_column), partitions=count, order_by=ORDER)
         with (
             tempfile.TemporaryDirectory() as directory,
             Progress("bulk_load", spark, log, args.topic, partitions=count).shown(),
@@ -122,25 +119,12 @@ def load(spark: SparkSession, args: argparse.Namespace) -> list[Outcome]:
     return sorted(Outcome(int(number), **each) for number, each in found.get(args.topic, {}).items())
 
 
-def _rows(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
-    return rows_of(
-        spark,
-        args.input,
-        kind=args.format,
-        key=args.key,
-        value=args.value,
-        partition=args.partition_column,
-        schema=args.schema,
-        multiline=args.multiline,
-    )
-
-
 def _write(rows: DataFrame, options: dict[str, str]) -> None:
-    """Raises SinkError with the sink's message if it has one, else the PySparkException."""
+    """Raises SinkError with the sink's message, or with what is wrong with the input; else Spark's error."""
     try:
         rows.write.format("fencepost").mode("append").options(**options).save()
-    except PySparkException as error:
-        words = stated(error)
+    except (PySparkException, Py4JJavaError) as error:
+        words = stated(error) or input_error(error)
         if words is None:
             raise
         raise SinkError(words) from error

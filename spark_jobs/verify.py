@@ -24,11 +24,14 @@ import pyarrow as pa
 import pyspark.sql.functions as sf
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.helpers import create_ssl_context
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.jobs import KINDS, ORDER, add_client_arguments, client_settings, rows_of
+from fencepost.spark.files import ORDER, add_file_arguments, input_error, rows_of
+from fencepost.spark.jobs import add_client_arguments, client_settings
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options
 
@@ -252,13 +255,8 @@ def arguments() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--input", help="file, directory or glob that Spark can read")
     what.add_argument("--from", dest="source", metavar="TOPIC", help="source topic, used with --sql")
-    parser.add_argument(
-        "--format", choices=KINDS, help="format of --input (default: from the file extension, else csv)"
-    )
-    parser.add_argument("--key", metavar="COLUMN", help="as in the load, also --value, --schema and --multiline")
-    parser.add_argument("--value", metavar="COLUMN")
-    parser.add_argument("--schema", metavar="DDL")
-    parser.add_argument("--multiline", action="store_true")
+    parser.add_argument("--key", metavar="COLUMN", help="as in the load, like the following options of --input")
+    add_file_arguments(parser)
     parser.add_argument(
         "--sql",
         default="SELECT key, value, struct(partition, offset) AS at FROM source",
@@ -282,15 +280,7 @@ def expected_rows(spark: SparkSession, args: argparse.Namespace, client: dict[st
     if args.input:
         # The time zone affects the text of timestamps.
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-        rows = rows_of(
-            spark,
-            args.input,
-            kind=args.format,
-            key=args.key,
-            value=args.value,
-            schema=args.schema,
-            multiline=args.multiline,
-        )
+        rows = rows_of(spark, args)
         return rows.select("key", "value", sf.struct(*ORDER).alias("at"))
     Topic(args.source, client).rows(spark).createOrReplaceTempView("source")
     rows = spark.sql(args.sql)
@@ -323,7 +313,13 @@ def verify(spark: SparkSession, args: argparse.Namespace) -> int:
     client = client_options(client_settings(args))
     order = args.order or ("partition" if args.input else "key")
     topic = Topic(args.topic, client)
-    found = compare(expected_rows(spark, args, client), topic.rows(spark), order)
+    try:
+        found = compare(expected_rows(spark, args, client), topic.rows(spark), order)
+    except (PySparkException, Py4JJavaError) as error:
+        words = input_error(error)
+        if words is None:
+            raise
+        raise SinkError(words) from error
     return report(args, topic, found, order)
 
 

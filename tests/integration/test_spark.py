@@ -3,11 +3,13 @@ faults."""
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -22,10 +24,12 @@ from typing import Any
 import confluent_kafka
 import pytest
 from kafka.partitioner import murmur2
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
+from fencepost.spark.files import input_error, rows_of
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import fetch
 from tests.kit.waiting import until
@@ -645,6 +649,75 @@ def test_bulk_load_continues_after_appends_of_another_writer(
     # Another run finds the load complete.
     again = bulk_load(spark, proxy, topic, file)
     assert [(o.found, o.appended) for o in again] == [(o.appended, 0) for o in outcomes]
+
+
+_ENCODING, _FIELDS = r"--csv-option\s+encoding", "more or fewer fields"
+_FILES: dict[str, tuple[bytes, tuple[str, ...], list[tuple[bytes | None, bytes]] | str]] = {
+    "quoted.csv": (b'a,b\n"he said ""hi""",2\n', (), [(None, rb'{"a":"he said \"hi\"","b":"2"}')]),
+    "escaped.csv": (b'a\n"say \\"hi\\""\n', ("--csv-option", "escape=\\"), [(None, rb'{"a":"say \"hi\""}')]),
+    "tick.csv": (b"a`b,c.d\n1,2\n", ("--key", "a`b"), [(b"1", b'{"a`b":"1","c.d":"2"}')]),
+    "tabs.tsv": (b"a\tb\n1\t2\n", ("--value", "b"), [(None, b"2")]),
+    "short.csv": (b"a,b\n1,2\n3\n", ("--value", "a"), _FIELDS),
+    "long.csv": (b"a,b\n1,2\n3,4,5\n", ("--value", "a"), _FIELDS),
+    "number.csv": (b"a\nx\n", ("--schema", "a INT"), _FIELDS),
+    "columns.csv": (b"a\n1\n", ("--key", "b"), "no such column; it has a"),
+    "schema.csv": (b"a\n1\n", ("--schema", "a INT, b"), "is not a list of columns"),
+    "latin1.csv": (b"a\nJos\xe9\n", (), _ENCODING),
+    "named.csv": (b"a\nJos\xe9\n", ("--csv-option", "encoding=ISO-8859-1"), [(None, '{"a":"José"}'.encode())]),
+    "allowed.csv": (b"a\nJos\xe9\n", ("--allow-replacement-characters",), [(None, '{"a":"Jos\ufffd"}'.encode())]),
+    "utf16.csv": ("a\nx\n".encode("utf-16"), ("--format", "csv"), _ENCODING),
+    "lines.ndjson": (b'{"a":1}\n\n{"k":"x"}\n', ("--key", "k"), [(None, b'{"a":1}'), (b"x", b'{"k":"x"}')]),
+    "lines.jsonl.bz2": (bz2.compress(b'{"a":1}\n'), (), [(None, b'{"a":1}')]),
+    "array.jsonl": (b'[{"a":1}]\n', (), "not a JSON object"),
+    "malformed.jsonl": (b'{"a":1}\n{"a":\n', ("--value", "a"), "not a JSON object"),
+    "latin1.jsonl": (b'{"a":"Jos\xe9"}\n', (), "not UTF-8"),
+    "array.json": (b'[{"a":1}]', (), "does not say what it contains"),
+    "table.parquet": (b"a,b\n1,2\n", (), "not a Parquet file"),
+}
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_files_are_read_as_they_are_or_refused(spark: Any, tmp_path: Path, name: str) -> None:
+    data, options, expected = _FILES[name]
+    (tmp_path / name).write_bytes(data)
+    assert_read(spark, tmp_path / name, options, expected)
+
+
+def test_header_that_differs_between_files_is_refused(spark: Any, tmp_path: Path) -> None:
+    (file := tmp_path / "two.csv").mkdir()
+    (file / "x.csv").write_text("a,b\n1,2\n")
+    (file / "y.csv").write_text("b,a\n3,4\n")
+    assert_read(spark, file, (), "the header of .*two.csv.* differs")
+    assert_read(spark, tmp_path / "none.csv", (), "no such file")
+
+
+def assert_read(
+    spark: Any, file: Path, options: tuple[str, ...], expected: list[tuple[bytes | None, bytes]] | str
+) -> None:
+    words = ["--input", str(file), "--bootstrap", "none:1", "--topic", "t", *options]
+    args = job("bulk_load").arguments().parse_args(words)
+    found: list[tuple[bytes | None, bytes]] | str
+    try:
+        found = [(row["key"], row["value"]) for row in rows_of(spark, args).collect()]
+    except SinkError as error:
+        found = str(error)
+    except (PySparkException, Py4JJavaError) as error:
+        found = input_error(error) or str(error)
+    if isinstance(expected, str) and isinstance(found, str):
+        assert re.search(expected, found)
+    else:
+        assert found == expected
+
+
+def test_bulk_load_of_an_unreadable_line_says_what_to_do(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = unique_topic(OFFSETS_CHECKED)
+    create(kafka, topic)
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(SinkError, match="--multiline"):
+        bulk_load(spark, proxy, topic, tmp_path / "rows.csv")
+    assert contents(kafka, topic) == {0: [], 1: []}
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds Spark's processes in /proc")

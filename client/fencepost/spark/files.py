@@ -1,0 +1,210 @@
+"""Files as rows: CSV (RFC 4180), JSON lines and Parquet.
+
+Rows get `key`, `value` and their input position. A row's offset must not depend on how Spark splits the files. So rows
+are ordered by file name, block in the file and position in the block. The split changes only the first value of
+`position`.
+
+What would be read wrongly is an error: a file of another kind, lines with more or fewer fields than the header, a
+header that differs between files, lines that are no JSON objects, bytes that are not in the expected encoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyspark.sql.functions as sf
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+
+from fencepost.spark.errors import SinkError
+from fencepost.spark.jobs import named_value
+
+KINDS: Final = ("csv", "jsonl", "parquet")
+#: Columns with the input position of a row; sorting by them gives the input order.
+ORDER: Final = ("file", "block", "position")
+#: By the suffix of a file name: the kind, and options of Spark's CSV reader.
+_SUFFIXES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "csv": ("csv", {}),
+    "tsv": ("csv", {"sep": "\t"}),
+    "jsonl": ("jsonl", {}),
+    "ndjson": ("jsonl", {}),
+    "parquet": ("parquet", {}),
+}
+_COMPRESSED: Final = (".bz2", ".deflate", ".gz", ".lz4", ".snappy", ".zst")
+#: RFC 4180: a quote in a quoted field is doubled (by default, Spark expects a backslash before it). Each file's header
+#: is compared with the first one, and each line's number of fields with the header.
+_CSV_OPTIONS: Final[Mapping[str, str]] = {
+    "header": "true",
+    "escape": '"',
+    "mode": "FAILFAST",
+    "enforceSchema": "false",
+    "columnPruning": "false",
+}
+#: What decoders put for bytes that are not in their encoding.
+_REPLACEMENT: Final = "\ufffd"
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """How `--input` is read. A check of a load takes the same."""
+    parser.add_argument("--format", choices=KINDS, help="input format (default: from the file name's suffix)")
+    parser.add_argument("--value", metavar="COLUMN", help="column for the record value (default: the row as JSON)")
+    parser.add_argument("--schema", metavar="DDL", help="CSV schema, such as 'a INT, b STRING' (default: all strings)")
+    parser.add_argument(
+        "--multiline", action="store_true", help="allow line breaks in CSV fields (files are not split)"
+    )
+    parser.add_argument(
+        "--csv-option",
+        type=named_value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Set an option of Spark's CSV reader: sep=;  encoding=ISO-8859-1  escape=\\ ; repeatable",
+    )
+    parser.add_argument(
+        "--allow-replacement-characters",
+        action="store_true",
+        help=f"load rows that contain U+FFFD ({_REPLACEMENT}), which usually shows a wrong encoding",
+    )
+
+
+def rows_of(spark: SparkSession, args: argparse.Namespace, *, partition: str | None = None) -> DataFrame:
+    """`key` and `value` (binary), `partition` (int) if it names a column, and the columns of `ORDER`.
+
+    `args`: `--input`, `--key` and those of `add_file_arguments`. The value is a column, or by default the row as a JSON
+    object with nulls, or the unchanged line of a JSON lines file. Timestamps become text in the session's time zone.
+    Raises SinkError.
+    """
+    kind, options = _kind_of(args.input, args.format)
+    try:
+        if kind == "jsonl":
+            return _lines(spark, args, partition)
+        reader = spark.read
+        if args.schema:
+            reader = reader.schema(args.schema)
+        if kind == "csv":
+            read = {**_CSV_OPTIONS, **options, **dict(args.csv_option), "multiLine": str(args.multiline).lower()}
+            source = reader.options(**read).csv(args.input)
+        else:
+            source = reader.parquet(args.input)
+    except (PySparkException, Py4JJavaError) as error:
+        raise SinkError(_not_read(error, args)) from error
+    checked = kind == "csv" and not args.allow_replacement_characters
+    if checked and any(_REPLACEMENT in name or "\0" in name for name in source.columns):
+        raise SinkError(f"--input {args.input}: {_NOT_ENCODED}")
+    for option, name in (("--key", args.key), ("--value", args.value), ("--partition-column", partition)):
+        if name is not None and name.lower() not in map(str.lower, source.columns):
+            has = ", ".join(source.columns[:20]) + (" …" if len(source.columns) > 20 else "")
+            raise SinkError(f"{option} {name}: the input has no such column; it has {has}")
+    columns = {name: source[_quoted(name)] for name in source.columns}
+    whole = sf.to_json(sf.struct(*columns.values()), {"ignoreNullFields": "false"})
+    key, value = (None if name is None else source[_quoted(name)] for name in (args.key, args.value))
+    value = whole if value is None else value
+    if checked:
+        key, value = None if key is None else _decoded(key), _decoded(value)
+    chosen = [_bytes(key).alias("key"), _bytes(value).alias("value")]
+    if partition is not None:
+        chosen.append(source[_quoted(partition)].cast("int").alias("partition"))
+    return _with_positions(source, chosen)
+
+
+def _lines(spark: SparkSession, args: argparse.Namespace, partition: str | None) -> DataFrame:
+    source = spark.read.text(args.input).where("trim(value) <> ''")
+    line = sf.col("value")
+    checks = sf.when(sf.json_object_keys(line).isNull(), _refused("a line is not a JSON object (one in each line)"))
+    if not args.allow_replacement_characters:
+        checks = checks.when(~sf.is_valid_utf8(line), _refused("a line is not UTF-8"))
+    line = checks.otherwise(line)
+
+    def column(name: str) -> Column:
+        return sf.get_json_object(line, f"$['{name}']")
+
+    key = None if args.key is None else column(args.key)
+    value = line if args.value is None else column(args.value)
+    chosen = [_bytes(key).alias("key"), _bytes(value).alias("value")]
+    if partition is not None:
+        chosen.append(column(partition).cast("int").alias("partition"))
+    return _with_positions(source, chosen)
+
+
+def _with_positions(source: DataFrame, chosen: Sequence[Column]) -> DataFrame:
+    return source.select(
+        *chosen,
+        sf.col("_metadata.file_path").alias("file"),
+        sf.col("_metadata.file_block_start").alias("block"),
+        # Increases with the position in a block.
+        sf.monotonically_increasing_id().alias("position"),
+    )
+
+
+def _kind_of(path: str, stated: str | None) -> tuple[str, Mapping[str, str]]:
+    """The kind of a file, and options for reading it."""
+    name = path.rstrip("/")
+    for suffix in _COMPRESSED:
+        name = name.removesuffix(suffix)
+    known = _SUFFIXES.get(posixpath.splitext(name)[1].removeprefix(".").lower())
+    if stated is None and known is None:
+        suffixes = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
+        raise SinkError(
+            f"--input {path}: its name does not say what it contains ({suffixes}); pass --format csv, jsonl or parquet"
+        )
+    if stated is None or (known is not None and known[0] == stated):
+        assert known is not None
+        return known
+    return stated, {}
+
+
+_NOT_ENCODED: Final = (
+    "it contains bytes that are not UTF-8, or the character U+FFFD; name the encoding (--csv-option "
+    "encoding=ISO-8859-1), or load them as they are (--allow-replacement-characters)"
+)
+
+
+def _bytes(column: Column | None) -> Column:
+    """Of its text; those of a binary column stay unchanged."""
+    return (sf.lit(None) if column is None else column.cast("string")).cast("binary")
+
+
+def _decoded(column: Column) -> Column:
+    text = column.cast("string")
+    return sf.when(sf.contains(text, sf.lit(_REPLACEMENT)), _refused(_NOT_ENCODED)).otherwise(text)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _refused(why: str) -> Column:
+    return sf.raise_error(sf.lit(f"--input: {why}"))
+
+
+def _not_read(error: PySparkException | Py4JJavaError, args: argparse.Namespace) -> str:
+    first = str(error).strip().splitlines()[0]
+    if isinstance(error, ParseException):
+        return f"--schema {args.schema!r} is not a list of columns and types, such as 'a INT, b STRING': {first}"
+    if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
+        return f"--input {args.input}: there is no such file"
+    return input_error(error) or f"--input {args.input}: {first}"
+
+
+def input_error(error: Exception) -> str | None:
+    """What is wrong with the input, from an error of Spark while it reads the files; None: it is not about them."""
+    text = str(error)
+    if raised := re.search(r"\[USER_RAISED_EXCEPTION\] (--input: .+?)(?: SQLSTATE: \w+)?$", text, re.MULTILINE):
+        return raised.group(1)
+    failed = re.search(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.\s", text)
+    if failed is None:
+        return None
+    if "CSV header does not conform to the schema" in text or "Number of column in CSV header" in text:
+        return f"--input: the header of {failed.group(1)} differs from the first one, or from --schema"
+    if "MALFORMED_RECORD_IN_PARSING" in text or "MALFORMED_CSV_RECORD" in text:
+        return (
+            f"--input: a line of {failed.group(1)} has more or fewer fields than the header, or a value that is not of "
+            "its type in --schema; if fields contain line breaks, pass --multiline"
+        )
+    causes = re.findall(r"^Caused by: [\w.$]+: (.+)$", text, re.MULTILINE)
+    return f"--input: {failed.group(1)} cannot be read" + (f": {causes[-1]}" if causes else "")
