@@ -27,7 +27,8 @@ def test_command_line_settings_override_the_client_config_file(tmp_path: Path) -
     # given a .properties file as Kafka's own tools take it
     file = tmp_path / "client.properties"
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="a=b";'
-    file.write_text(f"# of the loader\n! and this\n\nsecurity.protocol=SASL_SSL\nsasl.jaas.config = {login}\n")
+    continued = login.replace(" required ", " required \\\n    ")
+    file.write_text(f"# of the loader\n! and this\n\nsecurity.protocol: SASL_SSL\nsasl.jaas.config = {continued}\n")
     # when it is named together with an option that it also has
     found = settings("--client-config", str(file), "--option", "security.protocol=SASL_PLAINTEXT")
     # then values may have an equals sign, and the command line decides

@@ -12,6 +12,7 @@ from typing import Final, TextIO
 
 from pyspark.sql import SparkSession
 
+from fencepost.java_properties import properties_of
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.log import Log
 
@@ -48,13 +49,15 @@ def client_settings(args: argparse.Namespace) -> dict[str, str]:
     found = {"bootstrap.servers": args.bootstrap}
     if args.client_config:
         try:
-            with open(args.client_config, encoding="utf-8") as file:
-                lines = [line.strip() for line in file]
-            found |= dict(named_value(line) for line in lines if line and line[0] not in "#!")
-        except (OSError, UnicodeError, argparse.ArgumentTypeError) as error:
-            # Do not print the line: it may contain a password.
-            what = "a line is not NAME=VALUE" if isinstance(error, argparse.ArgumentTypeError) else str(error)
-            raise SinkError(f"--client-config {args.client_config}: {what}") from None
+            with open(args.client_config, "rb") as file:
+                properties = list(properties_of(file.read()))
+        except OSError as error:
+            raise SinkError(f"--client-config {args.client_config}: {error}") from None
+        for each in properties:
+            if not (each.name and each.is_separated):
+                # Do not print the line: it may contain a password.
+                raise SinkError(f"--client-config {args.client_config}: line {each.line} is not NAME=VALUE")
+        found |= {each.name: each.value for each in properties}
     found |= dict(args.option)
     return {f"kafka.{name}": value for name, value in found.items()}
 

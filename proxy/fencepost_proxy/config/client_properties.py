@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Final
 
+from fencepost.java_properties import properties_of
 from fencepost_proxy.config import Problem, Refused
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -41,9 +42,6 @@ _CONVERT: Final = {
     "ssl.keystore": "keytool -importkeystore -srckeystore STORE -destkeystore client.p12 -deststoretype PKCS12; "
     "openssl pkcs12 -in client.p12 -nodes -out client.pem",
 }
-_SEPARATED: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
-_ESCAPE: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
-_ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _OPTION: Final = r"""(\w+)\s*=\s*("(?:\\.|[^"\\])*"|[^\s;"=]+)"""
 _LOGIN: Final = re.compile(
     rf"org\.apache\.kafka\.common\.security\.({'|'.join(map(re.escape, _MODULES))})\s+\w+((?:\s+{_OPTION})*)\s*;",
@@ -183,28 +181,5 @@ def _upstream_tls(given: _Properties) -> Mapping[str, object]:
 
 
 def _properties(file: Path) -> _Properties:
-    """As `java.util.Properties` reads them: ISO 8859-1. Values are stripped, as Kafka does with passwords."""
-    values: dict[str, str] = {}
-    lines: dict[str, int] = {}
-    pending: str | None = None
-    began = 0
-    text = file.read_bytes().decode("latin-1")
-    # The last line may end with a backslash.
-    for number, line in enumerate((*re.split(r"\r\n|\r|\n", text), ""), 1):
-        part = line.lstrip(" \t\f")
-        if pending is None:
-            if not part or part[0] in "#!":
-                continue
-            began = number
-        continues = (len(part) - len(part.rstrip("\\"))) % 2
-        pending = (pending or "") + part[: len(part) - continues]
-        if not continues:
-            name, value = (_ESCAPE.sub(_unescaped, each) for each in _SEPARATED.fullmatch(pending).groups())  # type: ignore[union-attr]
-            values[name], lines[name] = value.strip(), began
-            pending = None
-    return _Properties(file, values, lines)
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    escaped = found[1]
-    return chr(int(escaped[1:], 16)) if len(escaped) > 1 else _ESCAPED.get(escaped, escaped)
+    found = list(properties_of(file.read_bytes()))
+    return _Properties(file, {each.name: each.value for each in found}, {each.name: each.line for each in found})
