@@ -101,9 +101,9 @@ docs: $(VENV)/.installed-all  ## the site of docs/, in build/site; a link that l
 	@$(BIN)/zensical build --clean --strict
 
 # The versions that a user gets who installs it today; the test has those of locks/proxy.txt.
-dist: jars  ## wheel and sdist in dist/, looked into, and a proxy from the wheel in an environment that has nothing else
+dist: jars $(VENV)/.packages-dist  ## sdist, and wheel with the native module (FENCEPOST_NATIVE=off: without), in dist/; both tested
 	@rm -rf dist build/dist
-	@$(BIN)/hatchling build -t sdist -t wheel
+	@FENCEPOST_NATIVE=$${FENCEPOST_NATIVE:-on} $(BIN)/hatchling build -t sdist -t wheel
 	@$(PYTHON) -m venv build/dist
 	@build/dist/bin/pip install -q --disable-pip-version-check "$$(echo dist/*.whl)[proxy]"
 	@cd build/dist && bin/fencepost --version && bin/fencepost proxy --help >help
@@ -125,6 +125,7 @@ lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras --group test --group docs --group build pyproject.toml -o locks/all.txt
 	@$(COMPILE) --extra proxy --extra dev --extra spark --group build -c locks/all.txt pyproject.toml -o locks/run.txt
 	@$(COMPILE) --extra proxy --group build -c locks/all.txt pyproject.toml -o locks/proxy.txt
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group dist -c locks/all.txt pyproject.toml -o locks/dist.txt
 	@printf 'jgo\nsetuptools\n' | $(COMPILE) --extra spark -c locks/all.txt pyproject.toml - -o locks/spark.txt
 	@$(if $(UPGRADE),echo uv | $(COMPILE) --upgrade - -o locks/bootstrap.txt)
 	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_dev.lock --help"
@@ -156,7 +157,7 @@ $(VENV)/.installed-run $(VENV)/.installed-all: $(VENV)/.installed-%: $(VENV)/.pa
 	@touch $@
 
 $(VENV)/.packages-%: locks/%.txt pyproject.toml $(VENV)/.uv
-	@echo "installing what $< pins (the first time a download of several hundred MB, mostly PySpark)"
+	@echo "installing what $< pins (the first time a download of up to several hundred MB)"
 	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $< \
 		|| { echo "uv did not manage; trying pip" >&2; $(BIN)/pip install -q --disable-pip-version-check --require-hashes -r $<; } \
 		|| { echo "cannot install what $< pins; see above. Without a network: connect, and run make again" >&2; exit 1; }

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_wheel_contains_packages_type_markers_and_licence(wheel: Path) -> None:
 def wheel_is_native(wheel: Path) -> bool:
     """By its tag; otherwise it is for every platform."""
     pure = wheel.name.endswith("-py3-none-any.whl")
-    assert pure or re.search(r"-cp311-abi3-linux_\w+\.whl$", wheel.name)
+    assert pure or re.search(r"-cp311-abi3-(manylinux|macosx)_\d+_\d+_\w+\.whl$", wheel.name)
     return not pure
 
 
@@ -115,6 +116,27 @@ def test_wheel_is_native_if_it_can_be_built(wheel: Path) -> None:
     code = "import hatch_build; hatch_build.build()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert wheel_is_native(wheel) is (done.returncode == 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="manylinux is for Linux")
+def test_manylinux_tag_names_a_glibc_that_suffices(wheel: Path) -> None:
+    """`make dist` links by zig, for the oldest glibc that Rust supports; others as their linker does."""
+    if not wheel_is_native(wheel):
+        pytest.skip("the wheel is pure Python")
+    (tag,) = re.findall(r"manylinux_(\d+)_(\d+)_", wheel.name)
+    # It also verifies that nothing but the C library is needed.
+    audited = run(sys.executable, "-m", "auditwheel", "show", wheel)
+    assert re.search(r'following platform tag: "manylinux_\d', audited.replace("\n", " ")), audited
+    needed = [(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", audited)]
+    assert max(needed) <= (int(tag[0]), int(tag[1])), audited
+    if find_spec("ziglang") is not None:
+        assert tag == ("2", "17")
+
+
+def test_build_that_requires_the_native_module_fails_without_cargo(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"there is no cargo\n.*FENCEPOST_NATIVE=on.*install Rust"):
+        build(ROOT, tmp_path, "wheel", FENCEPOST_NATIVE="on", PATH=str(tmp_path))
+    assert not list(tmp_path.glob("*.whl"))
 
 
 def test_wheel_without_native_module_is_pure(tmp_path: Path) -> None:

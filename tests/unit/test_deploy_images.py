@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -188,25 +187,3 @@ def test_prometheus_scrapes_every_proxy_and_grafana_queries_prometheus(compose: 
     assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
     # Both are optional.
     assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["monitoring"]
-
-
-def test_native_module_that_is_not_built_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A failed or impossible build leaves the slower pure Python: no reader of the output should have to guess."""
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    hatch_build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hatch_build)
-    monkeypatch.setattr(hatch_build, "MODULE", tmp_path / "module.so")
-    monkeypatch.setattr("sys.argv", ["hatch_build.py"])
-    for failure in (hatch_build.NoCargo("there is no cargo"), hatch_build.BuildFailed("error: linker not found")):
-
-        def build(failure: Exception = failure) -> Path:
-            raise failure
-
-        monkeypatch.setattr(hatch_build, "build", build)
-        assert hatch_build.main() == 0
-        stated = f"the native module is not built, Fencepost runs in pure Python: {failure}"
-        assert stated in capsys.readouterr().out
