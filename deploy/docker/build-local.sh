@@ -6,7 +6,8 @@
 #
 # FENCEPOST_BASE_IMAGE: an image with the Python of .venv (same minor version), venv, Java 17+ and bash.
 # FENCEPOST_KAFKA: a Kafka release with a lock file; default: that of docker-compose.yml.
-# Writes both image names into .env, where docker-compose reads them.
+# FENCEPOST_NATIVE=off: without the native module, which is built on this machine and needs Rust.
+# Writes the images' names into .env, where docker-compose reads them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -42,6 +43,19 @@ for image in proxy spark; do
     fi
 done
 
+native=$fetched/native
+rm -rf $native
+mkdir -p $native
+if [ "${FENCEPOST_NATIVE:-on}" != off ]; then
+    echo "build-local: building the native module"
+    # Links for an older C library than this machine's: that of the base image may be older.
+    "$python" -m pip install -q --disable-pip-version-check --require-hashes -r locks/dist.txt
+    "$python" hatch_build.py --required --to $native/fencepost_native.abi3.so \
+        || fail "without the native module the images would be slower; FENCEPOST_NATIVE=off builds them in pure Python"
+    # The builds compare it with theirs.
+    (cd native && find Cargo.lock Cargo.toml src -type f | LC_ALL=C sort | xargs sha256sum | sha256sum) > $native/sources
+fi
+
 echo "build-local: fetching the jars of Kafka $kafka and Spark"
 "$python" - "$fetched" "$kafka" <<'PYTHON'
 import shutil, sys
@@ -62,15 +76,17 @@ PYTHON
 
 build() {
     echo "build-local: building $2"
-    docker build --network none --build-arg BASE="$base" -f "deploy/docker/$1" -t "$2" .
+    docker build --network none --build-arg BASE="$base" "${@:3}" -f "deploy/docker/$1" -t "$2" .
 }
-build Dockerfile fencepost:local
+native_arguments=(--build-arg RUST="$base" --build-arg FENCEPOST_NATIVE="${FENCEPOST_NATIVE:-on}")
+build Dockerfile fencepost:local "${native_arguments[@]}"
 build Dockerfile.kafka fencepost-kafka:local
-build Dockerfile.spark fencepost-spark:local
+build Dockerfile.spark fencepost-spark:local "${native_arguments[@]}"
 
 settings="FENCEPOST_BASE_IMAGE=$base
+FENCEPOST_RUST_IMAGE=$base
 FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local"
-others=$(grep -vE '^FENCEPOST_(BASE|KAFKA)_IMAGE=' .env 2>/dev/null || true)
+others=$(grep -vE '^FENCEPOST_(BASE|RUST|KAFKA)_IMAGE=' .env 2>/dev/null || true)
 echo "${others:+$others
 }$settings" > .env
 echo "build-local: done, .env names the images. Now: docker-compose up -d"

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 from importlib.metadata import requires
@@ -115,13 +117,69 @@ def test_every_published_port_is_one_that_the_proxy_listens_on(
         assert all(outside == inside for outside, inside in published if inside != "8080")
 
 
-def test_failed_native_build_is_visible_in_the_image_build() -> None:
-    """pip shows a build hook's warnings only if it is verbose."""
-    (install,) = [
-        rest for word, rest in instructions(ROOT / "deploy/docker/Dockerfile") if word == "RUN" and "/src" in rest
-    ]
-    assert "pip install --verbose " in install
-    assert install.endswith("fencepost --version")
+def native_stage(dockerfile: str) -> list[tuple[str, str]]:
+    found = instructions(ROOT / "deploy" / "docker" / dockerfile)
+    start = next(index for index, (_, rest) in enumerate(found) if rest.endswith(" AS native"))
+    end = next(index for index, (word, _) in enumerate(found) if word == "FROM" and index > start)
+    return found[start:end]
+
+
+def test_images_contain_the_native_module_and_no_compiler() -> None:
+    """A module that cannot be imported is an error of the build: the container would run the slower pure Python."""
+    for name, check in (
+        ("Dockerfile", 'fencepost --version | grep -qF "(native "'),
+        ("Dockerfile.spark", "import fencepost_native"),
+    ):
+        dockerfile = ROOT / "deploy" / "docker" / name
+        # Docker builds the stage once for both images.
+        assert native_stage(name) == native_stage("Dockerfile")
+        assert ("COPY", "--from=native /built /built") in instructions(dockerfile)
+        (copied,) = [rest for word, rest in instructions(dockerfile) if word == "RUN" and "cp -r /built/. " in rest]
+        assert check in copied.partition("""{ [ "$FENCEPOST_NATIVE" = off ] || """)[2]
+        assert ("ARG", "FENCEPOST_NATIVE=on") in instructions(dockerfile)
+        assert last_stage(dockerfile)["FROM"] in ("${RUNTIME}", "${BASE}")
+        assert "native" not in last_stage(dockerfile)["COPY"]
+
+
+def built_files(tmp_path: Path, native: str = "on") -> dict[str, str]:
+    """What the stage that builds the native module leaves. Its cargo is a stand-in."""
+    (script,) = [rest for word, rest in native_stage("Dockerfile") if word == "RUN"]
+    built = tmp_path / "built"
+    shutil.rmtree(built, ignore_errors=True)
+    script = script.replace("/built", str(built)).replace("/native", str(tmp_path / "native"))
+    (tmp_path / "cargo").write_text(
+        "#!/bin/sh\nmkdir -p target/release && echo new >target/release/libfencepost_native.so\n"
+    )
+    (tmp_path / "cargo").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FENCEPOST_NATIVE": native}
+    subprocess.run(["sh", "-c", script], env=environment, check=True, timeout=60)
+    return {each.name: each.read_text() for each in built.iterdir()}
+
+
+def test_image_uses_module_of_build_local_only_with_its_sources(tmp_path: Path) -> None:
+    native = tmp_path / "native"
+    (native / "src").mkdir(parents=True)
+    for name in ("Cargo.toml", "Cargo.lock", "src/lib.rs"):
+        (native / name).write_text(name)
+    module = "fencepost_native.abi3.so"
+    assert built_files(tmp_path) == {module: "new\n"}
+    assert built_files(tmp_path, native="off") == {}
+
+    local = (ROOT / "deploy" / "docker" / "build-local.sh").read_text("utf-8")
+    (hashed,) = re.findall(r"\(cd native && (.*)\) > \$native/sources", local)
+    (native / module).write_text("of build-local.sh")
+    (native / "sources").write_bytes(
+        subprocess.run(["bash", "-c", hashed], cwd=native, capture_output=True, check=True).stdout
+    )
+    assert built_files(tmp_path) == {module: "of build-local.sh"}
+    (native / "src" / "lib.rs").write_text("changed")
+    assert built_files(tmp_path) == {module: "new\n"}
+
+
+def test_docker_gets_the_module_of_build_local() -> None:
+    """The last pattern of .dockerignore that matches a file decides."""
+    patterns = (ROOT / ".dockerignore").read_text("utf-8").split("\n")
+    assert patterns.index("!build/docker/native/*.so") > patterns.index("**/*.so")
 
 
 def test_compose_gives_proxies_minimal_privileges(compose: dict[str, Any]) -> None:
@@ -159,7 +217,8 @@ def test_local_build_names_its_images_in_a_file_that_git_ignores(tmp_path: Path)
     (tmp_path / ".env").write_text("FENCEPOST_PORT=1\nFENCEPOST_BASE_IMAGE=old\n")
     for _ in range(2):
         subprocess.run(["bash", "-euo", "pipefail", "-c", writes], cwd=tmp_path, check=True)
-    lines = ["FENCEPOST_PORT=1", "FENCEPOST_BASE_IMAGE=base:local", "FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local"]
+    bases = ["FENCEPOST_BASE_IMAGE=base:local", "FENCEPOST_RUST_IMAGE=base:local"]
+    lines = ["FENCEPOST_PORT=1", *bases, "FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local"]
     assert (tmp_path / ".env").read_text().splitlines() == lines
     assert "/.env" in (ROOT / ".gitignore").read_text("utf-8").split()
 
