@@ -11,6 +11,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from fencepost_proxy.executor import load
+
 _PROC = Path("/proc")
 #: Kernel clock id of a process's CPU time in nanoseconds, including ended threads (`clock_getcpuclockid(3)`).
 #: /proc/PID/stat has a resolution of 10 ms.
@@ -101,6 +103,8 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
+    # Processes under test inherit FENCEPOST_NATIVE.
+    found["fencepost"] += f" ({load()})"
     return found
 
 

@@ -12,7 +12,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from benchmarks import __main__ as command
-from benchmarks import routes, spark
+from benchmarks import machine, routes, spark
 from benchmarks.java import LoadError, consumed, produced_mib_per_second
 from benchmarks.raw import PRODUCE_VERSION, Appends, RefusedError, Shape, percentile
 from benchmarks.results import CPU_PER_GB, OF_DIRECT, P99, Report, Row, at_least, at_most, ratios, with_goals
@@ -290,3 +290,8 @@ def test_spark_lanes_are_compared_per_round_and_arrangement() -> None:
     assert (ours.name, spark.OF_SPARK_ARRANGED) not in rows
     assert (base.name, spark.OF_SPARK) not in rows
     assert (base.name, "proxy CPU s/M rows") not in rows
+
+
+def test_versions_name_the_build_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCEPOST_NATIVE", "off")
+    assert machine.versions()["fencepost"].endswith(" (pure Python: FENCEPOST_NATIVE=off)")
