@@ -13,7 +13,7 @@ from functools import partial
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.messages import Command, Expand, GroupQuery, Noticed, Store
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.response_queue import relayed_answer
 from fencepost_proxy.session.rewriters import LISTS_TOPICS, Finished, RequestRewriters
@@ -115,14 +115,8 @@ class ControlMessages:
     def _send_first(
         self, pending_response: PendingResponse, request: bytes, finish: Callable[[memoryview], None]
     ) -> Steps[None]:
-        api_key, version, correlation_id = (
-            pending_response.api_key,
-            pending_response.version,
-            pending_response.correlation_id,
-        )
-        response: memoryview = yield Wait(
-            lambda resume: self._queue.send(inner_response(api_key, version, correlation_id, resume), request)
-        )
+        names = pending_response.api_key, pending_response.version, pending_response.correlation_id
+        response: memoryview = yield Wait(self._queue.query(*names, request))
         yield from self._threads.answer(len(response) > HERE_BYTES_MAX, lambda: finish(response))
 
     def _takes_long(self, api_key: int, frame: memoryview) -> bool:

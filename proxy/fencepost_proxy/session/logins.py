@@ -38,6 +38,8 @@ _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 #: Mechanisms whose completion the proxy recognizes.
 _TAKEN_BARE: Final = _SCRAM | {"PLAIN", "OAUTHBEARER", "GSSAPI"}
 _ERROR_CHARACTERS_MAX: Final = 200
+#: Limit for one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
+LOGIN_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -48,15 +50,6 @@ class Login:
     client_id: str | None
     principal: str = ""
     answers: int = 0
-
-
-_FOR_EVER = float("inf")
-#: A login is treated as expired this part of its lifetime, and at most this many seconds, before Kafka ends it, because
-#: requests take time to arrive. Clients log in again earlier: Java's at 95 % of the time at the latest.
-_EARLIER = 0.03
-_EARLIER_SECONDS_MAX = 1.0
-#: Limit for one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
-LOGIN_BYTES_MAX: Final = 1 << 20
 
 
 class Logins:

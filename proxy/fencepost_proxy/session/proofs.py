@@ -144,11 +144,8 @@ class Proofs:
     def _query(self, what: str, request: tuple[int, int, int], frame: bytes) -> Steps[Message]:
         """Kafka's response to a request of the proxy. `request` – its API key, version and correlation id."""
         api_key, version, correlation_id = request
-
-        def start(resume: Resume) -> None:
-            self._queue.send(inner_response(api_key, version, correlation_id, resume), frame)
-
-        response: memoryview = yield _proof(what, start, self._state.now + self._services.request_timeout_seconds)
+        until = self._state.now + self._services.request_timeout_seconds
+        response: memoryview = yield _proof(what, self._queue.query(api_key, version, correlation_id, frame), until)
         offset = parse_response_header(response, api_key, version).body_offset
         return decode_response(api_key, version, response[offset:])
 

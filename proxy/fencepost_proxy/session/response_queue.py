@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fencepost_proxy.session.failed_pipelines import FailedPipelines
 from fencepost_proxy.session.messages import CloseClient, ToClient, ToUpstream
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.session.steps import Resume, Wait
@@ -86,6 +88,10 @@ class ResponseQueue:
             self.forward(pending_response, request)
 
         return Wait(start)
+
+    def query(self, api_key: int, version: int, correlation_id: int, frame: bytes) -> Callable[[Resume], None]:
+        """For `Wait.start`: send a request of the proxy. The result is Kafka's response, without its length."""
+        return lambda resume: self.send(inner_response(api_key, version, correlation_id, resume), frame)
 
     def send_between_frames(self, pending_response: PendingResponse, chunks: list[bytes | memoryview]) -> None:
         """A request of the proxy. It waits while a client's frame is being streamed."""
