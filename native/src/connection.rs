@@ -746,7 +746,8 @@ impl Connection {
         }
         let known = known_start.borrow(py);
         let (_, version, correlation_id) = request_start(&frame[LENGTH_BYTES..]);
-        let Some(batches) = produce::read_request(frame, LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len()) else {
+        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len();
+        let Some(batches) = produce::read_request(frame, after_topic, version) else {
             return Ok(false);
         };
         let Some(grounds) = it.grounds(&known)? else {
@@ -947,7 +948,7 @@ impl Connection {
         let known = checked.known.borrow(py);
         self.may_write.bind(py).set_item(&known.topic_name, now)?;
         self.release(py, checked.frame.len() - LENGTH_BYTES)?;
-        Ok(Some(produce::response(correlation_id, &known.topic, &ordered, throttle)))
+        Ok(Some(produce::response(known.version, correlation_id, &known.topic, &ordered, throttle)))
     }
 }
 

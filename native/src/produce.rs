@@ -1,19 +1,25 @@
-//! Produce requests about one topic and their responses, in the usual form. See `wire/one_topic.py`, `wire/peeks.py`.
+//! Produce requests about one topic and their responses, in the usual form. See `wire/produce.py` for the versions.
 
 use crate::bytes::{Cursor, put_uvarint};
 
 const BY_ID_VERSION: i16 = 13;
 pub const FLEXIBLE: i16 = 9;
+/// Versions from which a response has a log start offset, and record errors with a message.
+const LOG_START_OFFSET: i16 = 5;
+const RECORD_ERRORS: i16 = 8;
 const ACKS_ALL: i16 = -1;
 /// Larger array lengths take more than one byte.
 const COUNT_MAX: usize = 0x7F;
 const PARTITION_BYTES: usize = 33;
 const TOPIC_ID_BYTES: usize = 16;
-/// No record errors, no message, no tags.
+const LENGTH_BYTES: usize = 4;
+/// The end of a partition in a flexible response: no record errors, no message, no tags.
 const NO_MORE: [u8; 3] = [1, 0, 0];
+/// The same before that: no record errors, no message.
+const NO_MORE_V8: [u8; 6] = [0, 0, 0, 0, 0xFF, 0xFF];
 const BATCH_HEADER_BYTES: usize = 61;
 const PRODUCER_ID_AT: usize = 43;
-const FEW_PARTITIONS: i64 = 100;
+const FEW_PARTITIONS: usize = 100;
 
 /// A partition's batch: where it is in the frame.
 pub struct Batch {
@@ -22,25 +28,38 @@ pub struct Batch {
     pub end: usize,
 }
 
-/// `frame` excludes its length; `at` is the end of the topic's name or id.
-pub fn read_request(frame: &[u8], at: usize) -> Option<Vec<Batch>> {
+/// The length of an array, or of bytes. `None` for null too.
+fn read_length(cursor: &mut Cursor<'_>, version: i16) -> Option<usize> {
+    if version < FLEXIBLE { usize::try_from(cursor.i32()?).ok() } else { cursor.uvarint()?.checked_sub(1) }
+}
+
+fn read_no_tags(cursor: &mut Cursor<'_>, version: i16) -> Option<()> {
+    (version < FLEXIBLE || cursor.u8()? == 0).then_some(())
+}
+
+/// `at` is the end of the topic's name or id in `frame`.
+pub fn read_request(frame: &[u8], at: usize, version: i16) -> Option<Vec<Batch>> {
     let mut cursor = Cursor::new(frame, at);
-    let length = usize::from(cursor.u8()?);
-    if !(2..=COUNT_MAX).contains(&length) {
+    let count = read_length(&mut cursor, version)?;
+    if !(1..COUNT_MAX).contains(&count) {
         return None;
     }
-    let mut batches = Vec::with_capacity(length - 1);
-    for _ in 1..length {
+    let mut batches = Vec::with_capacity(count);
+    for _ in 0..count {
         let partition = cursor.i32()?;
-        let size = cursor.uvarint()?.checked_sub(2)? + 1;
+        let size = read_length(&mut cursor, version)?;
         let start = cursor.at;
         cursor.take(size)?;
-        if cursor.u8()? != 0 || batches.iter().any(|each: &Batch| each.partition == partition) {
+        read_no_tags(&mut cursor, version)?;
+        if size == 0 || batches.iter().any(|each: &Batch| each.partition == partition) {
             return None;
         }
         batches.push(Batch { partition, start, end: start + size });
     }
-    (cursor.take(2)? == [0, 0] && cursor.at == frame.len()).then_some(batches)
+    for _topic_and_request in 0..2 {
+        read_no_tags(&mut cursor, version)?;
+    }
+    (cursor.at == frame.len()).then_some(batches)
 }
 
 /// The head of a Produce v13 request. `rest_bytes`: length of what follows it.
@@ -110,44 +129,61 @@ pub fn read_response(frame: &[u8], topic_id: &[u8; 16], count: usize) -> Option<
     (topic_tags == 0 && cursor.u8()? == 0).then_some((throttle, partitions))
 }
 
-/// The response of v9 to v13. `topic`: its name or id as encoded in the request.
-pub fn response(correlation_id: i32, topic: &[u8], partitions: &[Appended], throttle: i32) -> Vec<u8> {
-    let length = 4 + 1 + 1 + topic.len() + 1 + partitions.len() * PARTITION_BYTES + 6;
-    let mut out = Vec::with_capacity(length + 4);
-    out.extend_from_slice(&(length as i32).to_be_bytes());
+/// A successful response. `topic`: its name or id as encoded in the request.
+pub fn response(version: i16, correlation_id: i32, topic: &[u8], partitions: &[Appended], throttle: i32) -> Vec<u8> {
+    let no_tags: &[u8] = if version < FLEXIBLE { &[] } else { &[0] };
+    let no_more: &[u8] = match version {
+        FLEXIBLE.. => &NO_MORE,
+        RECORD_ERRORS.. => &NO_MORE_V8,
+        _ => &[],
+    };
+    let mut out = Vec::with_capacity(24 + topic.len() + partitions.len() * (PARTITION_BYTES + NO_MORE_V8.len()));
+    out.extend_from_slice(&[0; LENGTH_BYTES]);
     out.extend_from_slice(&correlation_id.to_be_bytes());
-    out.extend_from_slice(&[0, 2]);
+    out.extend_from_slice(no_tags);
+    put_length(&mut out, version, 1);
     out.extend_from_slice(topic);
-    out.push(partitions.len() as u8 + 1);
+    put_length(&mut out, version, partitions.len());
     for each in partitions {
         out.extend_from_slice(&each.partition.to_be_bytes());
         out.extend_from_slice(&0i16.to_be_bytes());
-        for number in [each.base_offset, each.append_time_ms, each.log_start] {
-            out.extend_from_slice(&number.to_be_bytes());
+        out.extend_from_slice(&each.base_offset.to_be_bytes());
+        out.extend_from_slice(&each.append_time_ms.to_be_bytes());
+        if version >= LOG_START_OFFSET {
+            out.extend_from_slice(&each.log_start.to_be_bytes());
         }
-        out.extend_from_slice(&NO_MORE);
+        out.extend_from_slice(no_more);
     }
-    out.push(0);
+    out.extend_from_slice(no_tags);
     out.extend_from_slice(&throttle.to_be_bytes());
-    out.push(0);
+    out.extend_from_slice(no_tags);
+    let length = (out.len() - LENGTH_BYTES) as i32;
+    out[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
     out
+}
+
+fn put_length(out: &mut Vec<u8>, version: i16, length: usize) {
+    if version < FLEXIBLE {
+        out.extend_from_slice(&(length as i32).to_be_bytes());
+    } else {
+        put_uvarint(out, length + 1);
+    }
 }
 
 /// The producer ids of a request about one topic with few partitions. `at`: the end of the topic's name or id.
 pub fn producer_ids(frame: &[u8], at: usize, version: i16) -> Option<Vec<i64>> {
-    let flexible = version >= FLEXIBLE;
     let mut cursor = Cursor::new(frame, at);
-    let count = if flexible { cursor.uvarint()? as i64 - 1 } else { i64::from(cursor.i32()?) };
+    let count = read_length(&mut cursor, version)?;
     if !(1..=FEW_PARTITIONS).contains(&count) {
         return None;
     }
-    let mut found = Vec::with_capacity(count as usize);
+    let mut found = Vec::with_capacity(count);
     for index in 0..count {
-        if index > 0 && flexible && cursor.u8()? != 0 {
-            return None;
+        if index > 0 {
+            read_no_tags(&mut cursor, version)?;
         }
         cursor.i32()?;
-        let length = if flexible { cursor.uvarint()?.checked_sub(1)? } else { usize::try_from(cursor.i32()?).ok()? };
+        let length = read_length(&mut cursor, version)?;
         let batch = cursor.take(length)?;
         if length >= BATCH_HEADER_BYTES {
             found.push(Cursor::new(batch, PRODUCER_ID_AT).i64()?);

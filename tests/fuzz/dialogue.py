@@ -10,7 +10,7 @@ Invariants:
 - reserved memory is released exactly once
 - a client gets one response per request, in order; relayed responses are the broker's bytes
 - relayed requests are the client's bytes
-- success is reported only at the expected offset
+- responses to Produce have the request's version; success is reported only at the expected offset
 - buffers are bounded
 - every pending append belongs to a request
 - when all requests are answered, every client has its responses; when all have disconnected, nothing waits
@@ -1184,7 +1184,7 @@ class _Run:
             if whole is not None and whole[4:8] == answer[:4] and self._relayed(request) and whole[4:] != answer:
                 raise Failure("a relayed response was changed", correlation)
             if request[:2] == b"\0\0":
-                self._check_success(request, answer)
+                self._check_success(request, answer, lied=wires.lied)
         if rest and wires.answers and len(rest) >= 8 and len(answers) < len(requested):
             correlation = struct.unpack_from(">i", requested[len(answers)], 4)[0]
             whole = wires.answers.get(correlation)
@@ -1195,11 +1195,16 @@ class _Run:
     def _relayed(request: bytes) -> bool:
         return request[:2] != b"\0\0" and relayed_versions(request)
 
-    def _check_success(self, request: bytes, answer: bytes) -> None:
+    def _check_success(self, request: bytes, answer: bytes, *, lied: bool) -> None:
         try:
             queried = parse_produce_request(memoryview(request))
-            reported = parse_produce_response(memoryview(answer), queried.api_version)
         except ProtocolError:
+            return
+        try:
+            reported = parse_produce_response(memoryview(answer), queried.api_version)
+        except ProtocolError as error:
+            if not lied:
+                raise Failure("an unreadable response to Produce", str(error)) from None
             return
         results = {
             (topic.name, topic.topic_id, each.partition): each for topic in reported.topics for each in topic.partitions

@@ -28,6 +28,9 @@ _SEEDS = 60
 def _checks() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "fields of answers", side_by_side.test_each_field_of_an_answer_counts
     yield "usual batches", lambda: side_by_side.test_usual_batches_are_for_native_code(13)
+    for version in side_by_side.VERSIONS:
+        of_version = side_by_side.test_appends_of_every_version_are_for_native_code
+        yield f"version {version}", lambda version=version, of_version=of_version: of_version(version, "client")  # type: ignore[misc]
     yield "remembered producer", side_by_side.test_producer_is_remembered_while_others_append
     yield "addresses after records", side_by_side.test_addresses_after_records_are_rewritten_in_the_same_way
     for name in _CIRCUMSTANCES:

@@ -99,6 +99,22 @@ MUTANTS = [
             ("permit.rs", "scan.expected.is_none_or(|expected| expected == end)", "true"),
         ),
         (
+            "every answer has a log start offset",
+            ("produce.rs", "if version >= LOG_START_OFFSET {", "if version >= 0 {"),
+        ),
+        (
+            "no answer before flexible versions has a message",
+            ("produce.rs", "        RECORD_ERRORS.. => &NO_MORE_V8,\n", ""),
+        ),
+        (
+            "appends before flexible versions are for Python",
+            (
+                "produce.rs",
+                "let count = read_length(&mut cursor, version)?;\n    if !(1..COUNT_MAX)",
+                "let count = read_length(&mut cursor, FLEXIBLE)?;\n    if !(1..COUNT_MAX)",
+            ),
+        ),
+        (
             "an answer with another offset is a success",
             ("permit.rs", "base_offset == sent.at && append_time_ms == -1", "append_time_ms == -1"),
         ),

@@ -311,7 +311,7 @@ class _Steady(_Programs):
     def _habit(rng: random.Random) -> dict[str, Any]:
         topic = rng.choice((0, 0, 1, 1, 1, 2))
         return {
-            "version": rng.choice((9, 12, 13)),
+            "version": rng.choice((8, 9, 12, 13)),
             "acks": rng.choice((-1, -1, -1, 1)),
             "topic": topic,
             "partitions": rng.choice(([0], [0], [1], [0, 1], [1, 0])),

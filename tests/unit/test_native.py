@@ -33,7 +33,14 @@ from fencepost_proxy.transport.memory_budget import MemoryBudget
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import FETCH, METADATA
 from fencepost_proxy.wire.control import encode_response
-from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
+from fencepost_proxy.wire.produce import (
+    VERSION_MAX,
+    VERSION_MIN,
+    PartitionData,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+)
 from fencepost_proxy.wire.schema import Message
 from tests.fuzz.dialogue import NOW_MS, SHARED, TOPIC_IDS, FuzzServices, Wires
 from tests.support import native_counts
@@ -46,6 +53,7 @@ from tests.unit.test_session import HEARTBEAT, request
 pytestmark = needs_native
 
 NAMES = ("expected-offset", "partition-count", "write-id")
+VERSIONS = range(VERSION_MIN, VERSION_MAX + 1)
 #: Positions in the answer to one append: its topic's id; and what is only passed on, the log start.
 _TOPIC_ID_AT = 10
 _PASSED_ON = {*range(49, 57)}
@@ -151,11 +159,13 @@ class _Both:
         return self.request_of(self.topic, batches, correlation_id, self.version)
 
     @staticmethod
-    def request_of(topic: str, batches: dict[int, Any], correlation_id: int, version: int = 12) -> bytes:
+    def request_of(
+        topic: str, batches: dict[int, Any], correlation_id: int, version: int = 12, client_id: str | None = "client"
+    ) -> bytes:
         data = tuple(PartitionData(partition, memoryview(bytes(made))) for partition, made in batches.items())
         topics = (TopicData(topic, TOPIC_IDS.get(topic), data),)
         return b"".join(
-            encode_produce_request(ProduceRequest(version, correlation_id, "client", b"", None, -1, 30_000, topics))
+            encode_produce_request(ProduceRequest(version, correlation_id, client_id, b"", None, -1, 30_000, topics))
         )
 
     def append(self, batches: dict[int, Any], cuts: Sequence[int] = (), correlation_id: int = 1) -> None:
@@ -405,7 +415,7 @@ def _means_the_same(made: bytearray, appended: bool, *, crc_fits: bool = True) -
     both.end()
 
 
-@pytest.mark.parametrize("version", [12, 13])
+@pytest.mark.parametrize("version", [7, 12, 13])
 def test_usual_batches_are_for_native_code(version: int) -> None:
     both = _Both(version=version)
     for number, size in enumerate((1, 100, 16 * 1024 - 100, 16 * 1024 - 61, 16 * 1024, 40_000)):
@@ -414,6 +424,40 @@ def test_usual_batches_are_for_native_code(version: int) -> None:
     print(both.counts)
     assert both.counts["native: completed"] >= 4
     both.end()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("client_id", [None, "client"])
+def test_appends_of_every_version_are_for_native_code(version: int, client_id: str | None) -> None:
+    both = _Both(partitions=(0, 1), version=version)
+    for offset in range(1, 5):
+        made = {partition: expecting(offset, b"x", timestamp_ms=NOW_MS) for partition in (1, 0)}
+        both.send(both.request_of(both.topic, made, offset, version, client_id), [60] if offset == 3 else [])
+        both.answer()
+    assert both.counts["native: several partitions completed"] == 3  # Python reads the first one
+    both.end()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("error", [0, 7])
+def test_python_answers_appends_of_every_version_that_native_code_sent(version: int, error: int) -> None:
+    both = _Both(version=version)
+    both.append_at((1, 2))
+    both.append({0: expecting(3, b"x", timestamp_ms=NOW_MS)}, [], 7)
+    both.send(request(METADATA, 5, 8, struct.pack(">i?", 0, False)))
+    assert both.counts["native: handed over"] == 1
+    _answer_with(both, [(31, error)] if error else [])
+    both.answer()
+    both.end()
+
+
+def test_flexible_partitions_of_an_old_request_are_malformed() -> None:
+    both, made = _Both(version=7), {0: expecting(2, b"x", timestamp_ms=NOW_MS)}
+    both.append_at((1,))
+    old, flexible = (both.request_of("required", made, 2, version).partition(b"required") for version in (7, 12))
+    both.send(_framed((old[0] + old[1] + flexible[2])[4:]))
+    assert both.python.client.proxy_closed_client
+    assert both.python.logs[TopicPartition("required", 0)].end == 2
 
 
 def test_appends_that_never_arrive_whole_are_for_native_code() -> None:
@@ -460,9 +504,12 @@ def test_full_pipeline_returns_to_native_code(in_flight: int) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(((0,), (1,), (0, 1), (1, 0))), st.integers(1, 3)), min_size=1, max_size=4),
     st.integers(0, 90),
+    st.sampled_from((3, 7, 8, 12)),
 )
-def test_requests_and_answers_are_encoded_equally(requests: list[tuple[tuple[int, ...], int]], cut: int) -> None:
-    both, ends = _Both(partitions=(0, 1)), [1, 1]
+def test_requests_and_answers_are_encoded_equally(
+    requests: list[tuple[tuple[int, ...], int]], cut: int, version: int
+) -> None:
+    both, ends = _Both(partitions=(0, 1), version=version), [1, 1]
     both.append_at((1,))
     ends[0] += 1
     for number, (partitions, count) in enumerate(requests):
@@ -623,11 +670,12 @@ def _fetched(kind: str, correlation_id: int, version: int, rng: random.Random) -
     st.sampled_from((None, -1, 0, 7, 8, 9, 2**31 - 1, -(2**31))),
     st.integers(0, 400),
     st.lists(st.integers(1, 90), max_size=3),
+    st.sampled_from((7, 12)),
 )
 def test_hostile_requests_do_the_same(
-    changes: list[tuple[int, int]], length: int | None, cut_off: int, cuts: list[int]
+    changes: list[tuple[int, int]], length: int | None, cut_off: int, cuts: list[int], version: int
 ) -> None:
-    both = _Both(partitions=(0, 1))
+    both = _Both(partitions=(0, 1), version=version)
     both.append_at((1,))
     usual = both.request({0: expecting(2, b"a", timestamp_ms=NOW_MS), 1: expecting(1, b"a", timestamp_ms=NOW_MS)})
     data = bytearray(usual)
@@ -643,9 +691,9 @@ def test_hostile_requests_do_the_same(
 
 
 @some
-@given(st.binary(max_size=100), st.integers(-1, 2**31 - 1))
-def test_noise_after_a_known_start_does_the_same(noise: bytes, length: int) -> None:
-    both = _Both()
+@given(st.binary(max_size=100), st.integers(-1, 2**31 - 1), st.sampled_from((7, 12)))
+def test_noise_after_a_known_start_does_the_same(noise: bytes, length: int, version: int) -> None:
+    both = _Both(version=version)
     usual = both.request({0: expecting(1, b"x", timestamp_ms=NOW_MS)})
     both.send(usual)
     both.answer()

@@ -43,7 +43,7 @@ from fencepost_proxy.wire.one_topic import (
     read_one_topic_answer,
 )
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
-from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData, PartitionResult
 from fencepost_proxy.wire.records import Effort
 from fencepost_proxy.wire.throttle import NOT_THROTTLED, THROTTLED_AT, produce_throttle
 
@@ -279,7 +279,7 @@ class FastPath:
         None: nothing has happened. `frame` is the request without its length, in memory that is not reused.
         """
         services, known = self._services, self._state.known
-        if self._queue.others_are_open:
+        if self._queue.others_are_open or known.version < FLEXIBLE:
             return None
         batches = read_one_topic(frame, REQUEST_BYTES_MIN + len(known.prefix))
         if batches is None or self._pipelines.failed or now >= self._state.login_ends:
@@ -363,6 +363,8 @@ class FastPath:
         """
         direct = pending_response.direct
         assert direct is not None
+        if pending_response.version < FLEXIBLE:
+            return None  # native code sent it
         fields = read_one_topic_answer(frame, direct.topic_id, len(direct.pending_appends))
         if fields is None:
             return None

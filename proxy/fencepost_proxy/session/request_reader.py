@@ -206,7 +206,6 @@ class RequestReader:
                 and is_named
                 and peek.acks != 0
                 and peek.transactional_id is None
-                and version >= FLEXIBLE
                 and peek.first_topic != services.state_topic
                 and (peek.first_topic in self._proofs.may_write or not services.clients_log_in)
             ):
