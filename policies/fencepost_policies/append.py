@@ -1,12 +1,15 @@
-"""Input and output of a policy: an append, the facts about its partition, a refusal."""
+"""Input and output of a check: an append, facts, a refusal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any, TypeVar
 
-from fencepost_policies.partitioners import Partitioner
+from fencepost_policies.fields import Field
 from fencepost_policies.values import value
+
+V = TypeVar("V")
 
 
 class Check(Enum):
@@ -45,9 +48,8 @@ class Append:
 
     `expected_base_offset`: expected offset of the first record; None if not stated. It may be negative if a later
     record states too small an offset: such a batch never fits. `max_timestamp_ms`: Unix milliseconds, -1 without one.
-    `min_timestamp_ms`: of the oldest record with a timestamp; None if none has one, or if no policy of the topic reads
-    `Reads.TIMESTAMPS`. `copied_from`: what the first header is bound to that does not count here: another
-    topic, partition or cluster. None without such.
+    `copied_from`: what the first header is bound to that does not count here: another topic, partition or cluster. None
+    without such. `fields`: those that policies of the topic read; None without such.
     """
 
     topic: str
@@ -63,43 +65,21 @@ class Append:
     base_sequence: int = -1
     transactional: bool = False
     max_timestamp_ms: int = -1
-    min_timestamp_ms: int | None = None
     copied_from: str | None = None
+    fields: Mapping[Field[Any], Any] | None = None
 
-
-@value
-class PartitionFacts:
-    """State of the topic, and what replaces a missing partition count.
-
-    `count`: its partition count. `declared`: the count that the request states for all its batches of the topic.
-    `partitioner`, `keys`: how its producers place keys, and the batch's keys in order, during the post-expansion grace
-    period; else None. `served`: the count last sent to this client, None if unknown.
-    """
-
-    count: int
-    declared: int | None = None
-    partitioner: Partitioner | None = None
-    keys: Iterable[bytes | None] | None = None
-    served: int | None = None
+    def field(self, field: Field[V]) -> V:
+        """Of `reads` of a policy of the topic."""
+        assert self.fields is not None
+        found: V = self.fields[field]
+        return found
 
 
 @value
 class Facts:
-    """What is known at the time of the check; None if unknown.
+    """What is known at the time of the check. `now_ms`: Unix milliseconds."""
 
-    `now_ms`: Unix milliseconds. `log_end_offset`: the offset of the next record. None if Kafka compares it.
-    `oldest_timestamp_ms`: a fenced batch needs a `max_timestamp_ms` above this. None if timestamps do not matter
-    (LogAppendTime, or a batch that is not fenced).
-    """
-
-    now_ms: int | None = None
-    log_end_offset: int | None = None
-    log_start_offset: int = -1
-    oldest_timestamp_ms: int | None = None
-    partitions: PartitionFacts | None = None
-
-
-NO_FACTS = Facts()
+    now_ms: int
 
 
 @value
@@ -119,7 +99,7 @@ class Refusal:
     log_append_time_ms: int = -1
 
 
-#: Error codes of policies, with Kafka's names (org.apache.kafka.common.protocol.Errors).
+#: Error codes of checks, with Kafka's names (org.apache.kafka.common.protocol.Errors).
 CLUSTER_AUTHORIZATION_FAILED = 31
 POLICY_VIOLATION = 44
 INVALID_TIMESTAMP = 32

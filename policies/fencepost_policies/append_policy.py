@@ -1,8 +1,12 @@
 """The interface of an append policy: one check that a topic config switches on. docs/write-a-policy.md is its tutorial.
 
 A policy is a pure function of an `Append`, its setting and the `Facts`, so it can be read and tested without sockets.
-`registry.py` lists the policies. A listed policy has its virtual topic config, is documented by DescribeConfigs and
-`fencepost config explain`, and decides how deep the batches of its topics are read.
+`refusal_of` calls all policies. Three checks are no policies, because they need more than the batch. The code that has
+it calls a function for each: expected offsets, which Kafka compares (`sequencer/`), partition counts, which wait for
+expansions (`session/partition_counts.py`), and idempotence levels, which may remove producer ids (`session/levels.py`).
+
+`registry.py` lists all checks. From it follow the virtual topic configs and their documentation, how deep batches are
+read, what `fencepost topics` and the status page show, and the series of `fencepost_refusals_total`.
 """
 
 from __future__ import annotations
@@ -10,10 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fencepost_policies.append import Append, Facts, Refusal
+from fencepost_policies.fields import Reads
 
 S = TypeVar("S")
 
@@ -101,42 +105,37 @@ class Milliseconds(TopicConfig[int | None]):
         return None if number == -1 else number
 
 
-class Reads(Enum):
-    """What a policy needs of a batch, besides its header of 61 bytes. The proxy relays batches that no policy reads."""
+class AppendCheck(Generic[S]):
+    """What the proxy can check of appends to a topic, switched on by `config`; `more_configs` say how.
 
-    #: Record headers: expected offset, partition count, write id.
-    RECORD_HEADERS = auto()
-    #: The timestamps of all records.
-    TIMESTAMPS = auto()
-
-
-class Stage(Enum):
-    """When a policy decides. A new policy decides at ARRIVAL. Each of the other stages serves one policy: the code
-    named here finds out its facts, and does what else follows from its decision.
-    """
-
-    #: First; the batch may be sent without its producer id (`session/levels.py`).
-    PRODUCER_ID = auto()
-    #: Once the batch is read. Facts: `now_ms`.
-    ARRIVAL = auto()
-    #: At the append barrier of the topic (`session/partition_counts.py`).
-    BARRIER = auto()
-    #: When the log end is known, or Kafka compares it (`sequencer/`).
-    LOG_END = auto()
-
-
-class AppendPolicy(Generic[S]):
-    """Accepts (None) or refuses an append. Pure: no clock, no I/O, no memory.
-
-    `config` switches it on; `more_configs` are its other ones. `off`: the setting with which it accepts everything.
+    `reads`: what it needs of a batch besides its header of 61 bytes. The proxy relays batches of which no check reads
+    anything. `reasons`: labels of its refusals in `fencepost_refusals_total`.
     """
 
     config: ClassVar[TopicConfig[Any]]
     more_configs: ClassVar[tuple[TopicConfig[Any], ...]] = ()
-    off: ClassVar[object] = None
-    reads: ClassVar[frozenset[Reads]] = frozenset()
-    stage: ClassVar[Stage] = Stage.ARRIVAL
+    reads: ClassVar[tuple[Reads, ...]] = ()
+    reasons: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def off(self) -> S:
+        """The setting with which it accepts everything."""
+        off: S = self.config.setting(self.config.default)
+        return off
+
+
+class AppendPolicy(AppendCheck[S]):
+    """A check that decides from the batch alone, as soon as it is read. Pure: no clock, no I/O, no memory."""
 
     def check(self, append: Append, setting: S, facts: Facts) -> Refusal | None:
-        """Refuse with a Kafka error code, a reason (the label in the metrics) and a message: `REASON topic=…`."""
+        """None accepts. Refuse with a Kafka error code, a reason and a message: `REASON topic=…`. The setting is on."""
         raise NotImplementedError
+
+
+#: Policies that are on, with their settings.
+Policies = tuple[tuple[AppendPolicy[Any], Any], ...]
+
+
+def refusal_of(append: Append, policies: Policies, facts: Facts) -> Refusal | None:
+    """The first refusal by one of the policies."""
+    return next(filter(None, (policy.check(append, setting, facts) for policy, setting in policies)), None)

@@ -9,13 +9,13 @@ from fencepost_policies.append import (
     POLICY_VIOLATION,
     Append,
     Check,
-    Facts,
     Refusal,
     copied_headers,
     header_unreadable,
     where,
 )
-from fencepost_policies.append_policy import AppendPolicy, Choice, Reads, Stage
+from fencepost_policies.append_policy import AppendCheck, Choice
+from fencepost_policies.fields import RecordHeader
 
 CHECK_EXPECTED_OFFSETS: Final = Choice(
     name="fencepost.check.expected.offsets",
@@ -40,6 +40,8 @@ EXPECTED_OFFSETS_SOURCE: Final = Choice(
 #: Added to a mismatch if records of the append may be in the log, or may still be appended, through an earlier attempt.
 #: The refusal covers this attempt only.
 POSSIBLY_YOURS = "POSSIBLY_YOURS"
+#: Reason of a mismatch if the record at the expected offset has this write id and another timestamp.
+COPIED_HEADERS: Final = "copied_headers"
 
 
 def offset_mismatch(
@@ -68,55 +70,39 @@ def offset_mismatch(
     return Refusal(POLICY_VIOLATION, reason, message, base_offset=actual, log_start_offset=log_start_offset)
 
 
-class ConditionalPublish(AppendPolicy[Check]):
-    """`true` checks an expected offset if there is one, `required` demands one."""
+class ConditionalPublish(AppendCheck[Check]):
+    """`true` checks an expected offset if there is one, `required` demands one. Kafka compares it with the log end."""
 
     config = CHECK_EXPECTED_OFFSETS
     more_configs = (EXPECTED_OFFSETS_SOURCE,)
-    off = Check.OFF
-    reads = frozenset({Reads.RECORD_HEADERS})
-    stage = Stage.LOG_END
+    reads = (RecordHeader.EXPECTED_OFFSET, RecordHeader.WRITE_ID)
+    reasons = ("offset_mismatch", COPIED_HEADERS, "expectation_required", "timestamp_too_old", "header_unreadable")
 
-    def check(self, append: Append, setting: Check, facts: Facts) -> Refusal | None:
-        if setting is Check.OFF:
-            return None
-        return (
-            header_unreadable(append)
-            or self._nothing_stated(append, setting)
-            or self._timestamps(append, facts)
-            or self._mismatch(append, facts)
-        )
 
-    @staticmethod
-    def _nothing_stated(append: Append, setting: Check) -> Refusal | None:
-        if setting is not Check.REQUIRED or append.expected_base_offset is not None:
-            return None
-        return Refusal(
-            POLICY_VIOLATION,
-            "expectation_required",
-            f"EXPECTATION_REQUIRED {where(append)}: this topic has "
-            "fencepost.check.expected.offsets=required, so the first record of every batch must carry its expected "
-            f"offset{copied_headers(append)}",
-        )
+def check_statements(append: Append, setting: Check) -> Refusal | None:
+    """Before the log end is known: whether what the batch states is readable, and enough."""
+    if setting is Check.OFF:
+        return None
+    unreadable = header_unreadable(append)
+    if unreadable is not None or setting is not Check.REQUIRED or append.expected_base_offset is not None:
+        return unreadable
+    return Refusal(
+        POLICY_VIOLATION,
+        "expectation_required",
+        f"EXPECTATION_REQUIRED {where(append)}: this topic has "
+        "fencepost.check.expected.offsets=required, so the first record of every batch must carry its expected "
+        f"offset{copied_headers(append)}",
+    )
 
-    @staticmethod
-    def _timestamps(append: Append, facts: Facts) -> Refusal | None:
-        oldest = facts.oldest_timestamp_ms
-        if oldest is None or append.max_timestamp_ms > oldest:
-            return None
-        have = append.max_timestamp_ms
-        return Refusal(
-            INVALID_TIMESTAMP,
-            "timestamp_too_old",
-            f"TIMESTAMP_TOO_OLD {where(append)} newest={have} limit={oldest}: "
-            "Kafka forgets a producer by its record timestamps, so the newest record of a conditional batch must be "
-            "younger than half of producer.id.expiration.ms (put the event time into the value or a header)",
-        )
 
-    @staticmethod
-    def _mismatch(append: Append, facts: Facts) -> Refusal | None:
-        if append.expected_base_offset is None or facts.log_end_offset is None:
-            return None
-        if append.contradiction is None and append.expected_base_offset == facts.log_end_offset:
-            return None
-        return offset_mismatch(append, facts.log_end_offset, facts.log_start_offset)
+def check_timestamps(append: Append, oldest_ms: int) -> Refusal | None:
+    """Of a batch to be fenced: its `max_timestamp_ms` must be above `oldest_ms`."""
+    if append.max_timestamp_ms > oldest_ms:
+        return None
+    return Refusal(
+        INVALID_TIMESTAMP,
+        "timestamp_too_old",
+        f"TIMESTAMP_TOO_OLD {where(append)} newest={append.max_timestamp_ms} limit={oldest_ms}: "
+        "Kafka forgets a producer by its record timestamps, so the newest record of a conditional batch must be "
+        "younger than half of producer.id.expiration.ms (put the event time into the value or a header)",
+    )

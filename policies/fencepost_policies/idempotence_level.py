@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLATION, Append, Facts, Refusal, where
-from fencepost_policies.append_policy import AppendPolicy, Choice, Stage
+from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLATION, Append, Refusal, where
+from fencepost_policies.append_policy import AppendCheck, Choice
 
 
 class Level(IntEnum):
@@ -38,29 +38,28 @@ IDEMPOTENCE_LEVEL: Final = Choice(
 )
 
 
-class IdempotenceLevel(AppendPolicy[Level]):
-    """The setting is the higher one of the topic's level and the request's. A producer id made by the proxy is valid on
-    `safe` topics only, where the batch is appended without it."""
-
+class IdempotenceLevel(AppendCheck[Level]):
     config = IDEMPOTENCE_LEVEL
-    off = Level.OFF
-    stage = Stage.PRODUCER_ID
+    reasons = ("idempotence_required", "idempotence_not_permitted")
 
-    def check(self, append: Append, setting: Level, facts: Facts) -> Refusal | None:
-        if append.producer_id >= MADE_UP_IDS_FROM and setting is not Level.SAFE:
-            return Refusal(
-                CLUSTER_AUTHORIZATION_FAILED,
-                "idempotence_not_permitted",
-                f"IDEMPOTENCE_NOT_PERMITTED {where(append)}: Kafka does not permit this client to be idempotent; "
-                "its producer id works with fencepost.idempotence.level=safe only (allow it WRITE, before Kafka 2.8 "
-                "IDEMPOTENT_WRITE on the cluster, or disable its idempotence)",
-            )
-        if append.producer_id < 0 and setting is Level.REQUIRED:
-            return Refusal(
-                POLICY_VIOLATION,
-                "idempotence_required",
-                f"IDEMPOTENCE_REQUIRED {where(append)}: batch without producer id, but "
-                "fencepost.idempotence.level=required (use an idempotent producer, enable.idempotence=true, or set the "
-                "level to safe or off)",
-            )
-        return None
+
+def check_level(append: Append, level: Level) -> Refusal | None:
+    """`level`: the higher one of the topic's and the request's. A producer id made by the proxy is valid on `safe`
+    topics only, where the batch is appended without it."""
+    if append.producer_id >= MADE_UP_IDS_FROM and level is not Level.SAFE:
+        return Refusal(
+            CLUSTER_AUTHORIZATION_FAILED,
+            "idempotence_not_permitted",
+            f"IDEMPOTENCE_NOT_PERMITTED {where(append)}: Kafka does not permit this client to be idempotent; "
+            "its producer id works with fencepost.idempotence.level=safe only (allow it WRITE, before Kafka 2.8 "
+            "IDEMPOTENT_WRITE on the cluster, or disable its idempotence)",
+        )
+    if append.producer_id < 0 and level is Level.REQUIRED:
+        return Refusal(
+            POLICY_VIOLATION,
+            "idempotence_required",
+            f"IDEMPOTENCE_REQUIRED {where(append)}: batch without producer id, but "
+            "fencepost.idempotence.level=required (use an idempotent producer, enable.idempotence=true, or set the "
+            "level to safe or off)",
+        )
+    return None

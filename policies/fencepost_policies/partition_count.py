@@ -7,6 +7,7 @@ used, which is a guess.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from fencepost_policies.append import (
@@ -15,14 +16,14 @@ from fencepost_policies.append import (
     POLICY_VIOLATION,
     Append,
     Check,
-    Facts,
-    PartitionFacts,
     Refusal,
     copied_headers,
     where,
 )
-from fencepost_policies.append_policy import AppendPolicy, Choice, Reads, Stage
+from fencepost_policies.append_policy import AppendCheck, Choice
+from fencepost_policies.fields import RecordHeader
 from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_policies.values import value
 
 CHECK_PARTITION_COUNT: Final = Choice(
     name="fencepost.check.partition.count",
@@ -49,43 +50,63 @@ PARTITIONER: Final = Choice(
 )
 
 
-class PartitionCount(AppendPolicy[Check]):
-    """`true` checks a stated count if there is one, `required` demands one."""
+class PartitionCount(AppendCheck[Check]):
+    """`true` checks a stated count if there is one, `required` demands one. Checked inside the append barrier."""
 
     config = CHECK_PARTITION_COUNT
     more_configs = (PARTITIONER,)
-    off = Check.OFF
-    reads = frozenset({Reads.RECORD_HEADERS})
-    stage = Stage.BARRIER
+    reads = (RecordHeader.PARTITION_COUNT,)
+    reasons = (
+        "invalid_partition_count",
+        "misplaced_key",
+        "partition_count_required",
+        "partition_count_contradiction",
+        "header_unreadable",
+    )
 
-    def check(self, append: Append, setting: Check, facts: Facts) -> Refusal | None:
-        """`facts.partitions` is known."""
-        of = facts.partitions
-        if setting is Check.OFF or of is None:
-            return None
-        stated = append.partition_count
-        if stated is not None and of.declared is not None and stated != of.declared:
-            return Refusal(
-                INVALID_RECORD,
-                "partition_count_contradiction",
-                f"PARTITION_COUNT_CONTRADICTION {where(append)}: record header has {stated}, request has {of.declared}",
-            )
-        stated = of.declared if stated is None else stated
-        if stated is not None:
-            return None if stated == of.count else invalid_partition_count(append, stated, of.count)
-        if setting is Check.REQUIRED:
-            return Refusal(
-                POLICY_VIOLATION,
-                "partition_count_required",
-                f"PARTITION_COUNT_REQUIRED {where(append)} actual={of.count}: this topic has "
-                "fencepost.check.partition.count=required, so the first record of every batch must carry the partition "
-                f"count used to place its key, in the record header fencepost-partition-count{copied_headers(append)}",
-            )
-        if of.partitioner is not None:
-            return _misplaced(append, of, of.partitioner)
-        if of.served is not None and of.served < of.count:
-            return invalid_partition_count(append, of.served, of.count)
+
+@value
+class PartitionFacts:
+    """State of the topic, and what replaces a missing partition count.
+
+    `count`: its partition count. `declared`: the count that the request states for all its batches of the topic.
+    `partitioner`, `keys`: how its producers place keys, and the batch's keys in order, during the post-expansion grace
+    period; else None. `served`: the count last sent to this client, None if unknown.
+    """
+
+    count: int
+    declared: int | None = None
+    partitioner: Partitioner | None = None
+    keys: Iterable[bytes | None] | None = None
+    served: int | None = None
+
+
+def check_count(append: Append, setting: Check, of: PartitionFacts) -> Refusal | None:
+    if setting is Check.OFF:
         return None
+    stated = append.partition_count
+    if stated is not None and of.declared is not None and stated != of.declared:
+        return Refusal(
+            INVALID_RECORD,
+            "partition_count_contradiction",
+            f"PARTITION_COUNT_CONTRADICTION {where(append)}: record header has {stated}, request has {of.declared}",
+        )
+    stated = of.declared if stated is None else stated
+    if stated is not None:
+        return None if stated == of.count else invalid_partition_count(append, stated, of.count)
+    if setting is Check.REQUIRED:
+        return Refusal(
+            POLICY_VIOLATION,
+            "partition_count_required",
+            f"PARTITION_COUNT_REQUIRED {where(append)} actual={of.count}: this topic has "
+            "fencepost.check.partition.count=required, so the first record of every batch must carry the partition "
+            f"count used to place its key, in the record header fencepost-partition-count{copied_headers(append)}",
+        )
+    if of.partitioner is not None:
+        return _misplaced(append, of, of.partitioner)
+    if of.served is not None and of.served < of.count:
+        return invalid_partition_count(append, of.served, of.count)
+    return None
 
 
 def invalid_partition_count(append: Append, expected: int, actual: int) -> Refusal:

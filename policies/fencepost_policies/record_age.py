@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fencepost_policies.append import INVALID_TIMESTAMP, Append, Facts, Refusal, where
-from fencepost_policies.append_policy import AppendPolicy, Milliseconds, Reads
+from fencepost_policies.append_policy import AppendPolicy, Milliseconds
+from fencepost_policies.fields import OLDEST_TIMESTAMP_MS
 
 
 class RecordAge(AppendPolicy[int]):
@@ -17,11 +18,12 @@ class RecordAge(AppendPolicy[int]):
             "was offline. Records without a timestamp are accepted. With -1, nothing is checked."
         ),
     )
-    reads = frozenset({Reads.TIMESTAMPS})
+    reads = (OLDEST_TIMESTAMP_MS,)
+    reasons = ("record_too_old",)
 
     def check(self, append: Append, setting: int, facts: Facts) -> Refusal | None:
-        oldest = append.min_timestamp_ms
-        if oldest is None or facts.now_ms is None or oldest >= facts.now_ms - setting:
+        oldest = append.field(OLDEST_TIMESTAMP_MS)
+        if oldest is None or oldest >= facts.now_ms - setting:
             return None
         return Refusal(
             INVALID_TIMESTAMP,

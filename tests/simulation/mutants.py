@@ -922,7 +922,7 @@ MUTANTS = (
         edit(
             PartitionSequencer,
             "may_take",
-            ("append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None", "False"),
+            ("append.transactional or check_statements(append, pending.check) is not None", "False"),
         ),
         rule="what the policy refuses is refused",
     ),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import ProduceResponse
 
-from fencepost_policies.append import NO_FACTS, Append, Check
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
+from fencepost_policies.append import Append, Check
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -154,7 +154,7 @@ NO_PRODUCER = (-1, -1, -1)
     ],
 )
 def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
-    refusal = IdempotenceLevel().check(Append("t", 3, 1, None, producer_id=producer_id), level, NO_FACTS)
+    refusal = check_level(Append("t", 3, 1, None, producer_id=producer_id), level)
     assert (None if refusal is None else refusal.error_code) == code
 
 

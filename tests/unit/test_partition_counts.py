@@ -10,7 +10,6 @@ from typing import Any, Self
 import pytest
 
 from fencepost_policies.append import INVALID_TIMESTAMP, Check
-from fencepost_policies.append_policy import Reads
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.expansion.barrier import AppendBarrier
@@ -367,7 +366,7 @@ def test_policies_are_checked_again_after_the_wait(name: str, monkeypatch: pytes
     """The topic gets a limit for the age of its records while an old one waits."""
     talk = closed(name).appends(batch(b"v", timestamp_ms=1, headers=[[("fencepost-partition-count", b"6")]]), name)
     talk.waits()
-    policy = replace(_POLICIES[name], on_arrival=((RecordAge(), 1000),), reads=frozenset({Reads.TIMESTAMPS}))
+    policy = replace(_POLICIES[name], policies=((RecordAge(), 1000),))
     monkeypatch.setitem(_POLICIES, name, policy)
     talk.barrier(name).open(6)
     talk.report(m.TopicNews())

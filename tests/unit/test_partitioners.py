@@ -14,8 +14,8 @@ import pytest
 from aiokafka.partitioner import DefaultPartitioner as AiokafkaPartitioner
 from kafka.partitioner.default import DefaultPartitioner as KafkaPythonPartitioner
 
-from fencepost_policies.append import Append, Check, Facts, PartitionFacts, Refusal
-from fencepost_policies.partition_count import PartitionCount
+from fencepost_policies.append import Append, Check, Refusal
+from fencepost_policies.partition_count import PartitionFacts, check_count
 from fencepost_policies.partitioners import Partitioner, partition_for
 
 _COUNTS = (1, 2, 3, 6, 7, 12, 100, 1999, 2**31 - 1)
@@ -94,7 +94,7 @@ def test_librdkafka_default_puts_empty_key_on_any_partition() -> None:
 
 
 def _refusal(append: Append, of: PartitionFacts, check: Check = Check.ON) -> Refusal | None:
-    return PartitionCount().check(append, check, Facts(partitions=of))
+    return check_count(append, check, of)
 
 
 def _append(stated: int | None = None) -> Append:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fencepost_policies.append import NO_FACTS, Check
+from fencepost_policies.append import Check
+from fencepost_policies.conditional_publish import check_statements
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer import transactions
 from fencepost_proxy.sequencer.appends import not_authorized
@@ -17,7 +18,7 @@ from fencepost_proxy.sequencer.events import (
     PendingAppend,
     ReadLogEnd,
 )
-from fencepost_proxy.sequencer.fence import POLICY, Phase
+from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.state import PartitionState
 from fencepost_proxy.wire.produce import PartitionResult
@@ -38,7 +39,7 @@ class Admitter:
         self._state.fence.check = pending.check
         if kind.fenced and pending.append.producer_id >= 0:
             self._state.retries.record_fenced(pending)
-        refusal = POLICY.check(pending.append, pending.check, NO_FACTS) or self._state.retries.violation_of(pending)
+        refusal = check_statements(pending.append, pending.check) or self._state.retries.violation_of(pending)
         if pending.append.transactional and pending.check is Check.REQUIRED:
             refusal = transactions.not_supported(pending)
         if refusal is not None:

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
-from fencepost_policies.append import Check, Facts, Refusal
-from fencepost_policies.conditional_publish import ConditionalPublish
+from fencepost_policies.append import Check, Refusal
+from fencepost_policies.conditional_publish import check_timestamps
 from fencepost_proxy.sequencer.events import Fence, LogEndSnapshot, PendingAppend
 from fencepost_proxy.sequencer.fence_bases import FenceBases
 from fencepost_proxy.sequencer.log_view import LogView
 from fencepost_proxy.types import SEQUENCE_MODULUS
-
-POLICY = ConditionalPublish()
 
 
 class Phase(Enum):
@@ -161,10 +159,7 @@ class PartitionFence:
         fence."""
         if snapshot.log_append_time or not pending.kind.fenced:
             return None
-        oldest_ms = snapshot.oldest_ms(now)
-        if pending.append.max_timestamp_ms > oldest_ms:
-            return None
-        return POLICY.check(pending.append, pending.check, Facts(oldest_timestamp_ms=oldest_ms))
+        return check_timestamps(pending.append, snapshot.oldest_ms(now))
 
     def appended(self, pending: PendingAppend, end: int, in_doubt: bool, now: float) -> None:
         """A fenced append is in the log. `in_doubt`: it was found there, and may be much older."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_policies.append import Check, Refusal, where
-from fencepost_policies.conditional_publish import offset_mismatch
+from fencepost_policies.conditional_publish import COPIED_HEADERS, offset_mismatch
 from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.sequencer.events import (
     AppendedBatch,
@@ -72,8 +72,6 @@ _FOR_NOW = frozenset(
         Error.NOT_ENOUGH_REPLICAS,
     }
 )
-#: Reason, in the metrics, of a refusal for a record that was written again with its headers.
-COPIED_HEADERS = "copied_headers"
 _COPIED = (
     "the log has its write-id with another timestamp: copied headers (leave the fencepost headers out of a record that "
     "is written again; a retry repeats the timestamp)"

@@ -78,7 +78,7 @@ sequencer does not: with an expected offset, the producer id must belong to the 
 
 from __future__ import annotations
 
-from fencepost_policies.append import NO_FACTS
+from fencepost_policies.conditional_publish import check_statements
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.admitter import Admitter
 from fencepost_proxy.sequencer.events import (
@@ -97,7 +97,7 @@ from fencepost_proxy.sequencer.events import (
     SequencerLimits,
     Tick,
 )
-from fencepost_proxy.sequencer.fence import POLICY, Phase
+from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.kafka_answers import KafkaAnswers
 from fencepost_proxy.sequencer.permits import IssuedPermit
@@ -288,7 +288,7 @@ class PartitionSequencer:
         if appends.queue or appends.admitted or appends.in_doubt or appends.being_read:
             return False
         append = pending.append
-        if append.transactional or POLICY.check(append, pending.check, NO_FACTS) is not None:
+        if append.transactional or check_statements(append, pending.check) is not None:
             return False
         kind = pending.kind = admitter.mode_of(pending)
         phase = state.fence.phase

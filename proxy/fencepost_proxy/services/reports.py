@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import dataclass, field
 
+from fencepost_policies.conditional_publish import COPIED_HEADERS
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.metrics import Metrics
@@ -14,7 +15,7 @@ from fencepost_proxy.observability.lists import Refusals, clipped
 from fencepost_proxy.observability.slow_clients import SlowClients
 from fencepost_proxy.observability.status import ShortenedLogStatus, ViolationStatus
 from fencepost_proxy.sequencer.events import LostRecords, Violation
-from fencepost_proxy.sequencer.in_doubt import COPIED_HEADERS, FORGOTTEN
+from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.topic_lookups import TopicLookups

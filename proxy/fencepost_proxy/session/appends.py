@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fencepost_policies.append import NO_FACTS, Refusal, where
-from fencepost_policies.append_policy import Reads
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, IdempotenceLevel, Level
+from fencepost_policies.append import Refusal, where
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_policies.values import value
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -17,8 +16,6 @@ from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
 )
-
-LEVEL_POLICY = IdempotenceLevel()
 
 
 def sent_batch(pending: PendingAppend) -> tuple[bytes, memoryview]:
@@ -83,7 +80,7 @@ def make_pending_append(
         data.records,
         draft.names,
         source_is_base=draft.policy.source_is_base,
-        timestamps=Reads.TIMESTAMPS in draft.policy.reads,
+        fields=draft.policy.fields,
         bytes_max=draft.decompressed_bytes_max,
     )
     if isinstance(scan, Refusal):
@@ -94,7 +91,7 @@ def make_pending_append(
         message = f"CONTROL_BATCH {where(append)}: only brokers write these"
         return Refusal(Error.INVALID_RECORD, "control_batch", message)
     if header.producer_id >= MADE_UP_IDS_FROM:
-        not_permitted = LEVEL_POLICY.check(append, Level.OFF, NO_FACTS)
+        not_permitted = check_level(append, Level.OFF)
         assert not_permitted is not None
         return not_permitted
     if header.producer_id in draft.shared_producer_ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencepost_policies.append import Append, Facts, Refusal
+from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.barriers import Barriers
@@ -39,14 +40,14 @@ class Drafts:
                     produce.leveled.safe.discard(key)
 
     def check_policies(self, produce: ProduceExchange, now: float) -> None:
-        """Apply the policies of `Stage.ARRIVAL`, at arrival and after each wait before the sequencers.
+        """Apply the policies of its topics, at arrival and after each wait before the sequencers.
 
         On an unchecked topic, what a refusal means for the producer's later batches is Kafka's matter, as when Kafka
         itself refuses a batch.
         """
         for topic in produce.request.topics:
             policy = self._services.policy(topic.name)
-            if policy is None or not policy.on_arrival:
+            if policy is None or not policy.policies:
                 continue
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
@@ -64,8 +65,7 @@ class Drafts:
                     produce.refused_by_policy |= {key}
 
     def refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
-        facts = Facts(now_ms=self._services.unix_ms(now))
-        return next(filter(None, (each.check(append, setting, facts) for each, setting in policy.on_arrival)), None)
+        return refusal_of(append, policy.policies, Facts(self._services.unix_ms(now)))
 
     def take(self, produce: ProduceExchange, now: float) -> None:
         """A pending append for each checked partition, or a refusal if its batch cannot be one."""

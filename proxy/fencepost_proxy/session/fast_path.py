@@ -17,7 +17,6 @@ import struct
 from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Refusal
-from fencepost_policies.append_policy import Reads
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
@@ -339,7 +338,7 @@ class FastPath:
                     records,
                     services.header_names,
                     source_is_base=policy.source_is_base,
-                    timestamps=Reads.TIMESTAMPS in policy.reads,
+                    fields=policy.fields,
                     bytes_max=services.decompressed_bytes_max,
                     effort=effort,
                 )
@@ -349,7 +348,7 @@ class FastPath:
             if isinstance(pending, Refusal) or pending.append.copied_from is not None:
                 return None
             pending.leader_epoch = services.leader_epoch(key)
-            if policy.on_arrival and self._appends.drafts.refused_on_arrival(policy, pending.append, now) is not None:
+            if policy.policies and self._appends.drafts.refused_on_arrival(policy, pending.append, now) is not None:
                 return None
             if not sequencer.may_take(pending, now):
                 return None

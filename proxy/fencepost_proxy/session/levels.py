@@ -30,10 +30,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fencepost_policies.append import INVALID_RECORD, NO_FACTS, Append, Refusal
-from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level
+from fencepost_policies.append import INVALID_RECORD, Append, Refusal
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.session.appends import LEVEL_POLICY, without_producer
+from fencepost_proxy.session.appends import without_producer
 from fencepost_proxy.session.messages import Downgraded
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -140,7 +140,7 @@ def _take(
         return data  # else Kafka decides
     producer_id = header.producer_id
     append = Append(*key, header.record_count, None, producer_id=producer_id)
-    refusal = LEVEL_POLICY.check(append, level, NO_FACTS)
+    refusal = check_level(append, level)
     if refusal is not None:
         leveled.refused[key] = refusal
         return data

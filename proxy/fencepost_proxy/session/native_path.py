@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Check, Refusal
-from fencepost_policies.append_policy import Reads
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.appends import make_pending_append
 from fencepost_proxy.session.checked_appends import CheckedAppends
@@ -132,7 +131,7 @@ class NativePath:
         policy, topic_id = self._services.policy(topic), self._services.topic_id(topic)
         if policy is None or policy.check is Check.OFF or policy.checks_count or policy.idempotence:
             return None
-        if policy.on_arrival or Reads.TIMESTAMPS in policy.reads:
+        if policy.policies:
             return None
         if topic_id is None or self._services.produce_version_max() < PRODUCE_BY_ID:
             return None

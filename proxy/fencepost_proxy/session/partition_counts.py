@@ -24,17 +24,16 @@ from fencepost_policies.append import (
     INVALID_RECORD,
     Append,
     Check,
-    Facts,
-    PartitionFacts,
     Refusal,
     header_unreadable,
 )
+from fencepost_policies.partition_count import PartitionFacts, check_count
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer.events import INDEPENDENT
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
-from fencepost_proxy.session.reading import COUNT_POLICY, Readings
+from fencepost_proxy.session.reading import Readings
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import parse_batch_header
@@ -229,8 +228,8 @@ class CountCheckedProduce:
                 assert data.records is not None
                 decisions.append(self.readings.placed(append, data.records, policy, count))
                 continue
-            facts = Facts(partitions=PartitionFacts(count, declared, policy.partitioner, None, served))
-            decisions.append(COUNT_POLICY.check(append, policy.count_check, facts))
+            facts = PartitionFacts(count, declared, policy.partitioner, None, served)
+            decisions.append(check_count(append, policy.count_check, facts))
         return decisions
 
     def _read(self, services: Services, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:

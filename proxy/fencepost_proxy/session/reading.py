@@ -9,14 +9,14 @@ walk over records. Until then the connection does nothing else. A batch that tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from fencepost_policies.append import Append, Facts, PartitionFacts, Refusal
-from fencepost_policies.append_policy import Reads
-from fencepost_policies.partition_count import PartitionCount
+from fencepost_policies.append import Append, Refusal
+from fencepost_policies.fields import Field
+from fencepost_policies.partition_count import PartitionFacts, check_count
 from fencepost_policies.partitioners import Partitioner
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, ProtocolError
@@ -29,8 +29,9 @@ from fencepost_proxy.wire.keys import record_keys
 from fencepost_proxy.wire.produce import ProduceRequest, parse_produce_request
 from fencepost_proxy.wire.records import RECORDS_MAX, Effort
 
-COUNT_POLICY = PartitionCount()
 _T = TypeVar("_T")
+#: A batch, and what was read of it.
+_Key = tuple[TopicPartition, bool, bool, tuple[Field[Any], ...]]
 
 #: Limits for all batches of a request, parsed in the event loop: some milliseconds. Above them, `ReadBatches` is used.
 HERE_BYTES_MAX = 1_310_720
@@ -67,7 +68,7 @@ class Readings:
         self._requested: list[_Requested] = []
         #: Batches with headers that do not count there, and what they are bound to.
         self.copied: list[tuple[TopicPartition, str]] = []
-        self._found: dict[tuple[TopicPartition, bool, bool, bool], BatchScan | Refusal] = {}
+        self._found: dict[_Key, BatchScan | Refusal] = {}
         self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
 
     def add(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
@@ -136,7 +137,7 @@ class Readings:
                 records,
                 names,
                 source_is_base=policy.source_is_base,
-                timestamps=Reads.TIMESTAMPS in policy.reads,
+                fields=policy.fields,
                 bytes_max=self._bytes_max,
                 effort=effort,
             )
@@ -166,8 +167,7 @@ class Readings:
         limit = min(self._bytes_max, effort.bytes_left, _KEYS_BYTES_MAX)
         try:
             effort.take(len(records), 0)
-            facts = Facts(partitions=PartitionFacts(count, None, partitioner, keys()))
-            refusal = COUNT_POLICY.check(append, policy.count_check, facts)
+            refusal = check_count(append, policy.count_check, PartitionFacts(count, None, partitioner, keys()))
         except MalformedBatch as error:
             refusal = _malformed(where, error)
         self._placed[key] = refusal
@@ -234,8 +234,8 @@ class Work(Generic[_T]):
         return self._made[0]
 
 
-def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool, bool]:
-    return where, policy.reads_headers, policy.source_is_base, Reads.TIMESTAMPS in policy.reads
+def _key(where: TopicPartition, policy: TopicPolicy) -> _Key:
+    return where, policy.reads_headers, policy.source_is_base, policy.fields
 
 
 def read_batch(
@@ -244,7 +244,7 @@ def read_batch(
     names: HeaderNames,
     *,
     source_is_base: bool,
-    timestamps: bool = False,
+    fields: Sequence[Field[Any]] = (),
     bytes_max: int,
     effort: Effort | None = None,
 ) -> BatchScan | Refusal:
@@ -264,7 +264,7 @@ def read_batch(
             names,
             where,
             source_is_base=source_is_base,
-            timestamps=timestamps,
+            fields=fields,
             decompressed_bytes_max=bytes_max,
             header=header,
             effort=effort,
@@ -305,6 +305,6 @@ def append_of(partition: TopicPartition, scan: BatchScan) -> Append:
         base_sequence=header.base_sequence,
         transactional=header.is_transactional,
         max_timestamp_ms=scan.max_timestamp_ms,
-        min_timestamp_ms=scan.min_timestamp_ms,
         copied_from=scan.copied_from,
+        fields=scan.fields,
     )

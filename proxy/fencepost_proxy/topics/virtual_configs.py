@@ -4,32 +4,25 @@ Kafka does not know them. CreateTopics, AlterConfigs and IncrementalAlterConfigs
 state topic stores them (`state.py`). Globs in the proxy's config file set them too, and apply to a topic from its
 creation. A value on the topic takes precedence over the file, the file over the default.
 
-Each append policy brings its own (`fencepost_policies/registry.py`). For any other name the client gets Kafka's answer
+Each append check brings its own (`fencepost_policies/registry.py`). For any other name the client gets Kafka's answer
 INVALID_CONFIG.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
 from fencepost_policies.append import Check
-from fencepost_policies.append_policy import (
-    AppendPolicy,
-    Choice,
-    InvalidConfigValue,
-    Milliseconds,
-    Reads,
-    Stage,
-    TopicConfig,
-)
+from fencepost_policies.append_policy import Choice, InvalidConfigValue, Milliseconds, Policies, TopicConfig
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS, EXPECTED_OFFSETS_SOURCE
+from fencepost_policies.fields import Field, RecordHeader
 from fencepost_policies.idempotence_level import IDEMPOTENCE_LEVEL, Level
 from fencepost_policies.partition_count import CHECK_PARTITION_COUNT, PARTITIONER
 from fencepost_policies.partitioners import Partitioner
-from fencepost_policies.registry import POLICIES
+from fencepost_policies.registry import CHECKS, OTHER_CHECKS, POLICIES
 
 #: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
 FileConfigs = Callable[[str], Mapping[str, str]]
@@ -53,7 +46,7 @@ ORDERED_PARTITION_EXPANSION: Final = Choice(
 )
 
 _TABLE: Final[tuple[TopicConfig[Any], ...]] = (
-    *(config for policy in POLICIES for config in (policy.config, *policy.more_configs)),
+    *(config for check in CHECKS for config in (check.config, *check.more_configs)),
     ORDERED_PARTITION_EXPANSION,
 )
 
@@ -66,6 +59,8 @@ ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
 )
 
 VIRTUAL_CONFIGS: Final[Mapping[str, TopicConfig[Any]]] = MappingProxyType({config.name: config for config in _TABLE})
+#: These say how a topic is checked, not whether.
+_MANNERS: Final = frozenset(config.name for check in CHECKS for config in check.more_configs)
 
 
 _PREFIX: Final = "fencepost."
@@ -85,13 +80,13 @@ def parse_value(name: str, value: str | None) -> str:
 def switches_off(name: str, value: str) -> bool:
     """Whether the value checks a topic less than the default would."""
     config = VIRTUAL_CONFIGS.get(name)
-    return config is not None and config not in (EXPECTED_OFFSETS_SOURCE, PARTITIONER) and value == config.default
+    return config is not None and name not in _MANNERS and value == config.default
 
 
 def weakens(name: str, old: str, new: str) -> bool:
     """Whether another value of a virtual config refuses fewer appends or expansions, as far as its kind shows."""
     config = VIRTUAL_CONFIGS.get(name)
-    if config is None or config in (EXPECTED_OFFSETS_SOURCE, PARTITIONER):
+    if config is None or name in _MANNERS:
         return False
     if isinstance(config, Milliseconds):
         longest, limit = config.setting(old), config.setting(new)
@@ -117,7 +112,10 @@ def check_topic_config(name: str, value: str) -> str | None:
 class TopicPolicy:
     """The parsed virtual configs of one topic.
 
-    `on_arrival`: its policies of `Stage.ARRIVAL`, with their settings. `reads`: what these need of a batch.
+    `policies`: those that are on. `configs`: the values that are not the default, by name.
+
+    What its checks need of a batch: `fields`; `reads_records`, if more than its header; `reads_headers`, if expected
+    offsets and write ids in record headers matter. `read`: at least one check is on, so appends are decoded.
     """
 
     check: Check = Check.OFF
@@ -127,8 +125,30 @@ class TopicPolicy:
     ordered: bool = False
     any_expansion: bool = False
     idempotence: Level = Level.OFF
-    on_arrival: tuple[tuple[AppendPolicy[Any], Any], ...] = ()
-    reads: frozenset[Reads] = frozenset()
+    policies: Policies = ()
+    configs: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    read: bool = field(init=False)
+    reads_records: bool = field(init=False)
+    reads_headers: bool = field(init=False)
+    fields: tuple[Field[Any], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = {
+            CHECK_EXPECTED_OFFSETS.name: self.check,
+            CHECK_PARTITION_COUNT.name: self.count_check,
+            IDEMPOTENCE_LEVEL.name: self.idempotence,
+        }
+        others = (each for each in OTHER_CHECKS if settings[each.config.name] != each.off)
+        checks = (*others, *(policy for policy, _ in self.policies))
+        reads = dict.fromkeys(each for check in checks for each in check.reads)
+        derived = {
+            "read": self.ordered or bool(checks),
+            "reads_records": bool(reads or self.policies),
+            "reads_headers": RecordHeader.EXPECTED_OFFSET in reads or RecordHeader.WRITE_ID in reads,
+            "fields": tuple(each for each in reads if isinstance(each, Field)),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def is_checked(self) -> bool:
@@ -140,31 +160,13 @@ class TopicPolicy:
         """Its appends pass an append barrier (`expansion/barrier.py`)."""
         return self.ordered or self.count_check is not Check.OFF
 
-    @property
-    def read(self) -> bool:
-        """Its appends are decoded: at least one check needs their content."""
-        return bool(self.is_checked or self.checks_count or self.idempotence is not Level.OFF or self.on_arrival)
-
-    @property
-    def reads_records(self) -> bool:
-        """At least one check needs more of a batch than its header."""
-        return bool(self.is_checked or self.count_check is not Check.OFF or self.on_arrival)
-
-    @property
-    def reads_headers(self) -> bool:
-        """Expected offsets and write ids in record headers matter."""
-        return self.is_checked or Reads.RECORD_HEADERS in self.reads
-
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
         """From the configs that are set, with defaults for the others. Raises InvalidConfigValue."""
-        settings = {name: each.setting(configs.get(name, each.default)) for name, each in VIRTUAL_CONFIGS.items()}
+        values = {name: each.parse(configs.get(name, each.default)) for name, each in VIRTUAL_CONFIGS.items()}
+        settings = {name: VIRTUAL_CONFIGS[name].setting(value) for name, value in values.items()}
         expansion = settings[ORDERED_PARTITION_EXPANSION.name]
-        on_arrival = tuple(
-            (policy, settings[policy.config.name])
-            for policy in POLICIES
-            if policy.stage is Stage.ARRIVAL and settings[policy.config.name] != policy.off
-        )
+        with_settings = ((policy, settings[policy.config.name]) for policy in POLICIES)
         return cls(
             check=settings[CHECK_EXPECTED_OFFSETS.name],
             source_is_base=settings[EXPECTED_OFFSETS_SOURCE.name] == "base",
@@ -173,8 +175,8 @@ class TopicPolicy:
             ordered=expansion != "false",
             any_expansion=expansion == "any",
             idempotence=settings[IDEMPOTENCE_LEVEL.name],
-            on_arrival=on_arrival,
-            reads=frozenset().union(*(policy.reads for policy, _ in on_arrival)),
+            policies=tuple((policy, setting) for policy, setting in with_settings if setting != policy.off),
+            configs=tuple((name, value) for name, value in values.items() if value != VIRTUAL_CONFIGS[name].default),
         )
 
 

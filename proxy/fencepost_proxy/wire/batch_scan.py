@@ -1,4 +1,4 @@
-"""What a producer states in a batch: expected offset, partition count, write id, and when its records were made.
+"""What a producer states in a batch: expected offset, partition count, write id; and fields that policies read.
 
 Sources of the expected offset:
 
@@ -13,11 +13,13 @@ Sources of the expected offset:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stringzilla import find
 
 from fencepost_policies.append import Contradiction, Unreadable
+from fencepost_policies.fields import Field
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HEADER_BYTES, INT32_MAX, INT64_MAX, BatchHeader, require_single_batch
@@ -31,12 +33,12 @@ from fencepost_proxy.wire.primitives import (
     write_uvarint,
 )
 from fencepost_proxy.wire.records import (
-    NO_TIMESTAMP,
     ONE_BYTE_LENGTH,
     RECORDS_MAX,
     SMALL_BYTES,
     TWO_BYTE_LENGTH,
     Effort,
+    PayloadRecords,
     payload_of,
     record_start,
     records_in,
@@ -85,10 +87,10 @@ class BatchScan(NamedTuple):
     `max_timestamp_ms`: maximum over the records that were read. The broker's maximum over all records is never older.
     It is at most a second newer if the header's maximum is correct and is reached within the first
     `_TIMED_RECORDS_MAX` records.
-    `min_timestamp_ms`: minimum over all records that have one; None if none has, or if `timestamps` was not set.
     `digest`: equal for two batches with equal decompressed record bytes and equal absolute timestamps. It may differ
     for a batch that the broker rewrote: see `digest_batch`, `may_be_rewritten`.
     `copied_from`: what the first statement is bound to that is bound to something else; None without such.
+    `fields`: the requested ones; None without such.
     """
 
     header: BatchHeader
@@ -99,8 +101,8 @@ class BatchScan(NamedTuple):
     write_id: bytes | None
     max_timestamp_ms: int
     digest: bytes
-    min_timestamp_ms: int | None = None
     copied_from: str | None = None
+    fields: Mapping[Field[Any], Any] | None = None
 
 
 def scan_batch(
@@ -109,7 +111,7 @@ def scan_batch(
     where: TopicPartition,
     *,
     source_is_base: bool,
-    timestamps: bool = False,
+    fields: Sequence[Field[Any]] = (),
     decompressed_bytes_max: int,
     header: BatchHeader | None = None,
     effort: Effort | None = None,
@@ -123,8 +125,8 @@ def scan_batch(
 
     Raises `MalformedBatch` if `require_single_batch` does, or if a parsed record is malformed. Raises `LimitError`
     above `decompressed_bytes_max` bytes or `RECORDS_MAX` records, or if `effort`, which is charged, is used up.
-    The CRC is not checked. `timestamps`: find the oldest one, which takes a walk over all records. `header` is the
-    result of `require_single_batch`, if known.
+    The CRC is not checked. `fields`: to compute one takes a walk over the records. `header` is the result of
+    `require_single_batch`, if known.
     """
     if header is None:
         header = require_single_batch(records)
@@ -137,7 +139,7 @@ def scan_batch(
         if end > len(payload):
             raise Malformed("the first record is longer than its batch")
         newest = first if header.record_count == 1 else _newest_delta(payload, header, first)
-        oldest_ms = _oldest_ms(payload, header, effort) if timestamps else None
+        computed = _computed(fields, PayloadRecords(payload, header, effort)) if fields else None
         stated = _Stated(names, where, effort)
         if isinstance(payload, bytes):
             if header.record_count == 1:
@@ -158,8 +160,8 @@ def scan_batch(
         stated.write_id,
         timestamp_of(header, newest),
         digest,
-        oldest_ms,
         stated.copied_from,
+        computed,
     )
 
 
@@ -213,17 +215,8 @@ def _newest_delta(payload: bytes | memoryview, header: BatchHeader, first: int) 
     return newest
 
 
-def _oldest_ms(payload: bytes | memoryview, header: BatchHeader, effort: Effort) -> int | None:
-    effort.take(0, header.record_count)
-    oldest, at = None, 0
-    for _ in range(header.record_count):
-        at, delta, _ = record_start(payload, at)
-        if at > len(payload):
-            raise Malformed("longer than its batch")
-        timestamp = header.base_timestamp_ms + delta
-        if timestamp != NO_TIMESTAMP and (oldest is None or timestamp < oldest):
-            oldest = timestamp
-    return oldest
+def _computed(fields: Sequence[Field[Any]], records: PayloadRecords) -> Mapping[Field[Any], Any]:
+    return {each: each.compute(records) for each in fields}
 
 
 #: Up to this many records a walk is faster than a search.

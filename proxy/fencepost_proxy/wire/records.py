@@ -85,3 +85,46 @@ def records_in(payload: bytes, count: int) -> Iterator[tuple[bytes, int, bytes]]
             raise Malformed("a record is longer than its batch")
         delta, rest_at = read_varlong(payload, start + 1)
         yield payload[start : start + 1], delta, payload[rest_at:at]
+
+
+class PayloadRecords:
+    """The decompressed records of a batch, for the fields that policies read. Iteration raises as `scan_batch` does."""
+
+    __slots__ = ("_effort", "_header", "_payload")
+
+    def __init__(self, payload: bytes | memoryview, header: BatchHeader, effort: Effort) -> None:
+        self._payload = payload
+        self._header = header
+        self._effort = effort
+
+    def timestamps_ms(self) -> Iterator[int]:
+        payload, base_ms, at = self._payload, self._header.base_timestamp_ms, 0
+        self._effort.take(0, self._header.record_count)
+        for _ in range(self._header.record_count):
+            at, delta, _ = record_start(payload, at)
+            if at > len(payload):
+                raise Malformed("longer than its batch")
+            timestamp = base_ms + delta
+            if timestamp != NO_TIMESTAMP:
+                yield timestamp
+
+    def keys(self) -> Iterator[bytes | None]:
+        self._effort.take(0, self._header.record_count)
+        return keys_in(self._payload, self._header.record_count)
+
+
+def keys_in(payload: bytes | memoryview, count: int) -> Iterator[bytes | None]:
+    """None for a record without a key, b"" for an empty key."""
+    at = 0
+    for _ in range(count):
+        end, _, key_at = record_start(payload, at)
+        if end > len(payload):
+            raise Malformed("longer than its batch")
+        _, key_at = read_varint(payload, key_at)
+        length, key_at = read_varint(payload, key_at)
+        if key_at + length > end:
+            raise Malformed(f"invalid key length {length}")
+        yield None if length < 0 else bytes(payload[key_at : key_at + length])
+        at = end
+    if at != len(payload):
+        raise Malformed(f"{len(payload) - at} extra bytes after {count} records")
