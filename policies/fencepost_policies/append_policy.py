@@ -125,7 +125,7 @@ class AppendCheck(Generic[S]):
 
 
 class AppendPolicy(AppendCheck[S]):
-    """A check that decides from the batch alone, as soon as it is read. Pure: no clock, no I/O, no memory."""
+    """A check that decides from the batch alone. Pure: no clock, no I/O, no memory."""
 
     def check(self, append: Append, setting: S, facts: Facts) -> Refusal | None:
         """None accepts. Refuse with a Kafka error code, a reason and a message: `REASON topic=…`. The setting is on."""

@@ -10,7 +10,10 @@ from fencepost_policies.idempotence_level import IdempotenceLevel
 from fencepost_policies.partition_count import PartitionCount
 from fencepost_policies.record_age import RecordAge
 
-POLICIES: Final[tuple[AppendPolicy[Any], ...]] = (RecordAge(),)
+POLICIES: Final[tuple[AppendPolicy[Any], ...]] = (
+    # docs/write-a-policy.md adds a line here.
+    RecordAge(),
+)
 
 #: See `append_policy.py` for why these are no policies.
 OTHER_CHECKS: Final[tuple[AppendCheck[Any], ...]] = (ConditionalPublish(), PartitionCount(), IdempotenceLevel())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from fencepost_policies.registry import CHECKS
 from fencepost_proxy.config.keys import SHOWN, TABLES
 from fencepost_proxy.config.reference import default_of
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 
 _HEAD: Final = """\
 # Configuration
@@ -107,7 +110,15 @@ def page() -> str:
         option = f" Option `{key.option}`." if key.option else ""
         cells = (f"`{name}`{' ↻' if key.live else ''}", _code(key.type), _code(default_of(key)))
         lines.append(f"| {' | '.join(cells)} | {_cell(key.doc + option)} |")
-    return "\n".join([*lines, "", _TOPICS_EXAMPLE])
+    return "\n".join([*lines, "", _TOPICS_EXAMPLE, *_topic_configs(), ""])
+
+
+def _topic_configs() -> Iterator[str]:
+    yield from ("| topic config | values | meaning | reasons of refusals |", "|---|---|---|---|")
+    reasons = {check.config.name: ", ".join(f"`{each}`" for each in check.reasons) for check in CHECKS}
+    for name, config in VIRTUAL_CONFIGS.items():
+        values = f"{config.valid} (default `{config.default}`)"
+        yield f"| `{name}` | {values} | {_cell(config.documentation)} | {reasons.get(name, '')} |"
 
 
 _COLUMNS: Final = ["| key | type | default | meaning |", "|---|---|---|---|"]
@@ -120,8 +131,12 @@ _TOPICS_EXAMPLE: Final = """\
 "fencepost.idempotence.level" = "required"
 ```
 
-For the topic configs see [the contract](contract.md#topic-configs) or `fencepost config explain
-fencepost.check.expected.offsets`. A config set on the topic itself overrides the file.
+A config set on the topic itself overrides the file.
+
+## Topic configs
+
+How to set them, and what producers send and get: [the contract](contract.md#topic-configs). `fencepost config explain
+fencepost.check.expected.offsets` explains one. Reasons are labels of `fencepost_refusals_total`.
 """
 
 

@@ -11,11 +11,11 @@ import pytest
 from fencepost_proxy.observability.status import CheckedTopicStatus, StatusSnapshot
 from fencepost_proxy.types import Address
 from tests.support.page import Reader
-from tests.support.status import status_page
+from tests.support.status import REQUIRED, status_page
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 _SNAPSHOT = StatusSnapshot(version="1.2.3", uptime_seconds=1.0, cluster_id="c", bootstrap=Address("proxy", 19092))
-_TOPIC = CheckedTopicStatus("<script>document.title = 'taken'</script>", "required", 6)
+_TOPIC = CheckedTopicStatus("<script>document.title = 'taken'</script>", REQUIRED, 6)
 
 
 @pytest.mark.skipif(_CHROMIUM is None, reason="Chromium is not installed")

@@ -39,6 +39,7 @@ from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
 from tests.kit.event_loop import in_event_loop
 from tests.support.certificates import Authority
+from tests.support.status import REQUIRED
 from tests.support.status import lists as canned
 
 READY = StatusSnapshot(
@@ -51,7 +52,7 @@ READY = StatusSnapshot(
     brokers=(BrokerStatus(NodeId(1), Address("kafka-1", 9092), Address("127.0.0.1", 19094), 2),),
 )
 NOT_LOADED = Reason("the state topic is not loaded", "Wait.")
-TOPICS = (CheckedTopicStatus("<script>alert(1)</script>", "required", 6),)
+TOPICS = (CheckedTopicStatus("<script>alert(1)</script>", REQUIRED, 6),)
 
 
 @asynccontextmanager
@@ -276,7 +277,7 @@ async def test_query_has_at_most_16_fields() -> None:
 @in_event_loop
 async def test_json_texts_are_clipped_at_400_characters() -> None:
     names = ("a" * 400, "b" * 401)
-    rows = tuple(CheckedTopicStatus(name, "required", 6) for name in names)
+    rows = tuple(CheckedTopicStatus(name, REQUIRED, 6) for name in names)
 
     async with status_server(lists=canned({"topics": rows})) as address:
         shown = json.loads((await get(address, "/topics.json"))[2])["rows"]
@@ -383,7 +384,7 @@ async def test_snapshot_crash_is_500_and_server_continues() -> None:
 
 @in_event_loop
 async def test_list_comes_in_linked_parts() -> None:
-    rows = [CheckedTopicStatus(f"orders-{number:05}", "required", 1) for number in range(1_234)]
+    rows = [CheckedTopicStatus(f"orders-{number:05}", REQUIRED, 1) for number in range(1_234)]
 
     async with status_server(lists=canned({"topics": rows})) as address:
         found: list[str] = []
@@ -401,7 +402,7 @@ async def test_list_comes_in_linked_parts() -> None:
 @pytest.mark.parametrize("target", ["/status.json", "/topics.json?limit=500"])
 @in_event_loop
 async def test_page_size_is_bounded_for_any_rows(target: str) -> None:
-    rows = [CheckedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), "required", 1) for number in range(600)]
+    rows = [CheckedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), REQUIRED, 1) for number in range(600)]
 
     async with status_server(lists=canned({"topics": rows})) as address:
         status, _, body = await get(address, target)
@@ -429,7 +430,7 @@ async def test_many_thresholds_are_served_whole_in_small_parts() -> None:
 
 @in_event_loop
 async def test_overview_has_the_first_rows_of_each_list() -> None:
-    rows = [CheckedTopicStatus(f"t{number}", "required", 1) for number in range(300)]
+    rows = [CheckedTopicStatus(f"t{number}", REQUIRED, 1) for number in range(300)]
     async with status_server(lists=canned({"topics": rows})) as address:
         for query, expected in (("", 100), ("?limit=20", 20)):
             status = json.loads((await get(address, f"/status.json{query}"))[2])

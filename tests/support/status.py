@@ -7,13 +7,17 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.status import Listed, PageRequest, StatusSnapshot
 from fencepost_proxy.observability.status_server import Release, StatusServer
 from fencepost_proxy.types import Address
 from tests.support.ports import free_port
+
+#: Virtual configs of a checked topic.
+REQUIRED: Final = {"fencepost.check.expected.offsets": "required"}
+AGED: Final = {"fencepost.max.record.age.ms": "60000"}
 
 
 def lists(rows: Mapping[str, Sequence[Any]]) -> Callable[[Sequence[PageRequest]], Awaitable[Sequence[Listed]]]:

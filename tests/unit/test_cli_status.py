@@ -31,7 +31,7 @@ from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.types import Address, NodeId
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
-from tests.support.status import status_page
+from tests.support.status import AGED, REQUIRED, status_page
 
 BROKER = BrokerStatus(NodeId(2), Address("kafka-2", 9092), Address("proxy", 19095), 4)
 HEALTHY = StatusSnapshot("1.2.3", 3_700.0, "abc", Address("proxy", 19092), brokers=(BROKER,), refusals={"x": 7})
@@ -40,7 +40,7 @@ LAST = RefusalStatus(
     "orders", 3, "offset_mismatch", int(time.time() * 1000), 41, 57, "billing", Address("10.0.0.7", 51_000)
 )
 ROWS: Mapping[str, Sequence[Any]] = {
-    "topics": (CheckedTopicStatus("orders", "required", 6, 2, log_end_offsets=570, ends_known=4, refusals=1),),
+    "topics": (CheckedTopicStatus("orders", REQUIRED | AGED, 6, 2, log_end_offsets=570, ends_known=4, refusals=1),),
     "partitions": (
         PartitionStatus("orders", 3, NodeId(2), "open", 57, 0, refusals=1, last_refusal=LAST),
         PartitionStatus("orders", 4, None),
@@ -145,8 +145,8 @@ def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) ->
         assert main(["topics", "--search", "nothing like it", "--status", str(address)]) == 0
         nothing = capsys.readouterr().out
 
-    assert head.split()[:2] == ["TOPIC", "OFFSETS"]
-    assert topic.split()[:2] == ["orders", "required"]
+    assert head.split()[:2] == ["TOPIC", "CONFIGS"]
+    assert topic.split()[:3] == ["orders", "check.expected.offsets=required,", "max.record.age.ms=60000"]
     assert "570 in 4" in topic
     assert "offset_mismatch" in three
     assert "expected 41, log end 57" in three
@@ -156,7 +156,7 @@ def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_long_topic_list_is_queried_completely(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [CheckedTopicStatus(f"t{number:04}", "true", 1) for number in range(1_100)]
+    rows = [CheckedTopicStatus(f"t{number:04}", REQUIRED, 1) for number in range(1_100)]
     with status_page(HEALTHY, {"topics": rows}) as address:
         assert main(["topics", "--status", str(address), "--json"]) == 0
 

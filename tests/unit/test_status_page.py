@@ -15,7 +15,6 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_policies.append import Check
 from fencepost_proxy.cluster.heartbeats import Instance
 from fencepost_proxy.cluster.metadata import NO_NODE, Leader, PartitionInfo, TopicInfo
 from fencepost_proxy.config import Limits
@@ -60,6 +59,7 @@ from fencepost_proxy.wire.apis import API_VERSIONS
 from fencepost_proxy.wire.control import encode_request_frame
 from fencepost_proxy.wire.schema import Message
 from tests.support.page import FILES, Case, Rendered, needs_node, rendered
+from tests.support.status import AGED, REQUIRED
 
 NOW = 1_800_000_000.0
 NOW_MS = int(NOW * 1000)
@@ -380,7 +380,7 @@ def test_the_worst_comes_first_and_decides() -> None:
 
 REFUSAL = RefusalStatus(EVIL, 0, EVIL, NOW_MS - 1_000, 3, 57, EVIL, Address("10.0.0.7", 51_000))
 ROWS: Mapping[What, tuple[Any, ...]] = {
-    "topics": (CheckedTopicStatus(EVIL, "required", 6, 1, last_refusal=REFUSAL, refusals=1),),
+    "topics": (CheckedTopicStatus(EVIL, REQUIRED, 6, 1, last_refusal=REFUSAL, refusals=1),),
     "partitions": (PartitionStatus(EVIL, 0, None, EVIL, 57, 0, 1, 1, REFUSAL),),
     "refusals": (REFUSAL,),
     "software": (SoftwareStatus(EVIL, EVIL, 3), SoftwareStatus(None, None, 1)),
@@ -457,7 +457,7 @@ def test_long_names_do_not_make_the_page_long() -> None:
 
 @needs_node
 def test_list_page_searches_and_links_to_its_neighbours() -> None:
-    rows = tuple(CheckedTopicStatus(f"t{number}", "required", 1) for number in range(50))
+    rows = tuple(CheckedTopicStatus(f"t{number}", REQUIRED, 1) for number in range(50))
     found = shown(list_page("topics", Listed(1_234, rows), "?search=t&offset=50", search="t", offset=50))
     assert found.asked == ["/topics.json?search=t&offset=50"]
     assert "51 to 100 of 1,234" in found.read.text
@@ -477,12 +477,13 @@ def test_list_page_without_rows_says_none() -> None:
 @needs_node
 def test_overview_links_to_all_rows() -> None:
     rows = tuple(
-        CheckedTopicStatus(f"t{number}", "required", 6, log_end_offsets=9, ends_known=2) for number in range(20)
+        CheckedTopicStatus(f"t{number}", REQUIRED | AGED, 6, log_end_offsets=9, ends_known=2) for number in range(20)
     )
     found = shown(overview(lists=dict(EMPTY) | {"topics": Listed(1_234, rows)}))
     assert "all 1,234" in found.read.sections["topics"]
     assert "t19" in found.read.sections["topics"]
     assert "9 in 2" in found.read.sections["topics"]
+    assert "check.expected.offsets=required, max.record.age.ms=60000" in found.read.sections["topics"]
 
 
 @needs_node
@@ -556,7 +557,7 @@ class _Proxy:
             sequencers=self.sequencers,
             refusals=self.refusals,
             topics=lambda: self.infos,
-            policy=lambda name: TopicPolicy(Check.REQUIRED) if name in self.infos else None,
+            policy=lambda name: TopicPolicy.of(REQUIRED | AGED) if name in self.infos else None,
             info=self.infos.get,
             expansions=lambda: self.expansions,
             gated=lambda: self.gated,
@@ -598,6 +599,7 @@ def test_topic_shows_its_ends_and_last_refusal() -> None:
 
     (topic,) = proxy.lists.listed(PageRequest("topics")).rows
     assert (topic.log_end_offsets, topic.ends_known, topic.partitions, topic.refusals) == (62, 2, 3, 2)
+    assert topic.configs == REQUIRED | AGED
     assert (topic.last_refusal.reason, topic.last_refusal.partition) == ("expectation_required", 2)
     zero, one, _ = proxy.lists.listed(PageRequest("partitions", topic="orders")).rows
     assert (zero.state, zero.log_end_offset, zero.last_refusal.expected, zero.last_refusal.log_end_offset) == (

@@ -67,10 +67,7 @@ def reported(found: Mapping[str, Any], now: float) -> str:
 def _topics(rows: Sequence[Mapping[str, Any]], now: float) -> str:
     columns: Columns = {
         "TOPIC": "topic",
-        "OFFSETS": "check",
-        "COUNT": "count_check",
-        "ORDERED": lambda each: "true" if each["ordered"] else "false",
-        "IDEMPOTENCE": "idempotence",
+        "CONFIGS": lambda each: _configs(each["configs"]),
         "PARTITIONS": "partitions",
         "SUM OF LOG ENDS": _ends,
         "PENDING": "waiting",
@@ -92,6 +89,10 @@ def _partitions(rows: Sequence[Mapping[str, Any]], now: float) -> str:
         "LAST REFUSAL": lambda each: _last(each, now),
     }
     return table_of(columns, rows)
+
+
+def _configs(configs: Mapping[str, str]) -> str:
+    return ", ".join(f"{name.removeprefix('fencepost.')}={value}" for name, value in configs.items())
 
 
 def _ends(each: Mapping[str, Any]) -> object:

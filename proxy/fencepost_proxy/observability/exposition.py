@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+from fencepost_policies.registry import REASONS
 from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.metrics import (
     Distribution,
@@ -210,10 +211,10 @@ _CONDITIONAL = Section("Conditional publish", "For topics that check expected of
 
 @_CONDITIONAL.counter("reason")
 def fencepost_refusals_total(s: Scrape) -> Labelled:
-    """Batches refused by the proxy, by reason: conditional publish, partition counts, transactions and idempotence
-    levels. not_ready, try_again, transaction_open and outcome_unknown are retriable.
+    """Batches refused by the proxy, by reason: those of append checks (docs/configuration.md), transactions, unreadable
+    batches. not_ready, try_again, transaction_open and outcome_unknown are retriable.
     """
-    return _by(s.metrics.refusals, "offset_mismatch", "not_ready", "try_again", "transaction_open", "outcome_unknown")
+    return _by(s.metrics.refusals, *REASONS, "not_ready", "try_again", "transaction_open", "outcome_unknown")
 
 
 @_CONDITIONAL.counter()

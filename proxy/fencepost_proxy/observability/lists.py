@@ -157,12 +157,9 @@ class Lists:
         count, last = self.refusals.of_topic(topic)
         return CheckedTopicStatus(
             topic,
-            policy.check.value,
+            dict(policy.configs),
             info.partition_count,
             sum(sequencer.waiting for sequencer in sequencers if sequencer is not None),
-            count_check=policy.count_check.value,
-            ordered=policy.ordered,
-            idempotence=policy.idempotence.name.lower(),
             log_end_offsets=sum(known),
             ends_known=len(known),
             refusals=count,

@@ -224,13 +224,8 @@ const LISTS = {
   }],
 };
 
-function checks(topic) {
-  return [
-    topic.check !== "false" && `offsets ${topic.check}`,
-    topic.count_check !== "false" && `partition count ${topic.count_check}`,
-    topic.ordered && "ordered expansion",
-    topic.idempotence !== "off" && `idempotence ${topic.idempotence}`,
-  ].filter(Boolean).join(", ");
+function checks({configs}) {
+  return Object.entries(configs).map(([name, value]) => `${name.replace("fencepost.", "")}=${value}`).join(", ");
 }
 
 function logEnds({ends_known, log_end_offsets, partitions}) {

@@ -62,21 +62,17 @@ class RefusalStatus:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTopicStatus:
-    """A topic with a virtual config that differs from its default.
+    """A topic with append checks, or with ordered partition expansion.
 
-    Values of virtual configs: `check` of `fencepost.check.expected.offsets`, `count_check` of
-    `fencepost.check.partition.count`, `ordered` of `fencepost.ordered.partition.expansion`, `idempotence` of
-    `fencepost.idempotence.level`. `waiting`: pending appends. `log_end_offsets`: sum over the `ends_known` partitions
-    whose log end the proxy knows. `refusals`: since the process started, as far as retained.
+    `configs`: values of virtual configs that are not the default. `waiting`: pending appends. `log_end_offsets`: sum
+    over the `ends_known` partitions whose log end the proxy knows. `refusals`: since the process started, as far as
+    retained.
     """
 
     topic: str
-    check: str
+    configs: Mapping[str, str]
     partitions: int
     waiting: int = 0
-    count_check: str = "false"
-    ordered: bool = False
-    idempotence: str = "off"
     log_end_offsets: int = 0
     ends_known: int = 0
     refusals: int = 0
