@@ -37,8 +37,8 @@ RUN_BY: Final = {
     rf"{_FENCEPOST} check --bootstrap-server \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config.py"
     "::test_example_file_has_every_key_and_loads",
-    r"fencepost config explain fencepost.max.record.age.ms": "tests/unit/test_write_a_policy.py"
-    "::test_one_file_and_one_line_add_a_policy",
+    r"fencepost config explain fencepost.require.key": "tests/unit/test_write_a_policy.py"
+    "::test_one_field_one_file_and_one_line_add_a_policy",
     r"fencepost status": "tests/unit/test_cli_status.py::test_output_starts_with_the_health_line",
     r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
     r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_empty_expansion_status_is_stated",
