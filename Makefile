@@ -107,7 +107,7 @@ dist: jars $(VENV)/.packages-dist  ## sdist, and wheel with the native module (F
 	@$(PYTHON) -m venv build/dist
 	@build/dist/bin/pip install -q --disable-pip-version-check "$$(echo dist/*.whl)[proxy]"
 	@cd build/dist && bin/fencepost --version && bin/fencepost proxy --help >help
-	@$(PYTEST) -q tests/integration/test_distribution.py
+	@DIST=$(if $(filter off,$(FENCEPOST_NATIVE)),,dist) $(PYTEST) -q tests/integration/test_distribution.py
 
 native: $(VENV)/.installed-run  ## the native module (Rust), which the other targets build only if there is cargo; says why not
 	@$(BIN)/python hatch_build.py --required

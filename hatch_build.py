@@ -124,7 +124,11 @@ def _zig_linker(target: Path) -> dict[str, str]:
     script = target / "zig-cc"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ziglang cc {options}"$@"\n', "utf-8")
     script.chmod(0o755)
-    return {"RUSTFLAGS": f"{os.environ.get('RUSTFLAGS', '')} -C linker={script}".strip()}
+    # By its name alone: rustc's options are part of symbols' hashes, and a wheel from another directory is the same.
+    return {
+        "RUSTFLAGS": f"{os.environ.get('RUSTFLAGS', '')} -C linker={script.name}".strip(),
+        "PATH": f"{target}{os.pathsep}{os.environ['PATH']}",
+    }
 
 
 def _install(module: Path, library: Path) -> None:
