@@ -22,6 +22,7 @@ _STEP_SECONDS = 0.002
 _REASONS = {"producer_id_taken": "shared_producer_id"}
 _REASONS_BY_TEXT = {
     "another timestamp: copied headers": "copied_headers",
+    "this proxy does not know the topic config": "unknown_config",
     "a transaction is open on the partition; its marker": "transaction_open",
 }
 _WITHOUT_METRIC = {"whole_request_refused", "producer_forgotten"}

@@ -17,11 +17,12 @@ from tests.support import raw
 from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
 
-#: A config file: names of topics begin with that of their configs. Long leases, because no row changes configs.
+#: A config file: names of topics begin with that of their configs. Long leases, because no row changes configs. A file
+#: has no configs of a newer version.
 CONFIG = "config_lease_seconds = 30.0\n" + "\n".join(
     f'[topics."{name}--*"]\n' + "".join(f'"{key}" = "{value}"\n' for key, value in configs.items())
     for name, configs in CONFIGS.items()
-    if configs
+    if configs and not name.startswith("newer")
 )
 
 

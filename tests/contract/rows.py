@@ -26,6 +26,8 @@ _CHECK, _COUNT, _LEVEL = (
     f"fencepost.{name}" for name in ("check.expected.offsets", "check.partition.count", "idempotence.level")
 )
 _AGE = {"fencepost.max.record.age.ms": "60000"}
+#: As the state topic has it: a config of a newer version that must be understood.
+_NEWER = {"!fencepost.future": "1"}
 _BASE = {"fencepost.expected.offsets.source": "base"}
 #: Topic configs, by the name that rows use.
 CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -44,6 +46,10 @@ CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     "aged": _AGE,
     "checked-and-aged": {_CHECK: "true", **_AGE},
     "counted-and-aged": {_COUNT: "true", **_AGE},
+    "newer": _NEWER,
+    "newer-and-required": {_CHECK: "required", **_NEWER},
+    "newer-and-counted": {_COUNT: "true", **_NEWER},
+    "newer-and-ignored": {"fencepost.future": "1"},
 }
 
 NO_SESSION: Final = {SEQUENCER: "sessions decide this, not sequencers"}

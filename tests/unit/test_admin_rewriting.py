@@ -29,6 +29,8 @@ from fencepost_proxy.wire.control import (
 from fencepost_proxy.wire.schema import Message
 
 CHECK, SOURCE = "fencepost.check.expected.offsets", "fencepost.expected.offsets.source"
+#: Known only to a newer version.
+FUTURE = "fencepost.future"
 #: What a topic has where nothing is set: name, value, source.
 DEFAULTS = [(each.name, each.default, 5) for each in VIRTUAL_CONFIGS.values()]
 ORDERS, PAYMENTS, STATE = UUID(int=0xA1), UUID(int=0xA2), UUID("5e0dba5e-c0de-4f11-9a3e-7c29e9d5f00d")
@@ -430,6 +432,23 @@ def test_legacy_call_changes_only_virtual_configs_that_it_names() -> None:
     assert changes("orders", config(SOURCE, "header")) == [TopicConfigChange("orders", None, {SOURCE: "header"})]
 
 
+@pytest.mark.parametrize("stored", [f"!{FUTURE}", FUTURE])
+def test_config_of_a_newer_version_can_only_be_deleted(stored: str) -> None:
+    world = World(stored={stored: "on", CHECK: "true"})
+
+    def alter(api_key: int, value: str | None, **more: int) -> tuple[int, str | None]:
+        requested = resource("orders", config(FUTURE, value, **more))
+        return codes(world.alter(api_key, requested, answers=[done("orders")]))["orders"]
+
+    for api_key in (apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS):
+        code, message = alter(api_key, "on")
+        assert (code, world.forwarded.resources, world.changes) == (40, [], [])
+        assert f"This proxy does not know {FUTURE}" in (message or "")
+    assert alter(apis.INCREMENTAL_ALTER_CONFIGS, None, config_operation=DELETE) == (0, None)
+    assert names(world.forwarded.resources[0].configs) == []
+    assert world.changes == [TopicConfigChange("orders", None, {}, frozenset({stored}))]
+
+
 @pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
     world = World()
@@ -493,6 +512,16 @@ def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[st
     assert names(answer.results[0].configs) == shown
     # An empty list would query everything: the virtual names stay in it, and match nothing at Kafka.
     assert world.forwarded.resources[0].configuration_keys == keys
+
+
+def test_config_of_a_newer_version_is_shown() -> None:
+    world = World(stored={f"!{FUTURE}": "on"})
+    for keys in (None, [FUTURE]):
+        answer = world.describe(described("orders"), keys=keys, include_synonyms=True, include_documentation=True)
+        shown = answer.results[0].configs[-1]
+        assert (shown.name, shown.value, shown.config_source, shown.read_only) == (FUTURE, "on", 1, True)
+        assert "a newer version set it" in shown.documentation
+    assert names(world.describe(described("payments")).results[0].configs) == list(VIRTUAL_CONFIGS)
 
 
 def test_requested_synonyms_and_documentation_are_returned() -> None:

@@ -9,6 +9,7 @@ from fencepost_proxy import logs
 from fencepost_proxy.observability.status import RefusalStatus
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import NotStored, TopicConfigChange
+from fencepost_proxy.topics.unknown_configs import shown_name
 from fencepost_proxy.topics.virtual_configs import weakens
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address
@@ -49,7 +50,7 @@ def configs_stored(
             **identity._asdict(),
             topic=each.topic,
             set=dict(each.assign) or None,
-            unset=sorted(each.unset) or None,
+            unset=sorted(map(shown_name, each.unset)) or None,
             topic_deleted=each.deleted or None,
             old={name: old for name, (old, _) in effect.items()} or None,
             new={name: new for name, (_, new) in effect.items()} or None,

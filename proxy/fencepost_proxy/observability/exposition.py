@@ -212,9 +212,11 @@ _CONDITIONAL = Section("Conditional publish", "For topics that check expected of
 @_CONDITIONAL.counter("reason")
 def fencepost_refusals_total(s: Scrape) -> Labelled:
     """Batches refused by the proxy, by reason: those of append checks (docs/configuration.md), transactions, unreadable
-    batches. not_ready, try_again, transaction_open and outcome_unknown are retriable.
+    batches. not_ready, try_again, transaction_open, unknown_config and outcome_unknown are
+    retriable.
     """
-    return _by(s.metrics.refusals, *REASONS, "not_ready", "try_again", "transaction_open", "outcome_unknown")
+    retriable = ("not_ready", "try_again", "transaction_open", "unknown_config", "outcome_unknown")
+    return _by(s.metrics.refusals, *REASONS, *retriable)
 
 
 @_CONDITIONAL.counter()

@@ -25,6 +25,7 @@ from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error, StateError, error_name
 from fencepost_proxy.preflight.findings import Finding, Group, State
+from fencepost_proxy.services.unknown_configs import problems
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 from fencepost_proxy.types import NodeId
@@ -279,6 +280,8 @@ class _Probe:
             found.append(ACLS.ok(OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
         if not checked[OF_THE_FILE] and not self._open:
             found += self._not_there(self._config)
+        if self._set is not None:
+            found += [ACLS.warning(OF_ADMINS, each.what, each.do) for each in problems(self._set.unknown_configs)]
         return [*found, *self._others(others, any_visible=bool(topics)), *self._watched(observed)]
 
     def _others(self, others: Sequence[Message], *, any_visible: bool) -> Iterator[Finding]:

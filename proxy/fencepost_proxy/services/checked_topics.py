@@ -12,6 +12,7 @@ from typing import Final
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Reason
 from fencepost_proxy.observability.status import ExpansionStatus
+from fencepost_proxy.services import unknown_configs
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import Driver
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
@@ -75,6 +76,7 @@ class CheckedTopics:
         if all(is_abort_only(record) for record in records):
             return  # hundreds in a second, where transactions race
         topics = set(filter(None, map(_topic_of, records)))
+        unknown_configs.log({topic: view.unknown_configs[topic] for topic in topics & view.unknown_configs.keys()})
         cluster.lookups.verify(topics, view.topic_configs)
         self.replaced_topics.state_changed(view)
         cluster.policies.state_changed()

@@ -36,6 +36,7 @@ from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import Driver
 from fencepost_proxy.services.reports import Reports
+from fencepost_proxy.services.unknown_configs import problems
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
@@ -178,6 +179,7 @@ class ProcessStatus:
 
     def _problems(self, brokers: Sequence[BrokerStatus], transactions: TransactionsReport | None) -> Iterator[Problem]:
         yield from self.cluster.rights.problems()
+        yield from problems(self.cluster.membership.view.unknown_configs)
         yield from diagnosis.of_ignored_offsets(self._ignoring_offsets())
         yield from diagnosis.of_process(
             self.limits(),

@@ -23,6 +23,10 @@ NEWER_VERSION: Final = (
     "Update this proxy to the newest version in use for this cluster, or delete the config of that topic with "
     "kafka-configs through a proxy of that version."
 )
+UNKNOWN_CONFIGS: Final = (
+    "Update this proxy to the newest version in use for this cluster. After a rollback, delete the configs: "
+    "kafka-configs --alter --topic TOPIC --delete-config NAME, through any proxy."
+)
 NOT_OURS: Final = (
     "Check which client created that topic. If nothing uses it, delete it directly in Kafka. The proxy recovers "
     "automatically."

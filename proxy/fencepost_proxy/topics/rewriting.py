@@ -17,7 +17,7 @@ its Kafka configs are not changed either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -28,6 +28,7 @@ from fencepost_proxy.topics.create_partitions import plan_create_partitions
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.transactions import plan_add_partitions, plan_write_markers
+from fencepost_proxy.topics.unknown_configs import UNKNOWN_CONFIG_DOCUMENTATION, shown_name
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
     ORDERED_PARTITION_EXPANSIONS,
@@ -219,12 +220,13 @@ def _plan_alter(
         try:
             if known.is_state_topic(topic):
                 raise _Refused(DENIED, denied_message(known))
-            _use_canonical_names(resource.configs)
+            virtual = VIRTUAL_CONFIGS.keys() | known.view.configs_set_on(topic, known.topic_id(topic)).keys()
+            _use_canonical_names(resource.configs, virtual)
             _no_read_only(resource.configs)
-            ours = [config for config in resource.configs if config.name in VIRTUAL_CONFIGS]
+            ours = [config for config in resource.configs if config.name in virtual]
             if len({config.name for config in ours}) != len(ours):
                 raise _Refused(Error.INVALID_REQUEST, "Error due to duplicate config keys")
-            resource.configs = [config for config in resource.configs if config.name not in VIRTUAL_CONFIGS]
+            resource.configs = [config for config in resource.configs if config.name not in virtual]
             if change := alter(topic, ours):
                 _not_internal(topic, change.assign)
                 pending[topic] = change
@@ -250,9 +252,12 @@ def _plan_alter(
     return Plan(request, finish)
 
 
-def _use_canonical_names(configs: list[Message]) -> None:
+def _use_canonical_names(configs: list[Message], virtual: Set[str] = VIRTUAL_CONFIGS.keys()) -> None:
+    """Those under which `virtual` has them."""
+    stored = {shown_name(name): name for name in virtual}
     for config in configs:
-        config.name = canonical(config.name)
+        name = canonical(config.name)
+        config.name = stored.get(name, name)
 
 
 def _no_read_only(configs: list[Message]) -> None:
@@ -275,6 +280,9 @@ def _no_nulls(configs: list[Message]) -> None:
 
 
 def _parse(name: str, value: str | None) -> str:
+    if name not in VIRTUAL_CONFIGS:
+        message = f"This proxy does not know {shown_name(name)}: a newer version set it. It can only delete it."
+        raise _Refused(Error.INVALID_CONFIG, message)
     try:
         return parse_value(name, value)
     except InvalidConfigValue as error:
@@ -364,12 +372,15 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
         config_source=source,
         synonyms=synonyms if request.include_synonyms else [],
         config_type=_LONG if isinstance(config, Milliseconds) else _STRING,
-        documentation=None
-        if not documented
-        else ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION
-        if config is None
-        else config.documentation,
+        documentation=_documentation(name) if documented else None,
     )
+
+
+def _documentation(name: str) -> str:
+    if name == ORDERED_PARTITION_EXPANSIONS:
+        return ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION
+    config = VIRTUAL_CONFIGS.get(name)
+    return UNKNOWN_CONFIG_DOCUMENTATION if config is None else config.documentation
 
 
 def _shows_expansions(known: Known, topic: str) -> bool:
@@ -387,7 +398,8 @@ def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) ->
             levels[name].insert(0, _Level(config.parse(file_configs[name]), _STATIC_BROKER_CONFIG))
         if name in set_on_topic:
             levels[name].insert(0, _Level(set_on_topic[name], _TOPIC_CONFIG))
-    return levels
+    unknown = set_on_topic.keys() - VIRTUAL_CONFIGS.keys()
+    return levels | {shown_name(name): [_Level(set_on_topic[name], _TOPIC_CONFIG)] for name in sorted(unknown)}
 
 
 _PLANNERS: Final[Mapping[int, Callable[[int, Message, Known], Plan]]] = {

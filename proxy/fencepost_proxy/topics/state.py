@@ -20,7 +20,8 @@ is written once, even by its writer:
 A process that does not know whether its proposal was stored reads the topic. If it is missing, the process makes a new
 one with a new uuid. A proposal counts once it was read back.
 
-Records of unknown kinds, from newer versions, are left alone.
+Records of unknown kinds, from newer versions, are left alone. Configs with unknown names are kept and reported
+(`unknown_configs.py`).
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.abort_only import ABORT_ONLY, AbortOnlyView
 from fencepost_proxy.topics.fencing import FENCE_BASE, PRODUCER_ID, FenceBaseRecords, SharedProducerIds
 from fencepost_proxy.topics.processes import HEARTBEAT, PROCESS, Processes
+from fencepost_proxy.topics.unknown_configs import shown_name
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
     UNCHECKED,
     VIRTUAL_CONFIGS,
     FileConfigs,
     TopicPolicy,
-    canonical,
+    name_of,
     parse_value,
+    stored_name,
     switches_off,
 )
 from fencepost_proxy.types import Offset
@@ -93,7 +96,8 @@ class NotStored:
 
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
     """All virtual configs set on a topic."""
-    return record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
+    stored = {stored_name(name, value): value for name, value in configs.items()}
+    return record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": stored})
 
 
 def encode_topic_config_tombstone(topic: str) -> StateRecord:
@@ -109,6 +113,7 @@ class StateView:
     def __init__(self, cluster_id: str) -> None:
         self._next_offset = Offset(0)
         self._topic_configs: dict[str, SetConfigs] = {}
+        self._unknown_configs: dict[str, tuple[str, ...]] = {}
         self.producer_ids = SharedProducerIds(cluster_id)
         self.fence_bases = FenceBaseRecords()
         self.processes = Processes()
@@ -148,14 +153,18 @@ class StateView:
         topic, value = key.partition("/")[2], object_of(raw)
         if value is None or topic in INTERNAL_TOPICS:
             self._topic_configs.pop(topic, None)
+            self._unknown_configs.pop(topic, None)
             return
-        configs = {canonical(str(name)): str(config) for name, config in typed(value, "configs", dict).items()}
+        configs = {name_of(str(name)): str(config) for name, config in typed(value, "configs", dict).items()}
         for name in configs.keys() & VIRTUAL_CONFIGS.keys():
             try:
                 parse_value(name, configs[name])
             except InvalidConfigValue as error:
                 raise _of_newer_version(topic, error) from error
         self._topic_configs[topic] = SetConfigs(UUID(typed(value, "topic_id", str)), MappingProxyType(configs))
+        self._unknown_configs.pop(topic, None)
+        if unknown := configs.keys() - VIRTUAL_CONFIGS.keys():
+            self._unknown_configs[topic] = tuple(sorted(unknown))
 
     # ---- queries
 
@@ -168,6 +177,11 @@ class StateView:
     def topic_configs(self) -> MappingProxyType[str, SetConfigs]:
         """By topic name, whether or not that incarnation of the topic still exists."""
         return MappingProxyType(self._topic_configs)
+
+    @property
+    def unknown_configs(self) -> Mapping[str, tuple[str, ...]]:
+        """Topics with configs that this version does not know, and the stored names of these."""
+        return self._unknown_configs
 
     def configs_set_on(self, topic: str, topic_id: UUID | None) -> Mapping[str, str]:
         """The virtual configs set on a topic of that name.
@@ -232,14 +246,16 @@ class StateView:
         return {**{name: value for name, value in old.items() if name not in change.unset}, **change.assign}
 
     def effect_of(self, change: TopicConfigChange, file_configs: FileConfigs) -> dict[str, tuple[str, str]]:
-        """(old, new) value of each virtual config of the topic that is different after the change."""
+        """(old, new) value of each virtual config of the topic that is different after the change; new is empty for a
+        deleted one that this version does not know."""
         if change.topic is None:
             return {}
         of_file = {name: parse_value(name, value) for name, value in file_configs(change.topic).items()}
         defaults = {name: config.default for name, config in VIRTUAL_CONFIGS.items()} | of_file
         old = defaults | {**self.configs_set_on(change.topic, change.topic_id)}
         new = defaults | ({} if change.deleted else self._set_by(change))
-        return {name: (old[name], new[name]) for name in defaults if old[name] != new[name]}
+        effect = {name: (old[name], new[name]) for name in defaults if old[name] != new[name]}
+        return effect | {shown_name(name): (old[name], "") for name in old.keys() - new.keys()}
 
     def _forget(self, change: TopicConfigChange) -> list[StateRecord]:
         # By id only: when this is stored, a new topic of that name may have other configs.

@@ -5,7 +5,7 @@ state topic stores them (`state.py`). Globs in the proxy's config file set them 
 creation. A value on the topic takes precedence over the file, the file over the default.
 
 Each append check brings its own (`fencepost_policies/registry.py`). For any other name the client gets Kafka's answer
-INVALID_CONFIG.
+INVALID_CONFIG, unless it deletes a config that a newer version has set (`unknown_configs.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fencepost_policies.idempotence_level import IDEMPOTENCE_LEVEL, Level
 from fencepost_policies.partition_count import CHECK_PARTITION_COUNT, PARTITIONER
 from fencepost_policies.partitioners import Partitioner
 from fencepost_policies.registry import CHECKS, OTHER_CHECKS, POLICIES
+from fencepost_proxy.topics.unknown_configs import MUST_BE_UNDERSTOOD, NOT_UNDERSTOOD, must_be_understood, shown_name
 
 #: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
 FileConfigs = Callable[[str], Mapping[str, str]]
@@ -65,6 +66,36 @@ _MANNERS: Final = frozenset(config.name for check in CHECKS for config in check.
 
 _PREFIX: Final = "fencepost."
 
+#: Stored under their own names: every version knows them. A later config must be understood, unless it is listed here,
+#: because versions that do not know it may ignore it.
+_STORED_UNCHANGED: Final = frozenset(
+    {
+        "fencepost.check.expected.offsets",
+        "fencepost.expected.offsets.source",
+        "fencepost.check.partition.count",
+        "fencepost.partitioner",
+        "fencepost.idempotence.level",
+        "fencepost.max.record.age.ms",
+        "fencepost.ordered.partition.expansion",
+    }
+)
+
+
+def stored_name(name: str, value: str) -> str:
+    """The name of a config in the state topic. An unknown one keeps its stored name.
+
+    The default is what versions do that do not know the config.
+    """
+    config = VIRTUAL_CONFIGS.get(name)
+    unchanged = config is None or name in _STORED_UNCHANGED or value == config.default
+    return name if unchanged else MUST_BE_UNDERSTOOD + name
+
+
+def name_of(stored: str) -> str:
+    """The name of a stored config; unchanged if this version does not know it."""
+    name = canonical(shown_name(stored))
+    return name if name in VIRTUAL_CONFIGS else stored
+
 
 def canonical(name: str) -> str:
     """The name of a virtual config, given it or its alias without `fencepost.`; any other name unchanged."""
@@ -85,8 +116,9 @@ def switches_off(name: str, value: str) -> bool:
 
 def weakens(name: str, old: str, new: str) -> bool:
     """Whether another value of a virtual config refuses fewer appends or expansions, as far as its kind shows."""
-    config = VIRTUAL_CONFIGS.get(name)
-    if config is None or name in _MANNERS:
+    if (config := VIRTUAL_CONFIGS.get(name)) is None:
+        return True  # one of a newer version is deleted
+    if name in _MANNERS:
         return False
     if isinstance(config, Milliseconds):
         longest, limit = config.setting(old), config.setting(new)
@@ -167,6 +199,8 @@ class TopicPolicy:
         settings = {name: VIRTUAL_CONFIGS[name].setting(value) for name, value in values.items()}
         expansion = settings[ORDERED_PARTITION_EXPANSION.name]
         with_settings = ((policy, settings[policy.config.name]) for policy in POLICIES)
+        unknown = must_be_understood(configs)
+        not_understood = ((NOT_UNDERSTOOD, unknown),) if unknown else ()
         return cls(
             check=settings[CHECK_EXPECTED_OFFSETS.name],
             source_is_base=settings[EXPECTED_OFFSETS_SOURCE.name] == "base",
@@ -175,7 +209,10 @@ class TopicPolicy:
             ordered=expansion != "false",
             any_expansion=expansion == "any",
             idempotence=settings[IDEMPOTENCE_LEVEL.name],
-            policies=tuple((policy, setting) for policy, setting in with_settings if setting != policy.off),
+            policies=(
+                *not_understood,
+                *((policy, setting) for policy, setting in with_settings if setting != policy.off),
+            ),
             configs=tuple((name, value) for name, value in values.items() if value != VIRTUAL_CONFIGS[name].default),
         )
 
