@@ -248,9 +248,10 @@ class Proxy:
     # ---- the end
 
     async def drain(self, force: asyncio.Event) -> None:
-        """Reports not ready, stops accepting connections and starting requests, finishes the requests in progress, and
-        closes each connection when it is idle. After `limits.drain_seconds`, appends still queued here get a retriable
-        error, and in-doubt appends get an error that says that their outcome is unknown.
+        """Drain: stop accepting connections and requests, finish the requests in progress, and close idle connections.
+
+        Reports not ready. After `limits.drain_seconds`, appends still queued here get a retriable error, and in-doubt
+        appends get an error that says that their outcome is unknown.
         """
         limits = self._live.limits()
         self._status.ends = True

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tests.pages import alerts, apis, config, logs, messages, metrics
+from tests.pages import alerts, apis, config, glossary, logs, messages, metrics
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "api-table.md": apis.page,
     "configuration.md": config.page,
+    "glossary.md": glossary.page,
     "logs.md": logs.page,
     "messages.md": messages.page,
     "metrics.md": metrics.page,

@@ -6,13 +6,37 @@ import re
 
 import pytest
 
-from tests.pages import PAGES, logs, messages
+from tests.pages import PAGES, glossary, logs, messages
 from tests.support.docs import ROOT
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_up_to_date(name: str) -> None:
     assert (ROOT / "docs" / name).read_text("utf-8") == PAGES[name](), "run: python -m tests.pages"
+
+
+def test_glossary_is_short_sorted_and_owned_by_docstrings() -> None:
+    assert list(glossary.TERMS) == sorted(glossary.TERMS)
+    assert len(glossary.TERMS) <= 40
+    for term, source in glossary.TERMS.items():
+        docstring = glossary.docstring_of(source)
+        first = re.split(r":| \(", docstring)[0].lower()
+        # The docstrings of these two have other titles.
+        assert first.endswith((term, f"{term}s")) or term in ("append", "conditional append")
+        assert re.fullmatch(r"[A-Z][^|]{15,118}\.", glossary.definition_in(docstring, term)), term
+
+
+@pytest.mark.parametrize(
+    ("docstring", "definition"),
+    [
+        ("Fence: a producer id. `x`: more.", "A producer id."),
+        ("The fences (KIP-98): read\n    twice.", "Read twice."),
+        ("Fence of a partition: its log end.", "Fence of a partition: its log end."),
+        ("What `fence.py` does.\n\nMore.", "What `fence.py` does."),
+    ],
+)
+def test_definition_is_the_first_sentence(docstring: str, definition: str) -> None:
+    assert glossary.definition_in(docstring, "fence") == definition
 
 
 def test_event_texts_hold_no_values_of_peers() -> None:

@@ -1,4 +1,4 @@
-"""Commit tags: the sink's only stored state, in a header of the last record of each append.
+"""Commit tags: the Spark sink's only stored state, in a header of the last record of each append.
 
 A log is truncated only between batches, so the last record of a partition has a commit tag while no other client
 writes to it. A new driver reads the sink's position from the last commit tag of each partition:

@@ -119,7 +119,10 @@ class StateTopic:
 
     @property
     def fresh_until(self) -> Monotonic:
-        """Until when (`time.monotonic()`) the view may be used: it contains every record that is already in force."""
+        """Lease: how long the view of the state topic may be used, because it contains every record in force.
+
+        Until this `time.monotonic()`.
+        """
         return Monotonic(min(self.read_until, self.heartbeats.live_until))
 
     @property

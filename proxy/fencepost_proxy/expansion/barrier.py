@@ -1,8 +1,8 @@
-"""Append barrier of a topic with partition-count checks: admits requests, and shows when none is inside. Sans-IO.
+"""Append barrier: delays Produce requests to a topic while it is expanded, and shows when none is in progress.
 
-Each process has one per topic that checks partition counts or has ordered expansions. A Produce request enters before
-its partition count is checked. It leaves when Kafka has answered everything sent for it. So the checked count holds
-until the append is in the log, or certainly never will be. An expansion is a sequence:
+Sans-IO. Each process has one per topic that checks partition counts or has ordered expansions. A Produce request enters
+before its partition count is checked. It leaves when Kafka has answered everything sent for it. So the checked count
+holds until the append is in the log, or certainly never will be. An expansion is a sequence:
 
 1. It closes the append barrier. 2. It waits until no request is inside. 3. It opens it with the new count.
 

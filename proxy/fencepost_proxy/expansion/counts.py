@@ -95,8 +95,10 @@ class Counts:
         return _NEVER if ended_at_ms is None else now - max(0, self._clock_ms() - ended_at_ms) / 1000
 
     def in_grace_period(self, topic: str, now: float) -> bool:
-        """Whether it is in its post-expansion grace period: producers may still use the old count. Call `count`
-        first."""
+        """Post-expansion grace period: the time after an expansion in which producers may still use the old count.
+
+        So the proxy checks the keys of batches that state no count. Call `count` first.
+        """
         known = self._topics.get(topic)
         return known is not None and now - known.expanded_at < self._grace_seconds
 

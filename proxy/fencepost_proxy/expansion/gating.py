@@ -1,4 +1,6 @@
-"""Gating: may a group have a partition that an ordered expansion added? The decision and its inputs.
+"""Gated assignment: a partition added by an ordered expansion, which a group may not have yet.
+
+The decision and its inputs.
 
 KIP-253 lets a consumer wait until its group's positions on all prior partitions have reached the thresholds, and only
 if it would start the new partition from its beginning. A proxy does not see positions, so it uses the group's commits.

@@ -57,6 +57,7 @@ class Expansion:
     process: UUID | None = None
     assignments: Assignments | None = None
     thresholds: tuple[LogEndOffset, ...] = ()
+    """Threshold: the log end of a prior partition when the topic was expanded, up to which groups read it first."""
     epochs: tuple[LeaderEpoch, ...] = ()
     unordered: bool = False
     ended_at_ms: int | None = None
@@ -73,7 +74,7 @@ class Expansion:
 
     @property
     def prior_partitions(self) -> range:
-        """The prior partitions."""
+        """Prior partition: one that the topic had before the expansion (KIP-253)."""
         return range(self.from_count)
 
     @property

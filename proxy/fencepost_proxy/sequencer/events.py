@@ -21,7 +21,7 @@ from fencepost_proxy.wire.record_comparison import Overlap, RecordComparison
 
 
 class AppendMode(Enum):
-    """Append mode; see `sequencer.py`. `fenced`: sent under the shared producer id."""
+    """Append mode: how a sequencer orders an append, and whether it fences it (`fenced`). See `sequencer.py`."""
 
     fenced: bool
 
@@ -71,7 +71,10 @@ class SequencerLimits:
 
 @value
 class Fence:
-    """Fence: replaces a batch's own producer fields. `instance_id`: 1 to 255; 0: none."""
+    """Fence: a producer id, epoch and sequence in place of a batch's own, so that Kafka appends it at one offset only.
+
+    `instance_id`: 1 to 255; 0: none.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -89,7 +92,7 @@ INDEPENDENT = -2
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """One append at one sequencer, from its submission to its answer. Times are monotonic seconds.
+    """Pending append: one append at one sequencer, from its submission to its answer. Times are monotonic seconds.
 
     Set by the session:
     `instance_id`: of this instance, for the fence. `connected_at`: when its broker connection was opened.
@@ -280,6 +283,7 @@ class AppendedBatch:
         return 0 <= self.leader_epoch == pending.leader_epoch and pending.connected_at <= self.known_since
 
     def has_write_id_of(self, pending: PendingAppend) -> bool:
+        """Write id: bytes in a record header that name a write, so that a retry is recognized after a restart, too."""
         return self.write_id is not None and self.write_id == pending.append.write_id
 
 
@@ -426,7 +430,7 @@ class PublishBase:
 
 @value
 class Violation:
-    """A writer bypasses the proxy.
+    """Violation: the log is not where the fence allows, because a writer bypasses the proxy or Kafka forgot the fence.
 
     `offset`: its first record, as far as known. `appended_at`: where an append of ours that expected `offset` was
     appended instead; None if there was none, and the log was found to end at `log_end_offset`.

@@ -59,7 +59,7 @@ class PartitionFence:
     # ---- validity of what is known
 
     def is_confirmed(self, pending: PendingAppend, now: float) -> bool:
-        """Whether the broker on the append's connection is certain to know the fence.
+        """Fence confirmed: the broker on the append's connection certainly knows the last fence and compares the next.
 
         It must be the same broker process and the same leader that acknowledged a fence. A restart may forget producers
         whose records are deleted; a connection opened before the acknowledgement would not survive it. A replica that

@@ -1,7 +1,8 @@
-"""The fence base on `required` topics: which offset has sequence 0, in which epoch. All instances agree on it.
+"""Fence base: the offset that has sequence 0 in one epoch of the fence, as all instances have agreed on.
 
-There every append is fenced, so log end and next sequence move together, and the sequence offset is the base. If they
-differ, a writer has bypassed the proxies. No append is admitted until a new base is stored where all instances read it.
+Only `required` topics have one. There every append is fenced, so log end and next sequence move together, and the
+sequence offset is the base. If they differ, a writer has bypassed the proxies. No append is admitted until a new base
+is stored where all instances read it.
 
 A new base needs a new epoch, and a producer id has 32,768 epochs. Epochs continue with the next shared producer id:
 epoch 32,768 is epoch 0 of the second one. Kafka does not compare appends queued under the old id with those under the

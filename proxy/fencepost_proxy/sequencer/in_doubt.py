@@ -1,4 +1,4 @@
-"""What only the log can decide: how an in-doubt append ended, and which batch lies at an expected offset.
+"""In-doubt append: it was sent to Kafka, and only the log shows whether it was appended.
 
 Five cases need a read at the offset where an append was expected:
 
@@ -381,7 +381,7 @@ class Lookups:
 
 @dataclass(slots=True, eq=False)
 class InDoubtResolver:
-    """Phase RESOLVING: `Appends.in_doubt`."""
+    """Resolver: reads the log to find out how in-doubt appends ended, one by one. Phase RESOLVING."""
 
     _state: PartitionState
     _lookups: Lookups

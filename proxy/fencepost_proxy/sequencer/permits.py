@@ -1,4 +1,4 @@
-"""Permits: appends that need no decision are executed without their sequencer (`fencepost_native`).
+"""Permit: lets native code execute appends to a partition that need no decision, without the partition sequencer.
 
 A permit states what `PartitionSequencer.may_take` and `may_complete` would look at. While one is issued, it has the log
 end, the sequence offset and the appends in flight. Every other call of the sequencer takes it back first. While the log

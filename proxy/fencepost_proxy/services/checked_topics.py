@@ -1,4 +1,7 @@
-"""Applies what changes for checked topics: records of the state topic, new topic ids, counts to check."""
+"""Checked topic: a topic with at least one append check on.
+
+Applies what changes for these: records of the state topic, new topic ids, counts to check.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ class Membership:
         return self.state is not None and now < self.state.fresh_until
 
     def taken_over(self, now: float) -> bool:
-        """Whether the appends of earlier processes are completed."""
+        """Takeover: the time after a start in which Kafka may still append requests of other processes, live or dead.
+
+        Whether it is over.
+        """
         return now >= self.takeover_until
 
     def alone(self, now: float) -> bool:

@@ -1,4 +1,7 @@
-"""The pipelined appends of a connection that fail because an earlier one failed; see `Failed`."""
+"""Pipelined append: one that its producer sent before an earlier one to the same partition was answered.
+
+It fails if the earlier one fails; see `Failed`.
+"""
 
 from __future__ import annotations
 

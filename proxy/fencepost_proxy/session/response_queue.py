@@ -170,6 +170,7 @@ def relayed_answer(api_key: int, version: int) -> Answer:
 
 
 def relayed(api_key: int, version: int, correlation_id: int) -> PendingResponse:
+    """Relayed: passed between client and broker without being decoded; at most brokers' addresses are replaced."""
     if api_key not in _NAME_BROKERS:
         return PendingResponse(api_key, version, correlation_id, Answer.RELAYED)
     return PendingResponse(api_key, version, correlation_id, relayed_answer(api_key, version))

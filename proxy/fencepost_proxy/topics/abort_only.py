@@ -1,11 +1,13 @@
-"""Abort-only transactions in the state topic.
+"""Abort-only transaction: it may not commit, because a conditional append in it got an answer other than success.
+
+Its records in the state topic:
 
 | key | value | if there are several |
 |---|---|---|
 | `abort-only/<producer id>/<producer epoch>/<uuid>` | `{"transactional_id", "reason", "pending", "at_ms"}` | all |
 
-A record is written when a conditional append of a transaction gets any answer but success, before the client gets that
-answer. So every process refuses the commit: this one, its successor or another one.
+A record is written before the client gets that answer. So every process refuses the commit: this one, its successor or
+another one.
 
 `pending` names batches that were answered "try again", or whose outcome is unknown: `[topic, partition, base
 sequence]`. A batch at its expected offset is no longer pending, whichever process saw it. null: refused for good.

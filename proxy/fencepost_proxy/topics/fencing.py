@@ -47,7 +47,10 @@ def encode_fence_base(
 
 
 class SharedProducerIds:
-    """`all`: all producer ids ever used for fenced appends."""
+    """Shared producer id: the producer id under which all instances of a cluster send fenced appends.
+
+    `all`: those that were ever used.
+    """
 
     def __init__(self, cluster_id: str) -> None:
         self._cluster_id = cluster_id

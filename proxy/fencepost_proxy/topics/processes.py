@@ -1,4 +1,4 @@
-"""Processes in the state topic: instance ids and heartbeats.
+"""Instance: one proxy process, as the others know it from the state topic, by its instance id and its heartbeats.
 
 | key | value | if there are several |
 |---|---|---|
@@ -37,7 +37,9 @@ def encode_process(process: UUID, started_ms: int, identity: str | None = None) 
 
 
 def encode_heartbeat(process: UUID, at_ms: int, about: Mapping[str, str] = NOTHING) -> StateRecord:
-    """Heartbeat. The time is for processes that start later; the others use the arrival time of the record.
+    """Heartbeat: a record which shows that a process is running.
+
+    The time is for processes that start later; the others use the arrival time of the record.
 
     `about`: for the status pages of the other processes.
     """
@@ -97,7 +99,10 @@ class Processes:
         return len(self._numbers) - 1 - self._numbers[process] if process in self._numbers else 0
 
     def instance_id(self, process: UUID) -> int:
-        """Instance id, 1 to 255; 0 if the process is unknown, or another process may have its id."""
+        """Instance id: a number from 1 to 255 in every batch that a process has fenced.
+
+        0 if the process is unknown, or another process may have its id.
+        """
         if process not in self._numbers or self.age(process) > 2 * INSTANCE_ID_AGE_MAX - 1:
             return 0
         return self._numbers[process] % _INSTANCE_IDS + 1

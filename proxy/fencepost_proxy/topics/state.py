@@ -1,6 +1,7 @@
-"""The state topic: its records, and the view that results from them.
+"""State topic: the Kafka topic in which proxies keep virtual configs, expansions, fence bases and heartbeats.
 
-One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…`, values JSON:
+Its records, and the view that results from them. It is compacted (`__fencepost_state`), with one partition; keys are
+`kind/…`, values JSON:
 
 | key | value | if there are several |
 |---|---|---|

@@ -1,8 +1,9 @@
-"""Virtual topic configs: the table, the meaning of their values, and durability warnings for admins.
+"""Virtual config: a topic config that the proxy stores and applies, and Kafka does not know.
 
-Kafka does not know them. CreateTopics, AlterConfigs and IncrementalAlterConfigs set them (`rewriting.py`), and the
-state topic stores them (`state.py`). Globs in the proxy's config file set them too, and apply to a topic from its
-creation. A value on the topic takes precedence over the file, the file over the default.
+The table, the meaning of their values, and durability warnings for admins. CreateTopics, AlterConfigs and
+IncrementalAlterConfigs set them (`rewriting.py`), and the state topic stores them (`state.py`). Globs in the proxy's
+config file set them too, and apply to a topic from its creation. A value on the topic takes precedence over the file,
+the file over the default.
 
 Each append check brings its own (`fencepost_policies/registry.py`). For any other name the client gets Kafka's answer
 INVALID_CONFIG, unless it deletes a config that a newer version has set (`unknown_configs.py`).

@@ -134,14 +134,14 @@ UINT64_MAX = 0xFFFFFFFFFFFFFFFF
 def fence_batch(
     records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, instance_id: int = 0
 ) -> bytearray:
-    """A copy of a complete batch with another producer, base offset 0, leader epoch -1 and a new CRC32C.
+    """Fenced append: a copy of a batch with a fence as its producer, base offset 0, leader epoch -1 and a new CRC32C.
 
     `instance_id` is the id of the instance, 1 to 255, or 0 for none. It is stored in attribute bits that Kafka has not
     assigned. Brokers store these bits and consumers mask them (DefaultRecordBatch.java, `test_fenced_batches.py`). A
     broker that rewrites the batch (LogAppendTime, other compression, compaction) drops them.
 
-    All other bytes are unchanged, including the transactional bit. Do not use it for a transactional batch, which must
-    keep its producer. A wrong CRC becomes correct: call `verify_crc` before.
+    The batch must be complete. All other bytes are unchanged, including the transactional bit. Do not use it for a
+    transactional batch, which must keep its producer. A wrong CRC becomes correct: call `verify_crc` before.
     """
     header = fenced_header(
         records,

@@ -183,7 +183,7 @@ def _payload(
 
 
 def _expected(header: BatchHeader, stated: _Stated, *, source_is_base: bool) -> tuple[int | None, Unreadable | None]:
-    """The expected offset, of a record header or else the base offset; and what is unreadable."""
+    """Source of the expected offset: a record header, or else the base offset of the batch. Also what is unreadable."""
     expected, unreadable = stated.expected_base_offset, stated.unreadable
     if expected is None:
         base = header.base_offset

@@ -1,4 +1,6 @@
-"""Values of the record headers that state an expected offset or a partition count.
+"""Expected offset: the offset that a producer states for a record, and at which alone the record may be appended.
+
+Values of the record headers that state one, or a partition count:
 
 | header | bound | unbound |
 |---|---|---|
