@@ -99,7 +99,7 @@ class Settings:
     `names`: record headers with expected offset, partition count and write id. `read_bytes_max`: of the batches of one
     request. `producer_ids_end`: greater producer ids are for Python. `seconds`: bounds of the distributions.
     `throttled_at`: `wire/throttle.py`.
-    `shared`: None if changes of the services are not reported by `changed`; then they are asked each time.
+    `shared`: None if changes of the services are not reported by `changed`; then they are queried each time.
     """
 
     def __new__(

@@ -82,7 +82,7 @@ impl Passing {
 }
 
 impl Watch {
-    /// After it has looked at the next bytes.
+    /// After it has read the next bytes.
     fn is_for_python(&mut self, py: Python<'_>, head: &[u8]) -> PyResult<bool> {
         match self.watch.call_method1(py, intern!(py, "probe"), (PyBytes::new(py, head),)) {
             Ok(until_probe) => {

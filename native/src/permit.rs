@@ -1,4 +1,4 @@
-//! A permit: what may be appended to one partition without asking its sequencer.
+//! A permit: what may be appended to one partition without its sequencer.
 //!
 //! The sequencer issues it while nothing is unusual (`sequencer/permits.py`), and takes it back before it decides
 //! anything itself. Both rules are those of `PartitionSequencer.may_take` and `may_complete`.
@@ -125,7 +125,7 @@ pub struct Permit {
     pass_through: VecDeque<(i64, i16, i32)>,
     last_grounds: Option<Py<Grounds>>,
     next_id: u64,
-    /// The leader epoch, and when it was asked: `Remembered.number`.
+    /// The leader epoch, and when it was queried: `Remembered.number`.
     pub leader_epoch: (u64, i64),
     /// After it was taken back: the sequencer's objects for what was in flight.
     kept: HashMap<u64, Py<PyAny>>,

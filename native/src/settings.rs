@@ -153,7 +153,7 @@ impl Settings {
         self.shared.as_ref().is_some_and(|shared| shared.get().verify)
     }
 
-    /// Asks Python what it does not remember.
+    /// Queries Python for what it does not remember.
     pub fn remember(&mut self, py: Python<'_>, now: f64) -> PyResult<()> {
         let services = self.services.bind(py);
         if self.remembered.holds(now) {

@@ -56,7 +56,7 @@ impl Relayed {
     }
 }
 
-/// `number`: what was asked at an earlier number is asked again. `until`: monotonic seconds.
+/// `number`: what was queried at an earlier number is queried again. `until`: monotonic seconds.
 #[derive(Default)]
 pub struct Remembered {
     pub number: u64,

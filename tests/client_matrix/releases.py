@@ -4,7 +4,7 @@ The first test that needs a release installs it. It stays in the cache. A test i
 installed, because there is no Go, npm or package registry.
 
 The program receives what `Given` has, as JSON (Java: as arguments). It sends three records in each codec, commits a
-transaction and aborts another, has a record refused if told so, and reads the
+transaction and aborts another, has a record refused if required, and reads the
 topic in a consumer group until it finds the record "committed". It prints lines: a name, a tab, and what it observed.
 """
 

@@ -35,7 +35,7 @@ _LIKE_MINE = {
 
 
 def _named(at: int, *values: bytes) -> Batch:
-    """Each record has its expected offset and a write-id of its own."""
+    """Each record has its expected offset and its own write-id."""
     records = (Record(each, at + i, (("fencepost-write-id", b"id of " + each),)) for i, each in enumerate(values))
     return batch(*records, resent=True)
 

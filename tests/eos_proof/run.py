@@ -415,7 +415,7 @@ def _read(bootstrap: str, topic: str, partition: int, level: str) -> list[int]:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
-            "group.id": "judge",
+            "group.id": "checker",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": f"read_{level}",

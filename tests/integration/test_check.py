@@ -360,7 +360,7 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
 
 
 def test_missing_topic_rights_of_the_proxy_are_named(secured: Secured, tmp_path: Path) -> None:
-    """After all commands of `fencepost check` that name no topic: what admins, producers and operators are told."""
+    """After commands of `fencepost check` that name no topic: what is reported to admins, producers and operators."""
     kafka, user, topic, status = secured.kafka, "gateway", "gateway-orders", f"127.0.0.1:{free_port()}"
     for operation in (READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS):
         allow(kafka, user, TOPIC, STATE_TOPIC, operation)

@@ -43,7 +43,7 @@ _PEAK_BYTES = 25_000_000
 
 @pytest.fixture(scope="module")
 def own_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """With a Kafka that does not create topics when a client asks for them, as aiokafka does."""
+    """With a Kafka that does not create topics when a client requests them, as aiokafka does."""
     with (
         running_kafka(1, properties={"auto.create.topics.enable": "false"}) as kafka,
         ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CONFIG) as process,

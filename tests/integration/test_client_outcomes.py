@@ -200,15 +200,15 @@ def test_no_pipelined_record_is_appended_after_a_gap(
             assert producer.send(topic, "warm", expected=offset).get().offset == offset
         assert raw.append(topic, batch(b"rival", expected=3)).error_code == 0
         # Clients that pipeline get no response before all three requests are sent.
-        with front.broker.add(Hold("request", b"chain ", count=3 if client.pipelines else 1)):
-            sent = [producer.send(topic, f"chain {i}", expected=3 + i) for i in range(3)]
+        with front.broker.add(Hold("request", b"pipelined ", count=3 if client.pipelines else 1)):
+            sent = [producer.send(topic, f"pipelined {i}", expected=3 + i) for i in range(3)]
             first, *others = [each.get() for each in sent]
         then = producer.send(topic, "next", expected=Log(kafka.bootstrap).end(topic)).get()
     assert first.error is not None
     appended_batch = [value.decode() for value in Log(kafka.bootstrap).values(topic)[4:] if value is not None]
     print(f"    {client.name}: {_brief(first)}, then {[*map(_brief, others)]}, then {then}")
     assert (then.error is None) == client.goes_on
-    appended = [f"chain {i}" for i, each in enumerate(others, 1) if each.error is None]
+    appended = [f"pipelined {i}" for i, each in enumerate(others, 1) if each.error is None]
     assert appended_batch == appended + (["next"] if then.error is None else [])
     if client.pipelines or not client.goes_on:
         assert not appended

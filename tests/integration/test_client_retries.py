@@ -129,7 +129,7 @@ def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:
 
 def _cuts(rng: random.Random) -> dict[str, float]:
     """How much of the response arrives, by name."""
-    return {"before its first byte": 0.0, "inside": rng.uniform(0.001, 0.999), "behind its last byte": 1.0}
+    return {"before its first byte": 0.0, "inside": rng.uniform(0.001, 0.999), "after its last byte": 1.0}
 
 
 def _reported(observed: Observed) -> str:
@@ -180,7 +180,7 @@ def test_lost_acknowledgement_outcome_matches_documentation(
                         assert observed.offset == len(values)
                     values.append(value)
                     assert log.values(topic) == [each.encode() for each in values]
-                    if where != "behind its last byte" or _may_miss_the_last_answer(client, observed):
+                    if where != "after its last byte" or _may_miss_the_last_answer(client, observed):
                         reported.setdefault((hop, named), []).append(_reported(observed))
                     else:
                         assert observed.error is None
@@ -310,7 +310,7 @@ def test_resent_given_up_record_is_not_appended_twice(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """The record that timed out is in the log. The user's repeat is a new batch, possibly with a new epoch. Its time is
-    new, too, so not even its write id tells it from a copy."""
+    new, too, so not even its write id distinguishes it from a copy."""
     changes, reported = [], []
     # kafka-python stops sending: one variant is enough, since it takes long.
     variants = {"aiokafka": (), "kafka-python": (False,)}.get(client.library, (False, True))

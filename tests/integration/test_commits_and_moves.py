@@ -307,7 +307,7 @@ def _added(answer: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def validating(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    directory = tmp_path_factory.mktemp("judging")
+    directory = tmp_path_factory.mktemp("validating")
     stops = directory / "stops"
     stops.mkdir()
     with ExitStack() as stack:

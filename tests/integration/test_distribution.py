@@ -109,7 +109,7 @@ def test_wheel_contains_packages_type_markers_and_licence(wheel: Path) -> None:
 
 
 def wheel_is_native(wheel: Path) -> bool:
-    """By its tag; otherwise it is for every platform."""
+    """By its platform; otherwise it is for every platform."""
     pure = wheel.name.endswith("-py3-none-any.whl")
     assert pure or re.search(r"-cp311-abi3-(manylinux|macosx)_\d+_\d+_\w+\.whl$", wheel.name)
     return not pure

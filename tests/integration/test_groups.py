@@ -340,7 +340,7 @@ def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess
 
 
 def _with_page(kafka: KafkaCluster, directory: Path) -> ProxyProcess:
-    (token := directory / "token").write_text("let-them-go\n")
+    (token := directory / "token").write_text("let-them-pass\n")
     config = f'status = "127.0.0.1:0"\nstatus_token_file = "{token}"\n'
     return ProxyProcess(kafka.bootstrap, directory, config=config)
 
@@ -587,7 +587,7 @@ def test_assignments_are_gated_across_two_proxies(client: str, groups_kafka: Kaf
             )
             # When an operator releases the partitions at one of the proxies.
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
-            shown = {"Authorization": "Bearer let-them-go"}
+            shown = {"Authorization": "Bearer let-them-pass"}
             with urlopen(Request(f"http://{first.status}{path}", method="POST", headers=shown), timeout=60) as answer:
                 assert b"gets the new partitions" in answer.read()
             # Then both proxies learn of it and make their members rebalance.

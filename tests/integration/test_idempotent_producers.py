@@ -30,7 +30,7 @@ pytestmark = [
 
 #: After error 45 from a broker that only lost the producer's state; after acknowledged records were lost.
 OUTCOMES = {
-    "Java (default: idempotent)": ("goes on", "goes on behind the hole"),
+    "Java (default: idempotent)": ("goes on", "goes on after the sequence gap"),
     "kafka-python (default: idempotent)": ("`OutOfOrderSequenceNumberError` once",) * 2,
     "aiokafka, `enable_idempotence=True`": (
         "`UnknownProducerId` from then on",
@@ -255,7 +255,7 @@ def test_records_lost_by_kafka_are_reported_lost(stage3: Stage3, java: JavaProdu
         for client in IDEMPOTENT:
             observed = send(senders[client.name], topics[client.name], range(6, 8))
             print(client.name, [str(each) for each in observed])
-            outcomes[client.name] = outcome(observed, "goes on behind the hole")
+            outcomes[client.name] = outcome(observed, "goes on after the sequence gap")
     print(outcomes)
     for client in IDEMPOTENT:
         assert outcomes[client.name] == OUTCOMES[client.name][1]

@@ -152,14 +152,14 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
         parts = PARTS if run == 0 else [chance.random() for _ in range(4)]
         for part in parts:
             for direction in DIRECTIONS:
-                for kind in ("one", "named", "idempotent", "chain", "cold"):
+                for kind in ("one", "named", "idempotent", "chain", "unconfirmed"):
                     count = 5 if kind == "chain" else 1
                     with story.connect() as client:
-                        end = story.warm(1 if kind == "cold" else 0)
+                        end = story.warm(1 if kind == "unconfirmed" else 0)
                         values = [story.value(kind, end + i) for i in range(count)]
                         fault = stage3.pipes[1].add(Cut(direction, values[count // 2], part=part))
                         producer = client.init_producer_id() if kind == "idempotent" else None
-                        story.send(client, *values, at=end, named=kind in ("named", "cold"), producer=producer)
+                        story.send(client, *values, at=end, named=kind in ("named", "unconfirmed"), producer=producer)
                         codes = story.apply_records(client, *values)
                     fault.wait()
                     reported.setdefault(f"{direction} {kind}", set()).add(tuple(codes))
@@ -168,7 +168,7 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
     story.end(say, "cut at a byte")
 
 
-@pytest.mark.parametrize("beside", ["another wants the offset", "alone"])
+@pytest.mark.parametrize("beside", ["another client expects the offset", "alone"])
 def test_lost_answer_delays_another_client_until_resolved(beside: str, stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
     for part in (0.0, 0.5):
@@ -225,7 +225,7 @@ def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
         story.send(another, late, at=now, timeout_ms=3_000)
         codes += story.apply_records(another, late)
         stage3.kafka.resume(3)
-    say(f"min ISR lost: chain and a late one were told {codes}")
+    say(f"min ISR lost: answers to a pipeline and a late one: {codes}")
     assert OK not in codes, "too few replicas had the batch"
     stage3.await_in_sync(story.topic)
     story.end(say, "min ISR lost")
@@ -248,8 +248,8 @@ def test_appends_timed_out_by_paused_replicas_stay_consistent(stage3: Stage3, sa
                 stage3.kafka.resume(follower)
         codes = story.apply_records(client, *values)
     stage3.await_in_sync(story.topic)
-    say(f"followers stood still: told {codes}")
-    story.end(say, "followers stood still")
+    say(f"replicas stood still: answers {codes}")
+    story.end(say, "replicas stood still")
 
 
 # --- disconnected clients ---------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_append_of_disconnected_client_keeps_its_offset(held: Direction, stage3:
             codes = story.apply_records(another, next_one)
             fault.release()
         assert OK not in codes, "the offset was already taken by the disconnected client"
-    story.end(say, "client gone")
+    story.end(say, "client disconnected")
 
 
 # --- paused and replaced brokers --------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_broker_replaced_during_append_stays_consistent(held: Direction, stage3:
         codes = story.apply_records(client, *values)
     stage3.await_in_sync(story.topic)
     stage3.lead(story.topic, 1)
-    say(f"broker replaced: told {codes}")
+    say(f"broker replaced: answers {codes}")
     story.end(say, "broker replaced")
 
 

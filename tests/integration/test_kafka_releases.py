@@ -123,7 +123,7 @@ def test_unknown_request_closes_only_its_connection(future: Front, broker: Futur
 
         assert client.append(topic, batch(b"after", expected=1)).error_code == 0
     assert Log(future.kafka.bootstrap).values(topic) == [b"before", b"after"]
-    until(lambda: "api key 95 v0 is not an API that this proxy serves" in future.proxy.log, "the log to tell why")
+    until(lambda: "api key 95 v0 is not an API that this proxy serves" in future.proxy.log, "the reason in the log")
     assert not {key for key, _ in broker.queried} & NEW_APIS.keys()
 
 

@@ -210,7 +210,7 @@ class Story:
         offset = self.send(self.first, "dead", "left-behind")
         self.first.kill()
         assert _last_stable_offset(self.cluster, self.topic) == offset
-        self.second.do("init", "heir", f"{self.topic}-dead", LONG_MS)
+        self.second.do("init", "successor", f"{self.topic}-dead", LONG_MS)
         self.lso_reaches_the_end()
         self.shown["dead instance"] = "aborted by the next"
 

@@ -94,7 +94,7 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
 
 @pytest.mark.parametrize(
     ("tail", "fenced"),
-    [("another wrote", True), ("another wrote", False), ("nobody wrote", True)],
+    [("another wrote", True), ("another wrote", False), ("no client wrote", True)],
     ids=["fenced", "not fenced", "no other writer"],
 )
 def test_leader_returning_between_check_and_append_misplaces_nothing(
@@ -142,7 +142,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
         if expected_of(value) not in (None, offset)
     ]
     title = f"{tail}, {'fenced' if fenced else 'not fenced'}"
-    say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {reported}")
+    say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones got {reported}")
     if fenced:
         ledger.check(stage3.log)
         assert set(reported) != {NOT_LEADER}, "no append was compared: these runs prove nothing"
@@ -230,7 +230,7 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
                 ledger.sent(value)
                 # With acks=1 the client would get a success that is truncated later. All replicas must have the append.
                 client.send_produce({topic: {0: batch(value, expected=end + i)}}, acks=1, timeout_ms=8_000)
-            until(partial(has_expanded, stage3, topic, leader, end), "a tail")
+            until(partial(has_expanded, stage3, topic, leader, end), "records to lose")
             stage3.kafka.pause(leader)
             for follower in followers:
                 stage3.kafka.resume(follower)
@@ -246,7 +246,7 @@ def test_unreplicated_log_end_is_truncated_without_misplaced_appends(rounds: int
         stage3.lead(topic, leader)  # tests the log and producer state of the broker that truncated
         for proxy in stage3.proxies:
             append_at_the_end(stage3.log, proxy, f"after{run}", ledger)
-    say(f"{truncated} of {run} leaders had a tail to lose; {ledger}")
+    say(f"{truncated} of {run} leaders had records to lose; {ledger}")
     ledger.check(stage3.log)
     assert truncated, "no leader was truncated: these runs prove nothing"
 

@@ -1,4 +1,4 @@
-"""A broker loses the tail of a log that it had acknowledged: the file is cut while it is down.
+"""A broker loses the last records of a log that it had acknowledged: the file is cut while it is down.
 
 No retry of a lost record is answered with success, and the proxy reports the loss.
 """

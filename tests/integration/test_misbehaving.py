@@ -238,9 +238,9 @@ def test_good_client_is_unaffected_by_thousand_misbehaving_ones(
         log = proxy.log
 
     say(
-        f"one good client beside {sum(KINDS.values())} that misbehave (seed {SEED}):\n"
+        f"one good client next to {sum(KINDS.values())} that misbehave (seed {SEED}):\n"
         f"  alone:  {_milliseconds(alone)} ({len(alone)} appends, tried again {_tries(again_alone)})\n"
-        f"  beside: {_milliseconds(beside)} ({len(beside)} appends, tried again {_tries(good.again)})\n"
+        f"  next to them: {_milliseconds(beside)} ({len(beside)} appends, tried again {_tries(good.again)})\n"
         f"  proxy: RSS {rss_before / 1e6:.0f} MB before, {watch.rss_bytes_max / 1e6:.0f} MB at most, "
         f"{rss_after / 1e6:.0f} MB after; sockets {sockets_before} before, {watch.sockets_max} at most\n"
         f"  they came {sum(came.values())} times: {', '.join(f'{kind} {n}' for kind, n in sorted(came.items()))}"

@@ -5,7 +5,7 @@
 | a subscription by pattern, evaluated by the coordinator | KIP-848 | confluent-kafka |
 | offsets are reset to a time ago | KIP-1106 | Kafka's console consumer |
 | metrics are pushed to the broker | KIP-714 | confluent-kafka |
-| the broker asks for a rebootstrap | KIP-1102 | confluent-kafka |
+| the broker requests a rebootstrap | KIP-1102 | confluent-kafka |
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def test_topic_expands_under_load_on_three_brokers(  # noqa: PLR0917 - fixtures
         check_log(Log(kafka3.bootstrap), topic, recorded, writers)
         held = re.findall(r"expansion ended .*?blocked_seconds=([\d.]+)", proxy.log)
         assert len(held) == len(counts)
-        say(f"{tool.__name__}, three brokers, {prefix}: appends held for {', '.join(held)} s")
+        say(f"{tool.__name__}, three brokers, {prefix}: appends blocked for {', '.join(held)} s")
 
 
 def test_append_block_time_is_logged_measured_and_shown(expanding_proxy: ProxyProcess) -> None:
@@ -328,7 +328,7 @@ def test_expansion_request_timeout_reports_that_it_continues(expanding_proxy: Pr
         assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues")
         transaction.end(commit=True)
 
-    until(lambda: expansions(expanding_proxy.bootstrap, topic), f"{topic} to grow")
+    until(lambda: expansions(expanding_proxy.bootstrap, topic), f"{topic} to be expanded")
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
@@ -454,11 +454,11 @@ def test_bypassing_expansion_is_recorded_as_unordered(kafka: KafkaCluster, expan
         writer.goes_on()
         until(lambda: is_count_checked(kafka.bootstrap, topic), "counting to begin")
         assert expand(kafka.bootstrap, topic, 3) == (OK, None)
-        until(lambda: expansions(expanding_proxy.bootstrap, topic), "the growth to be noticed")
+        until(lambda: expansions(expanding_proxy.bootstrap, topic), "the expansion to be noticed")
         writer.goes_on()
 
     assert expansions(expanding_proxy.bootstrap, topic) == [(1, 3, (), True, True)]
-    until(lambda: f"topic={topic} was=1 partitions=3" in expanding_proxy.log, "it to be told")
+    until(lambda: f"topic={topic} was=1 partitions=3" in expanding_proxy.log, "the report of it")
     [line] = [each for each in expanding_proxy.log.splitlines() if "UNORDERED_EXPANSION" in each and topic in each]
     assert " ERROR " in line
     shown = status_of(expanding_proxy)

@@ -500,7 +500,7 @@ def topic_id(log: Log, topic: str) -> uuid.UUID | None:
 
 #: Log start offsets that a real partition would reach only after years.
 BEGINS = {
-    "a chain across the wrap": WRAP - 6,
+    "a pipeline across the wrap": WRAP - 6,
     "a batch across the wrap": WRAP - 2,
     "a batch across the second wrap": 2 * WRAP - 3,
 }

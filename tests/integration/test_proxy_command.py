@@ -101,7 +101,7 @@ def test_proxy_waiting_for_kafka_serves_once_it_starts(kafka: KafkaCluster) -> N
                 assert f"127.0.0.1:{absent}" in line
                 break
         else:
-            pytest.fail("it never said what it waits for")
+            pytest.fail("it never reported what it waits for")
         for _ in range(3):  # queries must not disturb the start
             assert get(status, "/livez")[0] == 200
             code, reason = get(status, "/readyz")

@@ -270,8 +270,8 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
     together(*(writer(name, address, tally) for name, address, tally in zip("ab", addresses, tallies, strict=True)))
     both = Tally().take(*tallies)
     say(
-        f"chains of ten, {proxies} proxies: {len(both.accepted)} appends accepted, {len(both.refused)} refused; "
-        f"{won_whole} chains won whole, {torn} torn"
+        f"pipelines of ten, {proxies} proxies: {len(both.accepted)} appends accepted, {len(both.refused)} refused; "
+        f"{won_whole} pipelines won whole, {torn} torn"
     )
     assert both.check(log, topic) == []
     assert log.end(topic) == len(both.accepted)
@@ -308,7 +308,7 @@ def test_unconfirmed_fences_of_two_proxies_agree(
             codes.update(tally.codes)
             assert len(tally.accepted) == 1
             assert tally.check(log, topic) == []
-    say(f"{len(topics)} cold partitions, four writers each: answers {dict(codes)}")
+    say(f"{len(topics)} unconfirmed partitions, four writers each: answers {dict(codes)}")
     assert codes[OK] == len(topics)
 
 
@@ -434,7 +434,7 @@ def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tall
             if answer.base_offset >= 0:
                 end = answer.base_offset
             time.sleep(0.01)
-    raise AssertionError(f"the gate of {topic} does not get warm: {answer}")
+    raise AssertionError(f"the fence of {topic} is not confirmed: {answer}")
 
 
 def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, words: bytes) -> bool:

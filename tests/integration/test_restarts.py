@@ -470,7 +470,7 @@ def test_a_state_topic_that_cannot_be_relied_on(
                     seconds=PATIENCE_SECONDS,
                 )
                 # The failure is permanent, not a timeout.
-                until(lambda: "state topic failed" in proxy.log, "it to be told", seconds=PATIENCE_SECONDS)
+                until(lambda: "state topic failed" in proxy.log, "the report of it", seconds=PATIENCE_SECONDS)
                 end = log.end(topic)
                 for records in (batch(b"unchecked"), batch(b"late", expected=end)):
                     answer = client.append(topic, records)

@@ -61,7 +61,7 @@ MAY = {
     "describer": (DESCRIBE,),
     "reader": (READ,),
     "writer": (WRITE,),
-    "leaving": (WRITE,),
+    "expelled": (WRITE,),
     "blind": (WRITE,),
     "configurer": (CONFIGS_READ, CONFIGS_WRITE),
     "grower": (ALTER,),
@@ -237,9 +237,9 @@ def _list_offsets(topic: str) -> Fields:
 def test_revoked_permission_takes_effect_on_same_connection(scene: Scene) -> None:
     """The client learned the log end offset while it had WRITE. After Kafka has denied it once, refusals disclose
     nothing."""
-    with User(scene.through, "leaving") as client, User(scene.direct, "leaving") as direct:
+    with User(scene.through, "expelled") as client, User(scene.direct, "expelled") as direct:
         assert scene.append(client, batch(b"theirs", expected=77))["BaseOffset"] == 1
-        deny(scene.kafka, "leaving", TOPIC, scene.topic, WRITE)
+        deny(scene.kafka, "expelled", TOPIC, scene.topic, WRITE)
         until(lambda: scene.append(direct, batch(b"direct"))["ErrorCode"] == DENIED, "the ACL to hold")
         end = scene.append(client, batch(b"theirs", expected=77))["BaseOffset"]
         reported = scene.append(client, batch(b"fits", expected=end))

@@ -314,7 +314,7 @@ def opened(secured: Secured, listener: str, access: Access) -> str | None:
 def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -> None:
     tls, login = secured.upstream_tls, secured.control_sasl()
     (wrong := tmp_path / "wrong").write_text("wrong\n")
-    unauthorized_clients = Authority(tmp_path / "strangers")
+    unauthorized_clients = Authority(tmp_path / "others")
     guest = secured.authority.sign("proxy")
 
     def why(listener: str, tls: UpstreamTls | None, login: ControlSasl | None = None) -> str | None:
@@ -355,7 +355,7 @@ def test_invalid_credential_files_are_retried_until_valid(secured: Secured, tmp_
     # A proxy with the wrong authority and the wrong password.
     status = f"127.0.0.1:{free_port()}"
     (file := tmp_path / "changing").write_text("wrong\n")
-    (trusted := tmp_path / "trusted").write_bytes(Authority(tmp_path / "strangers").file.read_bytes())
+    (trusted := tmp_path / "trusted").write_bytes(Authority(tmp_path / "others").file.read_bytes())
     config = secured.proxy_config(more=f'status = "{status}"')
     config = config.replace(str(secured.login_files()[0]), str(file))
     config = config.replace(f'ca_file = "{secured.authority.file}"', f'ca_file = "{trusted}"')
@@ -399,7 +399,7 @@ def test_plaintext_client_on_tls_listener_is_logged(secured: Secured, through: P
 def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
     # The proxy requires a trusted client certificate, and Kafka requires a password as well.
     friend = secured.authority.sign("friend")
-    stranger = Authority(tmp_path / "strangers").sign("stranger")
+    stranger = Authority(tmp_path / "others").sign("stranger")
     listen = f'client_certificates = "required"\nclient_ca_file = "{secured.authority.file}"'
     config = secured.proxy_config(listen=listen) + CHECKS
     topic = created(secured, unique_topic("required"))
@@ -418,7 +418,7 @@ def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, un
             with pytest.raises((Closed, ssl.SSLError)):
                 append(1, who)
         until(lambda: "client_certificates is required" in proxy.log, "why the one without")
-        until(lambda: "its certificate is not trusted" in proxy.log, "why the stranger")
+        until(lambda: "its certificate is not trusted" in proxy.log, "why the unknown client")
         assert append(1, friend) == 1
 
 
@@ -494,7 +494,7 @@ def test_sidecar_terminates_tls_for_a_loopback_listener(
     config = secured.proxy_config(more='advertised_host = "127.0.0.1"\nbroker_tls = false') + CHECKS
     with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=arguments) as sidecar:
         # The sidecar's request reaches the loopback listener. The response shows that this sidecar is not advertised.
-        until(lambda: "does not advertise this sidecar" in sidecar.log, "its broker to be asked")
+        until(lambda: "does not advertise this sidecar" in sidecar.log, "the query to its broker")
         # A client's login over TLS reaches it too.
         with Connection(sidecar.bootstrap, enter=secured.entering(ADMIN)) as client:
             until(lambda: client.append(topic, expecting(0, b"first")).error_code == 0, "the first append")

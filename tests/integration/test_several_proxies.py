@@ -146,7 +146,7 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
         for _ in range(rounds):
             roll(stage3, stage3.proxies, writers, kill=kill)
     ledger.check(stage3.log)
-    say(f"`true`: {ledger.misplaced()} misplaced and told so; {ledger}")
+    say(f"`true`: {ledger.misplaced()} misplaced and reported as such; {ledger}")
 
 
 # --- paused proxies ---------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_paused_proxy_misplaces_no_append_unreported(prefix: str, rounds: int, s
             zombie.resume()
             await_more(stage3, writers, 10)
     ledger.check(stage3.log)
-    say(f"{prefix}: {ledger.misplaced()} misplaced and told so; {ledger}")
+    say(f"{prefix}: {ledger.misplaced()} misplaced and reported as such; {ledger}")
 
 
 @pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])
@@ -222,7 +222,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
         if expected_of(value) not in (None, offset)
     ]
     title = "fenced" if fenced else "not fenced"
-    say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients were told {codes}")
+    say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients got {codes}")
     if fenced:
         assert OK not in codes
         ledger.check(stage3.log)
@@ -266,7 +266,7 @@ def test_append_of_dead_proxy_crosses_a_conditional_one(prefix: str, stage3: Sta
         c_held.release()
         answer = client.receive_produce()[1][topic, 0]
     ledger.note(c, answer)
-    say(f"told {answer.error_code} {answer.message}")
+    say(f"answer {answer.error_code} {answer.message}")
     assert answer.error_code == POLICY_VIOLATION
     message = answer.message or ""
     assert message.startswith("OFFSET_VIOLATION" if of_x is None else "OFFSET_MISMATCH")
@@ -275,7 +275,7 @@ def test_append_of_dead_proxy_crosses_a_conditional_one(prefix: str, stage3: Sta
         assert offsets(stage3.log.batches(topic))[c] == end + 1
         until(
             lambda: any("OFFSET_VIOLATION" in line and topic in line for line in living.log.splitlines()),
-            "the log line: it names the other writer, who is looked up first",
+            "the log line: it names the other writer, which is looked up first",
         )
     stage3.mend()
     for proxy in stage3.proxies:

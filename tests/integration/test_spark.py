@@ -40,9 +40,9 @@ from tests.support.raw import Log
 from tests.support.sasl_ssl import ADMIN, Secured
 from tests.support.spark import (
     JOBS,
-    MARKS,
     QUERY_SECONDS,
     SETTINGS,
+    SPARK_MARKERS,
     Read,
     append,
     contents,
@@ -51,7 +51,7 @@ from tests.support.spark import (
     session_of,
 )
 
-pytestmark = MARKS
+pytestmark = SPARK_MARKERS
 
 PARTITIONS = 2
 #: Topics with this prefix are checked by the proxy's configuration.
@@ -137,7 +137,7 @@ def test_streaming_source_and_sink_match_direct_kafka(
             "topic", source
         ).save()
         for bootstrap, topic in topics.items():
-            sql = "SELECT key, concat('seen ', CAST(value AS STRING)) AS value FROM source"
+            sql = "SELECT key, concat('read ', CAST(value AS STRING)) AS value FROM source"
             command = (
                 f"--bootstrap {bootstrap} --from {source} --to {topic} --checkpoint {tmp_path / topic} --once --sql"
             )

@@ -12,9 +12,9 @@ from pathlib import Path
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection
-from tests.support.spark import MARKS, QUERY_SECONDS, SETTINGS, contents
+from tests.support.spark import QUERY_SECONDS, SETTINGS, SPARK_MARKERS, contents
 
-pytestmark = MARKS
+pytestmark = SPARK_MARKERS
 
 #: In its own process: PySpark has classic or Connect sessions, not both.
 _JOBS = """

@@ -19,9 +19,9 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
-from tests.support.spark import MARKS, QUERY_SECONDS, contents, create, expand, session_of
+from tests.support.spark import QUERY_SECONDS, SPARK_MARKERS, contents, create, expand, session_of
 
-pytestmark = MARKS
+pytestmark = SPARK_MARKERS
 
 _KEYS = 60
 #: Per key, before and after the expansion.

@@ -24,9 +24,9 @@ from tests.kit.waiting import until
 from tests.support.docs import ROOT, Block, blocks, commands
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
-from tests.support.spark import JOBS, MARKS, QUERY_SECONDS, contents, job, running_spark
+from tests.support.spark import JOBS, QUERY_SECONDS, SPARK_MARKERS, contents, job, running_spark
 
-pytestmark = MARKS
+pytestmark = SPARK_MARKERS
 
 PAGE, QUICKSTART = ROOT / "docs" / "spark.md", ROOT / "docs" / "spark-quickstart.md"
 _TARGETS = "arranged", "changes", "enriched", "flights", "invoices", "jobs", "sql"

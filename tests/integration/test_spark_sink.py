@@ -18,9 +18,9 @@ from kafka.partitioner import murmur2
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
-from tests.support.spark import MARKS, QUERY_SECONDS, append, contents, create, expand, running_spark
+from tests.support.spark import QUERY_SECONDS, SPARK_MARKERS, append, contents, create, expand, running_spark
 
-pytestmark = MARKS
+pytestmark = SPARK_MARKERS
 
 PARTITIONS = 3
 CHECKED, REQUIRED, COUNT_CHECKED = "checked", "required", "counted"

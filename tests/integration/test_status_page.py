@@ -105,7 +105,7 @@ def test_log_ends_and_refusals_are_shown(
             assert "secret" not in page.page(path), path
 
     # Disconnected clients are removed.
-    until(lambda: not page.rows("clients", search=f"{topic}-writer"), "nobody left", seconds=_PATIENCE_SECONDS)
+    until(lambda: not page.rows("clients", search=f"{topic}-writer"), "no client left", seconds=_PATIENCE_SECONDS)
 
 
 def _all(count: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:

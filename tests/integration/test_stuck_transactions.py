@@ -223,7 +223,9 @@ def test_hanging_transaction_is_shown_found_and_aborted(trusting_kafka: KafkaClu
         assert lag not in observed
         # Conditional appends continue after the marker.
         appended_batch = until(
-            lambda: conditional(proxy, topic, 5), "its turn", accept=lambda answer: answer.error_code != NOT_LEADER
+            lambda: conditional(proxy, topic, 5),
+            "an answer that is not retriable",
+            accept=lambda answer: answer.error_code != NOT_LEADER,
         )
         assert (appended_batch.error_code, appended_batch.base_offset) == (0, 5)
         committed(proxy.bootstrap, topic, [b"a", b"b", b"mine"])
@@ -252,7 +254,7 @@ def test_abort_only_transaction_is_shown_until_aborted(trusting_kafka: KafkaClus
         assert name in proxy.page("/status.json")
 
         assert producer.end(commit=False) == 0
-        until(lambda: not shown(), "it gone", seconds=_PATIENCE_SECONDS)
+        until(lambda: not shown(), "its end", seconds=_PATIENCE_SECONDS)
 
 
 def test_page_shows_opened_and_ended_transactions(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:

@@ -330,10 +330,10 @@ BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("tell", "rules"), BROKEN_ON_REQUIRED, ids=lambda each: getattr(each, "__name__", ""))
-def test_broken_promise_on_required_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
+@pytest.mark.parametrize(("write", "rules"), BROKEN_ON_REQUIRED, ids=lambda each: getattr(each, "__name__", ""))
+def test_broken_promise_on_required_topic_is_found(write: Callable[[Story], None], rules: list[str]) -> None:
     story = Story()
-    tell(story)
+    write(story)
     assert story.rules == rules
 
 
@@ -402,10 +402,10 @@ BROKEN_ON_TRUE: list[tuple[Callable[[Story], None], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("tell", "rules"), BROKEN_ON_TRUE, ids=lambda each: getattr(each, "__name__", ""))
-def test_broken_promise_on_checked_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
+@pytest.mark.parametrize(("write", "rules"), BROKEN_ON_TRUE, ids=lambda each: getattr(each, "__name__", ""))
+def test_broken_promise_on_checked_topic_is_found(write: Callable[[Story], None], rules: list[str]) -> None:
     story = Story("true", one_proxy=True)
-    tell(story)
+    write(story)
     assert story.rules == rules
 
 

@@ -188,7 +188,7 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
     every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config.write_text(json.dumps({"global": every, "rule_files": [str(RULES)], "scrape_configs": [scraped]}))
 
-    def ask(path: str, **parameters: str) -> Any:
+    def result_of(path: str, **parameters: str) -> Any:
         """The API's response; an error is a response, too."""
         url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
@@ -200,7 +200,7 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
             return json.load(error)
 
     def scraped_for_a_while() -> bool:
-        found = ask("query", query='min(count_over_time(up{job="fencepost"}[1m])) > 10')
+        found = result_of("query", query='min(count_over_time(up{job="fencepost"}[1m])) > 10')
         return bool(found["data"]["result"])
 
     process = subprocess.Popen(
@@ -219,20 +219,20 @@ def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watche
         empty = []
         for title, query in queries():
             span = {"start": str(now - 10), "end": str(now), "step": "1"}
-            for found in (ask("query_range", query=query, **span), ask("query", query=query)):
+            for found in (result_of("query_range", query=query, **span), result_of("query", query=query)):
                 assert found["status"] == "success", (title, query, found)
             if not found["data"]["result"]:
                 empty.append((title, query))
 
         # And every rule was evaluated without an error
         def evaluated() -> list[Any] | None:
-            rules = [rule for group in ask("rules")["data"]["groups"] for rule in group["rules"]]
+            rules = [rule for group in result_of("rules")["data"]["groups"] for rule in group["rules"]]
             return rules if all(rule["health"] != "unknown" for rule in rules) else None
 
         rules = until(evaluated, "all rules to be evaluated")
         assert [rule for rule in rules if rule["health"] != "ok"] == []
         assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-        assert [each for each in ask("query", query="up")["data"]["result"] if each["value"][1] != "1"] == []
+        assert [each for each in result_of("query", query="up")["data"]["result"] if each["value"][1] != "1"] == []
         print(f"{len(queries())} queries, {len(rules)} rules; without a value yet: {empty}")
     finally:
         process.terminate()

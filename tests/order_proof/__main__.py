@@ -51,7 +51,8 @@ def main() -> int:
             if plan is proof.LONG and options.only != "off":
                 kinds = kinds_named(options.kinds)[-options.at_once :]
                 print(
-                    "any growth, keys placed by jump hash; then 2 to 3 by murmur2, where order is not kept", flush=True
+                    "any expansion, keys placed by jump hash; then 2 to 3 by murmur2, where order is not kept",
+                    flush=True,
                 )
                 jumping = proof.run(stage, kinds, proof.JUMPING, ordered=True, say=this.say)
                 between = proof.run(stage, kinds, proof.BETWEEN_OLD, ordered=True, say=this.say)
@@ -67,7 +68,7 @@ def main() -> int:
             for kind, decision in on.items():
                 for what, records in (("before its predecessor", decision.early), ("again", decision.late)):
                     for record in records[:5]:
-                        print(f"{kind.name}, of {len(records)} seen {what}: {record}")
+                        print(f"{kind.name}, of {len(records)} {what}: {record}")
     return this.end(holds, keep=options.keep)
 
 

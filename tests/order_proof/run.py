@@ -83,7 +83,7 @@ def partition_by_jump_hash(key: str, count: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Step:
     """An expansion to `to_count`. While its partitions are gated: `kill` or `leave` (the first member of each group),
-    `join` (one more). `kill` – what is killed during the expansion: see `Stage.grow`."""
+    `join` (one more). `kill` – what is killed during the expansion: see `Stage.expand`."""
 
     to_count: int
     events: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Result:
     #: Kind of writer → its records in all groups together, and how many were refused and resent.
     writers: dict[str, Decision]
     refused: dict[str, int]
-    growths: list[Expanded] = field(default_factory=list)
+    expanded: list[Expanded] = field(default_factory=list)
     #: Events that were late, though they may have happened afterwards: partitions that were gated too long.
     late: list[str] = field(default_factory=list)
 
@@ -345,7 +345,7 @@ def run(
                 # Continue: the partition may come later, and the result shows what is missing.
                 say(f"  {error}")
                 late.append(str(error))
-            say(f"  all of {new} seen {(time.monotonic_ns() - expansions[-1].ended_nanos) / NANOS:.1f} s later")
+            say(f"  all of {new} observed {(time.monotonic_ns() - expansions[-1].ended_nanos) / NANOS:.1f} s later")
             stage.resolve()
         for writer in writers:
             writer.end()
@@ -463,7 +463,7 @@ def _until_each(
             if writer.error is not None:
                 raise writer.error
         if left and time.monotonic() >= deadline:
-            stuck = "; ".join(f"{group.id} has seen {group.standing()}" for group in left)
+            stuck = "; ".join(f"{group.id} has read {group.standing()}" for group in left)
             raise NeverHappened(f"never {what} within {plan.patience_seconds:g} s: {stuck} (logs: {left[0].directory})")
         time.sleep(_POLL_SECONDS)
 
@@ -502,7 +502,7 @@ def writers_table(results: Sequence[Result]) -> list[str]:
     for name in names:
         decision = _of_all([result.writers[name] for result in results if name in result.writers])
         refused = sum(result.refused.get(name, 0) for result in results)
-        reported = "by itself" if name.startswith("library") else str(refused)
+        reported = "automatic" if name.startswith("library") else str(refused)
         numbers = (decision.keys, decision.records, reported, decision.missing, decision.out_of_order)
         rows.append((name, *map(str, numbers)))  # type: ignore[arg-type]
     return _aligned(rows)

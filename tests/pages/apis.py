@@ -9,7 +9,7 @@ _HEAD = """\
 
 Generated from `proxy/fencepost_proxy/wire/apis.py`: change it there, then run `python -m tests.pages`.
 
-A client is offered the versions that both this table and its broker have.
+A client gets the versions that both this table and its broker have.
 
 | handling | meaning |
 |---|---|

@@ -164,7 +164,7 @@ async def query(sockets: Pair, number: int = 1) -> None:
     assert await receive(sockets.broker, len(request(number))) == request(number)
 
 
-async def exchange(sockets: Pair, number: int) -> None:
+async def pass_bytes(sockets: Pair, number: int) -> None:
     await query(sockets, number)
     answer = response(number, b"answer")
     await send(sockets.broker, answer)
@@ -178,7 +178,7 @@ async def exchange(sockets: Pair, number: int) -> None:
 async def test_relayed_requests_and_responses_cause_no_events() -> None:
     async with pair() as sockets:
         for number in range(3):
-            await exchange(sockets, number)
+            await pass_bytes(sockets, number)
         assert sockets.driver.events == []
         assert sockets.driver.relayed_bytes() == (3 * len(request(0)), 3 * len(response(0, b"answer")))
 
@@ -192,7 +192,7 @@ async def test_an_error_of_the_proxy_ends_its_connection(asked_before: int) -> N
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(repr(context["exception"])))
     async with pair() as sockets:
         for number in range(asked_before):
-            await exchange(sockets, number)
+            await pass_bytes(sockets, number)
         sockets.driver.services.relayed_versions = None  # type: ignore[assignment]
         await send(sockets.client, request(7))
         assert not await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sockets.client, 1), 60)

@@ -338,7 +338,7 @@ async def test_waiting_requests_share_one_snapshot() -> None:
         for _ in range(4):
             pages = await asyncio.gather(*(get(address, "/status.json") for _ in range(8)))
             assert {status for status, _, _ in pages} == {200}
-        # A tenth of the time: after a burst, eight clients that ask without a pause wait for half a second.
+        # A tenth of the time: after a burst, eight clients that query without a pause wait for half a second.
         assert time.monotonic() - began >= 0.05 * taken * 10 - 2
     assert taken < 16
 

@@ -19,8 +19,8 @@ def made(releases: Sequence[Release]) -> str:
 
 
 _LEGEND = (
-    "Versions that a broker of the release offers; after an arrow, what the proxy offers if that differs (– none). "
-    "APIs that no release offers are omitted. Reasons: [the table of APIs](api-table.md)."
+    "Versions that a broker of the release supports; after an arrow, those of the proxy if they differ (– none). "
+    "APIs that no release supports are omitted. Reasons: [the table of APIs](api-table.md)."
 )
 
 

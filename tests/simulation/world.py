@@ -1134,7 +1134,7 @@ class World:
             self.sim.after(self.sim.between(0.05, 3.0), self.cluster.restart, node)
 
     def _fault_lose(self, tries: int = 400, end: int = -1) -> None:
-        """Just after an append, cut off all clients and kill the broker, which restarts without its log's tail."""
+        """Just after an append, cut off all clients and kill the broker, which restarts without its last records."""
         partition, broker = self.cluster.partitions[self.names[0]], self.cluster.brokers[0]
         replica = partition.replicas[0]
         if not broker.live or self.quiet or not replica.batches:
@@ -1155,7 +1155,7 @@ class World:
         kept = replica.batches[-min(len(replica.batches), self.sim.rng.randint(1, 3))].base
         replica.truncate(max(kept, replica.log_start))
         partition.lost_by_unclean, partition.lost_at = True, self.sim.now
-        self.sim.log(f"the log has lost its tail and ends at {replica.log_end}")
+        self.sim.log(f"the log has lost its last records and ends at {replica.log_end}")
         self.sim.after(self.sim.between(0.05, 0.5), self.cluster.restart, 0)
 
     def _fault_pause(self) -> None:

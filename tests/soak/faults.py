@@ -31,7 +31,7 @@ class Faults:
         self._history = history
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._lane, args=(purpose, random.Random(f"{seed}/{purpose.__name__}"), pause))
+            threading.Thread(target=self._inject, args=(purpose, random.Random(f"{seed}/{purpose.__name__}"), pause))
             for purpose, pause in (
                 (self.break_brokers, (4.0, 14.0)),
                 (self._proxy, (5.0, 15.0)),
@@ -50,7 +50,7 @@ class Faults:
             if thread.ident is not None:
                 thread.join(180.0)
 
-    def _lane(
+    def _inject(
         self, purpose: Callable[[random.Random], None], randomness: random.Random, pause: tuple[float, float]
     ) -> None:
         while not self._over.wait(randomness.uniform(*pause)):

@@ -28,7 +28,7 @@ def answer(code: int, message: str | None = None, base_offset: int = -1) -> Answ
         (answer(44, "PREDECESSOR_FAILED " + MISMATCH, 9), REFUSED, None, 9, False),
         (answer(44, MISMATCH + " record=2", 9), REFUSED, None, None, False),
         (answer(44, "EXPECTATION_REQUIRED topic=t partition=0"), REFUSED, None, None, None),
-        (answer(44, "OFFSET_VIOLATION topic=t expected=7 appended_at=9: somebody"), VIOLATION, 9, None, None),
+        (answer(44, "OFFSET_VIOLATION topic=t expected=7 appended_at=9: a client"), VIOLATION, 9, None, None),
         (
             answer(44, "PREDECESSOR_FAILED OFFSET_VIOLATION expected=7 appended_at=9"),
             REFUSED,

@@ -215,7 +215,7 @@ class RawWriter(Writer):
     def step(self) -> None:
         end = self.expectation() if self.conditional else None
         count = self.random.choice(self.batches)
-        pipeline_key = f"{self.name}/chain {next(self._pipelines)}" if count > 1 else None
+        pipeline_key = f"{self.name}/pipeline {next(self._pipelines)}" if count > 1 else None
         calls, batches = [], []
         for _ in range(count):
             ids = [self.new_id() for _ in range(self.random.choice(self.records))]
@@ -379,7 +379,7 @@ class LibraryWriter(Writer):
         if outcome.error is not None:
             self.reported(operation, reported_by_error(outcome.error))
         elif outcome.offset is None:
-            self.reported(operation, Reported(UNKNOWN, code="not settled"))
+            self.reported(operation, Reported(UNKNOWN, code="not resolved"))
         else:
             self.reported(operation, Reported(OK, offset=outcome.offset if outcome.offset >= 0 else None))
 

@@ -53,7 +53,7 @@ def ended(trial: Trial, query: Query) -> None:
 def points(trial: Trial, where: str) -> list[str]:
     """`NAME` – a point that a batch passes once; `NAME/0` – in task 0; `NAME/*` – in each task."""
     name, _, tasks = where.partition("/")
-    if name in ("look", "looked"):
+    if name in ("look", "probed"):
         return [name]  # the sink does not know the batch number at this point
     if not tasks:
         return [point(name, trial.at)]
@@ -394,7 +394,7 @@ def load_again(trial: Trial, *, more: bool = False) -> None:
 
 
 def load_commit_killed(trial: Trial, where: str) -> None:
-    """Kill the driver before the last rows and the mark, or after the mark."""
+    """Kill the driver before the last rows and the commit tag, or after that."""
     query = _load(trial)
     gates.arm(point(where, 0))
     query.more()
@@ -448,7 +448,7 @@ FAULTS = (
     Fault("task-fails", "task fails, batch partly written", task_fails, chained=True),
     _at("append-fails", "sink's write raises before an append", strikes, "append/0", OURS),
     _at("answer-fails", "sink's write raises after an append", strikes, "appended/0", OURS),
-    _at("answer-lost", "response to an append lost", strikes, "unheard/0", OURS, action=PASS),
+    _at("answer-lost", "response to an append lost", strikes, "unread/0", OURS, action=PASS),
     _at("commit-raises", "sink's commit raises", commit_fails, "commit", OURS),
     _at("committed-raises", "sink's commit raises at its end", commit_fails, "committed", OURS),
     _at("log-raises", "Spark cannot log the batch as done", commit_fails, "commits"),
@@ -457,7 +457,7 @@ FAULTS = (
     _killed("before-offsets", "before Spark logs the offsets", "offsets"),
     _killed("after-offsets", "after Spark logs the offsets", "offsets-logged"),
     _killed("before-look", "before the sink reads the topic", "look", OURS),
-    _killed("after-look", "after the sink reads the topic", "looked", OURS),
+    _killed("after-look", "after the sink reads the topic", "probed", OURS),
     _killed("at-task", "at the first row of all tasks", "task/*"),
     _killed("at-append", "at the first append of a task", "append/0", OURS),
     _killed("at-answer", "at the first response to a task", "appended/0", OURS),

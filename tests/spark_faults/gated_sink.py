@@ -1,6 +1,6 @@
 """Our sink with points (gates.py): a subclass calls each step between two of them, in Spark's processes.
 
-look, looked            in the driver: the writer is pickled for the tasks, and reads the topic
+look, probed            in the driver: the writer is pickled for the tasks, and reads the topic
 append, appended        in a task: one append is sent and answered
 written                 in a task: the write is complete, but Spark does not know it yet
 commit, committed       in the driver
@@ -83,7 +83,7 @@ class _ReadBack:
 
         gates.passing("look")
         pickled = cloudpickle.dumps(self._inner)
-        gates.passing("looked")
+        gates.passing("probed")
         return cloudpickle.loads, (pickled,)
 
 
@@ -91,7 +91,7 @@ def _gated_append(unchanged: Any, batch: str, task: int) -> Any:
     def append(log: Log, *what: Any) -> Future[Any]:
         gates.passing(point("append", batch, task))
         answer: Future[Any] = unchanged(log, *what)
-        if gates.armed(name := point("unheard", batch, task)):
+        if gates.armed(name := point("unread", batch, task)):
             answer.result()
             gates.passing(name)
             answer = Future()

@@ -558,7 +558,7 @@ def _number(value: bytes) -> int:
 def _reader(bootstrap: str) -> dict[str, Any]:
     return {
         "bootstrap.servers": bootstrap,
-        "group.id": "judge",
+        "group.id": "checker",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "isolation.level": "read_uncommitted",

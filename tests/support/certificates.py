@@ -37,10 +37,10 @@ class Authority:
         """A complete config, independent of the machine's openssl config."""
         (file := self._directory / f"{name}.cnf").write_text(
             f"""[req]
-distinguished_name = who
+distinguished_name = subject
 x509_extensions = authority
 prompt = no
-[who]
+[subject]
 CN = {name}
 [authority]
 basicConstraints = critical,CA:TRUE

@@ -21,9 +21,9 @@ from tests.support import raw
 THINKS_SECONDS = 0.02
 WINDOW_SECONDS = 1.5
 ROUNDS_MIN, ROUNDS_MAX = 2, 10
-#: The test measures until the ratio reaches `WANTED`, and requires `LEAST` on a busy machine. A blocked partition keeps
+#: The test measures until the ratio reaches `ENOUGH`, and requires `LEAST` on a busy machine. A blocked partition keeps
 #: less than a tenth.
-WANTED, LEAST = 0.5, 0.3
+ENOUGH, LEAST = 0.5, 0.3
 _OK, _NOT_LEADER, _TIMED_OUT = 0, 6, 7
 
 
@@ -82,7 +82,7 @@ def kept_rate(topics: Mapping[str, str], way: str, *status: str, enter: raw.Ente
             for address, topic in topics.items():
                 best[address] = max(best[address], rate(address, topic, beside[address], enter))
             kept = best[proxy] / max(best[kafka], 1.0)
-            if number + 1 >= ROUNDS_MIN and kept >= WANTED:  # otherwise the machine may have been busy
+            if number + 1 >= ROUNDS_MIN and kept >= ENOUGH:  # otherwise the machine may have been busy
                 break
     print(f"\n| {way} | {best[kafka]:.1f} | {best[proxy]:.1f} | {kept:.0%} |")
     return kept

@@ -18,7 +18,7 @@ from tests.support.executors import PYTHON, executing
 
 _SHOWN_CHARS = 100
 
-#: The owner of an attribute (a class or module), its name, and the defective value.
+#: What has an attribute (a class or module), its name, and the defective value.
 Change = Callable[[], tuple[Any, str, Any]]
 
 
@@ -42,11 +42,11 @@ class Mutant:
         with executing(PYTHON), ExitStack() as undo:
             for change in self._changes:
                 try:
-                    owner, name, value = change()
+                    holder, name, value = change()
                 except MutantDoesNotApply as error:
                     raise MutantDoesNotApply(f"mutant {self.name}: {error}") from None
-                undo.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, value)
+                undo.callback(setattr, holder, name, vars(holder)[name])
+                setattr(holder, name, value)
             yield
 
 
@@ -59,8 +59,8 @@ def wrap(target: Any, path: str, around: Callable[..., Any]) -> Change:
     """Replace a function by `around`, which gets the original as its first argument."""
 
     def change() -> tuple[Any, str, Any]:
-        owner, name, original = _find(target, path)
-        return owner, name, lambda *args, **more: around(original, *args, **more)
+        holder, name, original = _find(target, path)
+        return holder, name, lambda *args, **more: around(original, *args, **more)
 
     return change
 
@@ -69,10 +69,10 @@ def body(target: Any, path: str, statements: str) -> Change:
     """Replace the body of a function, which keeps its signature and decorators."""
 
     def change() -> tuple[Any, str, Any]:
-        owner, name, original = _find(target, path)
+        holder, name, original = _find(target, path)
         function, tree = _parsed(original)
         tree.body = ast.parse(statements).body
-        return owner, name, _compiled(function, tree)
+        return holder, name, _compiled(function, tree)
 
     return change
 
@@ -84,11 +84,11 @@ def edit(target: Any, path: str, *nodes: tuple[str, str]) -> Change:
     """
 
     def change() -> tuple[Any, str, Any]:
-        owner, name, original = _find(target, path)
+        holder, name, original = _find(target, path)
         function, tree = _parsed(original)
         for old, new in nodes:
             _replace(tree, old, new, f"{function.__module__}.{function.__qualname__}")
-        return owner, name, _compiled(function, tree)
+        return holder, name, _compiled(function, tree)
 
     return change
 
@@ -96,12 +96,12 @@ def edit(target: Any, path: str, *nodes: tuple[str, str]) -> Change:
 def _find(target: Any, path: str) -> tuple[Any, str, Any]:
     """The class that defines the attribute, or the module; the attribute's name and value."""
     for name in path.split("."):
-        owners = target.__mro__ if isinstance(target, type) else (target,)
-        owner = next((each for each in owners if name in vars(each)), None)
-        if owner is None:
+        holders = target.__mro__ if isinstance(target, type) else (target,)
+        holder = next((each for each in holders if name in vars(each)), None)
+        if holder is None:
             raise MutantDoesNotApply(f"{target.__name__} has no attribute {name}{_similar(name, dir(target))}")
-        target = vars(owner)[name]
-    return owner, name, target
+        target = vars(holder)[name]
+    return holder, name, target
 
 
 def _parsed(original: Any) -> tuple[Any, ast.FunctionDef]:
@@ -123,13 +123,13 @@ def _replace(tree: ast.FunctionDef, old: str, new: str, where: str) -> None:
     olds, news = ast.parse(old).body, ast.parse(new).body
     if all(len(nodes) == 1 and isinstance(nodes[0], ast.Expr) for nodes in (olds, news)):
         olds, news = ([nodes[0].value] for nodes in (olds, news))  # type: ignore[attr-defined]
-    wanted = [ast.dump(node) for node in olds]
+    sought = [ast.dump(node) for node in olds]
     lists = list(_children(tree))
     found = [
         (siblings, at, replace)
         for siblings, replace in lists
-        for at in range(len(siblings) - len(wanted) + 1)
-        if [ast.dump(node) for node in siblings[at : at + len(wanted)]] == wanted
+        for at in range(len(siblings) - len(sought) + 1)
+        if [ast.dump(node) for node in siblings[at : at + len(sought)]] == sought
     ]
     if len(found) != 1:
         kind = ast.stmt if isinstance(olds[0], ast.stmt) else ast.expr
@@ -137,7 +137,7 @@ def _replace(tree: ast.FunctionDef, old: str, new: str, where: str) -> None:
         problem = f"has {len(found) or 'no'} node{'s' if found else ''} `{old}`"
         raise MutantDoesNotApply(f"{where} {problem}{'' if found else _similar(ast.unparse(olds[0]), others)}")
     siblings, at, replace = found[0]
-    replace([*siblings[:at], *news, *siblings[at + len(wanted) :]])
+    replace([*siblings[:at], *news, *siblings[at + len(sought) :]])
 
 
 def _children(tree: ast.AST) -> Iterator[tuple[list[ast.AST], Callable[[list[Any]], None]]]:
@@ -150,6 +150,6 @@ def _children(tree: ast.AST) -> Iterator[tuple[list[ast.AST], Callable[[list[Any
                 yield [value], lambda nodes, node=node, field=field: setattr(node, field, nodes[0])  # type: ignore[misc]
 
 
-def _similar(wanted: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(wanted, sorted(set(names)), n=2, cutoff=0.3)
+def _similar(sought: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(sought, sorted(set(names)), n=2, cutoff=0.3)
     return "; similar: " + ", ".join(f"`{each[:_SHOWN_CHARS]}`" for each in near) if near else ""

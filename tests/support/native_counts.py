@@ -25,7 +25,7 @@ EXPECTED = (
     "native: relayed",
     "native: relayed completed",
     "native: relayed in pieces",
-    "native: handed over",
+    "native: returned",
     "native: several partitions",
     "native: several partitions completed",
 )
@@ -113,9 +113,9 @@ class _Counted:
     def give_back(self) -> Any:
         self._sent.clear()
         self._left = 0
-        handed_over = self._connection.give_back()
-        self._counts["native: handed over"] += sum(each[3] is not None for each in handed_over)
-        return handed_over
+        returned = self._connection.give_back()
+        self._counts["native: returned"] += sum(each[3] is not None for each in returned)
+        return returned
 
 
 def _frames(data: bytes) -> list[bytes]:
@@ -137,5 +137,5 @@ def _appends(frame: bytes) -> int:
     _, api_key, version, _ = _HEAD.unpack_from(frame)
     assert (api_key, version) == (PRODUCE, 13)
     at = _HEAD.size + 2 + max(0, int.from_bytes(frame[_HEAD.size : _HEAD.size + 2], "big", signed=True))
-    # no tags, no transactional id, acks, timeout, one topic and its id
+    # no tagged fields, no transactional id, acks, timeout, one topic and its id
     return frame[at + 1 + 1 + 2 + 4 + 1 + 16] - 1

@@ -42,7 +42,7 @@ class Rendered:
 
 
 class Reader(HTMLParser):
-    """Tags with their attributes, and the text: of the whole document, and by `id` of the innermost section."""
+    """Elements with their attributes, and the text: of the whole document, and by `id` of the innermost section."""
 
     def __init__(self, markup: str) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ CONTROL, ADMIN, ALICE, BOB = "control", "admin", "alice", "bob"
 USERS = (CONTROL, ADMIN, ALICE, BOB)
 #: Users with a password only, and without permissions but those that a test gives them on unique names.
 OTHER_USERS = (
-    *("nobody", "describer", "reader", "writer", "leaving", "blind", "configurer", "grower"),
+    *("nobody", "describer", "reader", "writer", "expelled", "blind", "configurer", "grower"),
     *("owner", "topicless", "idless", "groupless", "other", "internal", "member", "stranger", "halfway", "gateway"),
 )
 #: Lifetime of a login at the listener SHORT.

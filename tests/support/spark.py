@@ -30,7 +30,7 @@ QUERY_SECONDS = 600.0
 #: Limit for a whole test with its fixtures and several queries.
 TEST_SECONDS = 1800
 #: Of modules that start Spark. PySpark leaves sockets to the garbage collector and warns about this pandas version.
-MARKS = [
+SPARK_MARKERS = [
     pytest.mark.kafka,
     pytest.mark.no_cover,
     pytest.mark.spark,

@@ -485,8 +485,8 @@ def test_virtual_configs_are_shown_with_their_source(
     else:
         # Tools that copy overrides do not request synonyms.
         assert shown[CHECK].config_source == (4 if source == 1 else source)
-        told = world.describe(described("orders"), version=version, include_synonyms=True)
-        assert {each.name: each for each in told.results[0].configs}[CHECK].config_source == source
+        answer = world.describe(described("orders"), version=version, include_synonyms=True)
+        assert {each.name: each for each in answer.results[0].configs}[CHECK].config_source == source
     assert (shown[CHECK].read_only, shown[CHECK].is_sensitive) == (False, False)
     assert shown[CHECK].synonyms == []
     assert shown[CHECK].config_type == (2 if version >= 3 else 0)

@@ -184,7 +184,7 @@ def api(key: int, low: int, high: int) -> Message:
     return Message(api_key=key, min_version=low, max_version=high)
 
 
-def test_versions_that_only_kafka_3_9_has_are_offered() -> None:
+def test_versions_that_only_kafka_3_9_has_are_advertised() -> None:
     """Its clients use them: old librdkafka, sarama and kafka-python."""
     of_kafka = [api(1, 0, 17), api(19, 0, 7), api(20, 0, 6), api(32, 0, 4)]
     response = Message(api_keys=of_kafka, supported_features=[], finalized_features=[])

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, and who was refused."""
+"""The audit log: which client changed what, and which one was refused."""
 
 from __future__ import annotations
 

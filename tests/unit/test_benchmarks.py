@@ -242,7 +242,7 @@ def _answer(topic: str, error_code: int, base_offset: int) -> bytes:
         responses=[ProduceResponse.TopicProduceResponse(name=topic, partition_responses=[partition])],
         throttle_time_ms=0,
     )
-    # A response header of the flexible kind: correlation id, no tags.
+    # A response header of the flexible kind: correlation id, no tagged fields.
     body = struct.pack(">ib", 9, 0) + bytes(response.encode(version=PRODUCE_VERSION))
     return struct.pack(">i", len(body)) + body
 
@@ -264,8 +264,8 @@ def test_percentiles_are_values_that_were_measured() -> None:
         percentile([], 0.5)
 
 
-def test_spark_lanes_are_compared_per_round_and_arrangement() -> None:
-    # given two rounds of four lanes, of which the machine disturbed the second round
+def test_spark_variants_are_compared_per_round_and_arrangement() -> None:
+    # given two rounds of four variants, of which the machine disturbed the second round
     base, base_arranged, ours, ours_arranged = (
         spark.Series("key", "Spark's sink, direct", "direct", key=True),
         spark.Series("key", "Spark's sink, direct, arranged", "direct", key=True, arranged=True),

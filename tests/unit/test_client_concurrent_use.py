@@ -42,7 +42,7 @@ class Log:
 
 
 class BlockingHold:
-    """A call that waits until it is released, on a thread of its own."""
+    """A call that waits until it is released, on another thread."""
 
     def __init__(self) -> None:
         self.entered, self.leave = threading.Event(), threading.Event()

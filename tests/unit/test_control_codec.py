@@ -87,7 +87,7 @@ def array(*items: bytes) -> bytes:
 
 
 def tags(**fields: bytes) -> bytes:
-    """`tags(t5=b"...")`: a section with tag 5."""
+    """`tags(t5=b"...")`: a section with tagged field 5."""
     out = uvarint(len(fields))
     for name, value in fields.items():
         out += uvarint(int(name[1:])) + uvarint(len(value)) + value

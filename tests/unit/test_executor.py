@@ -1,4 +1,4 @@
-"""Which code executes the hot path: each reason for pure Python, in a process of its own as `fencepost --version`."""
+"""Which code executes the hot path: each reason for pure Python, in a separate process as `fencepost --version`."""
 
 from __future__ import annotations
 
@@ -117,6 +117,6 @@ def test_version_names_executor(module: Path, source: str, environment: dict[str
     assert re.fullmatch(r"fencepost \S+ " + re.escape(shown) + "\n", done.stdout)
 
 
-def test_switch_is_not_taken_for_a_misspelt_key() -> None:
+def test_setting_is_not_taken_for_a_misspelt_key() -> None:
     environment = {"FENCEPOST_NATIVE": "off", "FENCEPOST_UPSTREAM": "kafka:9092"}
     assert read(environment=environment).origins.keys() == {"upstream"}

@@ -14,7 +14,7 @@ from tests.support.mutants import Change, Mutant, MutantDoesNotApply, body, edit
 class _Sequencer:
     queue_max = 3
 
-    def settle(self, log_end: int, expected: int) -> str:
+    def decide(self, log_end: int, expected: int) -> str:
         if log_end <= expected:  # not reached yet
             return "later"
         return "later" if self.is_full else "now"
@@ -26,7 +26,7 @@ class _Sequencer:
 
 def _outcome(*changes: Change) -> str:
     with Mutant("example", "a defect", (), *changes).live():
-        return _Sequencer().settle(2, 1)
+        return _Sequencer().decide(2, 1)
 
 
 def test_every_mutant_applies() -> None:
@@ -38,11 +38,11 @@ def test_every_mutant_applies() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        edit(_Sequencer, "settle", ("log_end  <=  (expected)", "True")),
-        edit(_Sequencer, "settle", ('return "later" if self.is_full else "now"', 'expected = 0; return "later"')),
-        body(_Sequencer, "settle", 'return "later"'),
+        edit(_Sequencer, "decide", ("log_end  <=  (expected)", "True")),
+        edit(_Sequencer, "decide", ('return "later" if self.is_full else "now"', 'expected = 0; return "later"')),
+        body(_Sequencer, "decide", 'return "later"'),
         body(_Sequencer, "is_full", "return True"),
-        wrap(_Sequencer, "settle", lambda settle, sequencer, log_end, _: settle(sequencer, log_end, log_end)),
+        wrap(_Sequencer, "decide", lambda decide, sequencer, log_end, _: decide(sequencer, log_end, log_end)),
         put(sys.modules[__name__], "_Sequencer.queue_max", 0),
     ],
     ids=["expression", "statement", "body", "property", "wrapper", "path"],
@@ -56,10 +56,10 @@ def test_change_lasts_while_its_mutant_is_live(change: Change) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (edit(_Sequencer, "settle", ("log_end < expected", "True")), "settle has no node `log_end < expected`"),
-        (edit(_Sequencer, "settle", ("log_end < expected", "True")), "; similar: `log_end <= expected`"),
-        (edit(_Sequencer, "settle", ("pass", "return 1")), "settle has no node `pass`"),
-        (edit(_Sequencer, "settle", ('"later"', '"now"')), 'settle has 2 nodes `"later"`'),
+        (edit(_Sequencer, "decide", ("log_end < expected", "True")), "decide has no node `log_end < expected`"),
+        (edit(_Sequencer, "decide", ("log_end < expected", "True")), "; similar: `log_end <= expected`"),
+        (edit(_Sequencer, "decide", ("pass", "return 1")), "decide has no node `pass`"),
+        (edit(_Sequencer, "decide", ('"later"', '"now"')), 'decide has 2 nodes `"later"`'),
         (body(_Sequencer, "is_fully", "pass"), "_Sequencer has no attribute is_fully; similar: `is_full`"),
         (put(_Sequencer, "queue_min", 0), "_Sequencer has no attribute queue_min; similar: `queue_max`"),
     ],

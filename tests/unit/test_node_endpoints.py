@@ -199,7 +199,7 @@ def test_truncated_responses_are_refused(api_key: int, version: int) -> None:
 def test_absurd_lengths_are_refused(number: bytes) -> None:
     sent = encoded(FETCH, 17, one_partition(FETCH, node_endpoints=NODES))
     at = sent.index(b"\x33" + b"r" * 50)
-    count_at = sent.rindex(b"\x01\x00")  # one tagged field, with tag 0
+    count_at = sent.rindex(b"\x01\x00")  # one tagged field, number 0
     for position in (at, count_at, count_at + 2, count_at + 3):
         bad = sent[:position] + number + sent[position + 1 :]
         with pytest.raises(UpstreamProtocolError, match="malformed"):

@@ -197,7 +197,7 @@ class Talk:
         return result.error_message
 
     def taken(self, pending: g.PendingAppend, there: g.Found, *, expected: int = 10, actual: int = 11) -> str:
-        """The append is decided with the log as it is now, and refused because of what is there."""
+        """The append is decided with the present log, and refused because of what is there."""
         self.snapshot(actual, next_sequence=actual)
         self.read(pending, there, at=expected)
         return self.mismatch(pending, expected=expected, actual=actual)
@@ -448,7 +448,7 @@ def test_copy_of_a_remembered_record_is_refused_as_copied() -> None:
 @pytest.mark.parametrize("replaced", [False, True], ids=["kept", "replaced"])
 @pytest.mark.parametrize("copied", [False, True], ids=["retry", "copy"])
 def test_log_append_time_topic_keeps_the_times_that_prove_a_retry(replaced: bool, copied: bool) -> None:
-    """Compaction may replace them: then nothing tells a retry from a copy."""
+    """Compaction may replace them: then nothing distinguishes a retry from a copy."""
     talk = confirmed()
     pending = talk.submit(expecting(4, b"a", write_id=b"w", timestamp_ms=NOW_MS + copied))
     talk.snapshot(20, next_sequence=20, log_append_time=True)

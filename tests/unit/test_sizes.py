@@ -1,6 +1,6 @@
 """No module over 700 lines, no class over 400 lines or 25 methods, no function over 60 lines.
 
-`LARGER` has what is larger, with its present size: it may shrink, not grow, and goes once it is within the limits.
+`LARGER` has what is larger, with its present size: it may shrink, not increase, and goes once it is within the limits.
 `REASONS` says why each is not split.
 """
 

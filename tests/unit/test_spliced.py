@@ -163,7 +163,7 @@ def _whole(frame: bytes, api_key: int, version: int, *, queried: bool, by_name: 
     return replace_body(view, offset, bytes(out))
 
 
-@pytest.mark.parametrize("executor", [layouts.EXECUTOR, PYTHON], ids=["as it is", "python"])
+@pytest.mark.parametrize("executor", [layouts.EXECUTOR, PYTHON], ids=["executor", "python"])
 @pytest.mark.parametrize(("api_key", "version"), LISTS, ids=str)
 def test_spliced_response_equals_decoded_and_encoded_one(
     api_key: int, version: int, executor: Executor, monkeypatch: pytest.MonkeyPatch

@@ -120,7 +120,7 @@ def test_topic_without_a_name_is_refused_as_kafka_does(error: int, reported: int
 
 
 def test_many_unknown_ids_are_looked_up_in_parts() -> None:
-    """Kafka's time for unknown ids grows with the square of their number."""
+    """Kafka's time for unknown ids rises with the square of their number."""
     session, ids = Ids(), [UUID(int=each) for each in range(1, 2 * IDS_AT_ONCE + 2)]
     session.client(produce(*((each, 0, batch(b"x")) for each in ids)))
     for begin in range(0, len(ids), IDS_AT_ONCE):

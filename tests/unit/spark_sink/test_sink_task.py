@@ -533,7 +533,7 @@ def test_unchanged_split_is_not_compared(log: Log) -> None:
 
 
 def test_finished_load_appends_no_other_rows(log: Log) -> None:
-    """Three equal rows, then five: without the mark, the topic would silently have five."""
+    """Three equal rows, then five: without the commit tag, the topic would silently have five."""
     assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 0, "appended": 3}
     log.reads.clear()
     assert load(log, probed(log), keyed(7), keyed(7, 7)) == {"found": 3, "appended": 0}
