@@ -108,7 +108,8 @@ VOCABULARY = (
     Retired(
         "tag, tags",
         "instance id; fence tag",
-        r"tagged|commit[- _]tags?|(read|write|split|join|take|skip|header)_tags|(image|docker|git|html|release) tags?"
+        r"tagged|commit[- _]tags?|(read|write|split|join|take|skip|header)_tags"
+        r"|(image|docker|git|html|release|platform) tags?"
         r"|LEVEL_TAG|TAGS_MAX|PARTITION_COUNT_TAG|field_tag|_tags_before|^tags$"
         r'|--tag|"tags"|class=.tag|\.tag\b|^newTag$',
         files=r"^(?!.*(wire/|docker))",

@@ -68,7 +68,7 @@ def test_only_what_the_checks_of_a_topic_need_is_read(
     assert dict(policy.configs) == configs
 
 
-def test_defaults_switch_every_check_off() -> None:
+def test_every_check_is_off_by_default() -> None:
     assert not TopicPolicy.of({check.config.name: check.config.default for check in CHECKS}).read
 
 

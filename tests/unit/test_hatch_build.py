@@ -1,4 +1,4 @@
-"""hatch_build.py: which linker builds the native module, for which systems, and what is said if it cannot be built.
+"""hatch_build.py: which linker builds the native module, for which systems, and the message if it cannot be built.
 
 `tests/integration/test_distribution.py` builds wheels.
 """

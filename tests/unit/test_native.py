@@ -445,7 +445,7 @@ def test_python_answers_appends_of_every_version_that_native_code_sent(version: 
     both.append_at((1, 2))
     both.append({0: expecting(3, b"x", timestamp_ms=NOW_MS)}, [], 7)
     both.send(request(METADATA, 5, 8, struct.pack(">i?", 0, False)))
-    assert both.counts["native: handed over"] == 1
+    assert both.counts["native: returned"] == 1
     _answer_with(both, [(31, error)] if error else [])
     both.answer()
     both.end()
