@@ -14,7 +14,6 @@ ONE_RECORD: Final = "fencepost.one.record.per.batch"
 
 class OneRecordPerBatch(AppendPolicy[bool]):
     config = Choice(name=ONE_RECORD, default="false", documentation="", settings={"false": False, "true": True})
-    off = False
 
     def check(self, append: Append, setting: bool, facts: Facts) -> Refusal | None:
         refusal = Refusal(POLICY_VIOLATION, "several_records", f"SEVERAL_RECORDS {where(append)}")
@@ -22,7 +21,9 @@ class OneRecordPerBatch(AppendPolicy[bool]):
 
 
 if __name__ == "__main__":
-    registry.POLICIES = (*registry.POLICIES, OneRecordPerBatch())  # type: ignore[misc]
+    policy = OneRecordPerBatch()
+    registry.POLICIES = (*registry.POLICIES, policy)  # type: ignore[misc]
+    registry.CHECKS = (*registry.CHECKS, policy)  # type: ignore[misc]
     from fencepost_proxy.cli.main import main
 
     sys.exit(main())
