@@ -84,7 +84,7 @@ def test_log_ends_and_refusals_are_shown(
         ]
         # The page shows the topic, with its log end and its refusals.
         (row,) = page.rows("topics", topic=topic)
-        assert row["check"] == {"required": "required", "checked": "true"}[check]
+        assert row["configs"]["fencepost.check.expected.offsets"] == {"required": "required", "checked": "true"}[check]
         assert (row["log_end_offsets"], row["ends_known"], row["refusals"] >= 4) == (1, 1, True)
         (partition,) = page.rows("partitions", topic=topic)
         assert (partition["state"], partition["log_end_offset"], partition["leader"]) == ("open", 1, 1)

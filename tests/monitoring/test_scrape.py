@@ -120,8 +120,9 @@ def test_topics_of_the_file_are_listed_before_any_append(tmp_path: Path) -> None
     topics = {"required-topic": PARTITIONS, "plain": 1}
     with FakeClusterProcess(topics=topics) as kafka, Watched(kafka.bootstrap, tmp_path) as proxy:
         rows = until(lambda: json.loads(proxy.page("/topics.json"))["rows"], "a listed topic")
-    assert [(each["topic"], each["check"], each["partitions"]) for each in rows] == [
-        ("required-topic", "required", PARTITIONS)
+    configs = {"fencepost.check.expected.offsets": "required"}
+    assert [(each["topic"], each["configs"], each["partitions"]) for each in rows] == [
+        ("required-topic", configs, PARTITIONS)
     ]
 
 
