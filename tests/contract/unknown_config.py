@@ -17,7 +17,7 @@ from tests.contract.rows import (
 
 WITHOUT = {
     **NO_SESSION,
-    REAL: "no client can set a config that its proxy does not know (tests/integration/test_restarts)",
+    REAL: "no client can set a config that its proxy does not know (tests/integration/test_rolling_upgrade)",
 }
 _UNKNOWN = refused(
     NOT_LEADER, "TRY_AGAIN {where}: this proxy does not know the topic config fencepost.future, which", -1
