@@ -100,8 +100,8 @@ def rows_of(spark: SparkSession, args: argparse.Namespace, *, partition: str | N
         if name is not None and name.lower() not in map(str.lower, source.columns):
             has = ", ".join(source.columns[:20]) + (" …" if len(source.columns) > 20 else "")
             raise SinkError(f"{option} {name}: the input has no such column; it has {has}")
-    columns = {name: source[_quoted(name)] for name in source.columns}
-    whole = sf.to_json(sf.struct(*columns.values()), {"ignoreNullFields": "false"})
+    columns = (source[_quoted(name)] for name in source.columns)
+    whole = sf.to_json(sf.struct(*columns), {"ignoreNullFields": "false"})
     key, value = (None if name is None else source[_quoted(name)] for name in (args.key, args.value))
     value = whole if value is None else value
     if checked:
