@@ -25,7 +25,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from fencepost._ordering import ORDERED_CONFIG
 from fencepost.errors import FencepostError
 from fencepost.spark import read_ordered, register, stated
-from fencepost.spark.jobs import add_client_arguments, client_settings, named_value
+from fencepost.spark.jobs import add_client_arguments, add_named_values, client_settings
 from fencepost.spark.ordered import described
 
 
@@ -60,22 +60,8 @@ def arguments() -> argparse.ArgumentParser:
     trigger.add_argument("--once", action="store_true", help="process the available records, then exit")
     trigger.add_argument("--every", type=float, metavar="SECONDS", help="interval of micro-batches (default: no pause)")
     add_client_arguments(parser)
-    parser.add_argument(
-        "--producer-option",
-        type=named_value,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="Kafka client setting for the sink only; repeatable",
-    )
-    parser.add_argument(
-        "--sink-option",
-        type=named_value,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="sink option, such as patience.seconds=300; repeatable",
-    )
+    add_named_values(parser, "--producer-option", help="Kafka client setting for the sink only; repeatable")
+    add_named_values(parser, "--sink-option", help="sink option, such as patience.seconds=300; repeatable")
     return parser
 
 

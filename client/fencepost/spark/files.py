@@ -22,7 +22,7 @@ from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from fencepost.spark.errors import SinkError
-from fencepost.spark.jobs import named_value
+from fencepost.spark.jobs import add_named_values
 
 KINDS: Final = ("csv", "jsonl", "parquet")
 #: Columns with the input position of a row; sorting by them gives the input order.
@@ -57,12 +57,9 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--multiline", action="store_true", help="allow line breaks in CSV fields (files are not split)"
     )
-    parser.add_argument(
+    add_named_values(
+        parser,
         "--csv-option",
-        type=named_value,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
         help="Set an option of Spark's CSV reader: sep=;  encoding=ISO-8859-1  escape=\\ ; repeatable",
     )
     parser.add_argument(

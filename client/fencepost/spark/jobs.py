@@ -22,19 +22,19 @@ _LINE_SECONDS: Final = 10.0
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--option",
-        type=named_value,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="Set a Kafka client option, named as in Java: security.protocol=SASL_SSL; repeatable",
+    add_named_values(
+        parser, "--option", help="Set a Kafka client option, named as in Java: security.protocol=SASL_SSL; repeatable"
     )
     parser.add_argument(
         "--client-config",
         metavar="FILE",
         help="Read Kafka client options from a .properties file on the driver; use it for secrets",
     )
+
+
+def add_named_values(parser: argparse.ArgumentParser, option: str, *, help: str) -> None:
+    """An option that may be repeated, as (name, value) pairs."""
+    parser.add_argument(option, type=named_value, action="append", default=[], metavar="NAME=VALUE", help=help)
 
 
 def named_value(text: str) -> tuple[str, str]:
