@@ -691,6 +691,15 @@ def test_header_that_differs_between_files_is_refused(spark: Any, tmp_path: Path
     assert_read(spark, tmp_path / "none.csv", (), "no such file")
 
 
+def test_kind_of_a_folder_is_that_of_its_files(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("a\tb\n1\t2\n")
+    for folder in (tmp_path, tmp_path / "*"):
+        assert_read(spark, folder, ("--value", "b"), [(None, b"2")])
+    (tmp_path / "y.csv").write_text("a,b\n1,2\n")
+    assert_read(spark, tmp_path, ("--value", "b"), r"several kinds \(\.csv, \.tsv\)")
+    assert_read(spark, tmp_path / "none", (), "no such file")
+
+
 def assert_read(
     spark: Any, file: Path, options: tuple[str, ...], expected: list[tuple[bytes | None, bytes]] | str
 ) -> None:

@@ -51,7 +51,7 @@ _REPLACEMENT: Final = "\ufffd"
 
 def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     """How `--input` is read. A check of a load takes the same."""
-    parser.add_argument("--format", choices=KINDS, help="input format (default: from the file name's suffix)")
+    parser.add_argument("--format", choices=KINDS, help="input format (default: from the suffix of the files)")
     parser.add_argument("--value", metavar="COLUMN", help="column for the record value (default: the row as JSON)")
     parser.add_argument("--schema", metavar="DDL", help="CSV schema, such as 'a INT, b STRING' (default: all strings)")
     parser.add_argument(
@@ -76,8 +76,8 @@ def rows_of(spark: SparkSession, args: argparse.Namespace, *, partition: str | N
     object with nulls, or the unchanged line of a JSON lines file. Timestamps become text in the session's time zone.
     Raises SinkError.
     """
-    kind, options = _kind_of(args.input, args.format)
     try:
+        kind, options = _kind_of(spark, args.input, args.format)
         if kind == "jsonl":
             return _lines(spark, args, partition)
         reader = spark.read
@@ -138,21 +138,30 @@ def _with_positions(source: DataFrame, chosen: Sequence[Column]) -> DataFrame:
     )
 
 
-def _kind_of(path: str, stated: str | None) -> tuple[str, Mapping[str, str]]:
-    """The kind of a file, and options for reading it."""
+def _kind_of(spark: SparkSession, path: str, stated: str | None) -> tuple[str, Mapping[str, str]]:
+    """The kind of the input, and options for reading it: from its name, otherwise from the names of its files."""
+    known = _SUFFIXES.get(_suffix(path))
+    if stated is not None:
+        return known if known is not None and known[0] == stated else (stated, {})
+    if known is None:
+        suffixes = {_suffix(file) for file in spark.read.text(path).inputFiles()}
+        if len(suffixes) > 1:
+            found = ", ".join(f".{suffix}" if suffix else "no suffix" for suffix in sorted(suffixes))
+            raise SinkError(f"--input {path}: its files are of several kinds ({found}); pass a pattern: {path}/*.csv")
+        known = next(filter(None, map(_SUFFIXES.get, suffixes)), None)
+    if known is None:
+        names = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
+        raise SinkError(
+            f"--input {path}: its name does not say what it contains ({names}); pass --format csv, jsonl or parquet"
+        )
+    return known
+
+
+def _suffix(path: str) -> str:
     name = path.rstrip("/")
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
-    known = _SUFFIXES.get(posixpath.splitext(name)[1].removeprefix(".").lower())
-    if stated is None and known is None:
-        suffixes = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
-        raise SinkError(
-            f"--input {path}: its name does not say what it contains ({suffixes}); pass --format csv, jsonl or parquet"
-        )
-    if stated is None or (known is not None and known[0] == stated):
-        assert known is not None
-        return known
-    return stated, {}
+    return posixpath.splitext(name)[1].removeprefix(".").lower()
 
 
 _NOT_ENCODED: Final = (
