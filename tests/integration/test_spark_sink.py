@@ -17,6 +17,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.partitioner import murmur2
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.spark import QUERY_SECONDS, SPARK_MARKERS, append, contents, create, expand, running_spark
 
@@ -116,6 +117,21 @@ def test_repeated_load_appends_each_row_once(
             order = [int(r.value or b"") for r in records if r.key == key]
             halves = [[v for v in order if v < 2500], [v for v in order if v >= 2500]]
             assert all(half == sorted(half) for half in halves)  # of each task
+
+
+def test_load_into_a_recreated_topic_appends_all_rows(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    name = topic()
+    save(rows(spark, 1000), proxy, name)
+    with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+        admin.delete_topics([name])
+        until(lambda: name not in admin.list_topics(), "the deletion")
+    create(proxy.bootstrap, name, partitions=PARTITIONS)
+
+    save(rows(spark, 1000), proxy, name, **{"patience.seconds": "20"})
+
+    assert values(kafka, name) == numbers(1000)
 
 
 def test_thread_can_write_after_registering_the_format(

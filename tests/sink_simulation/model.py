@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from fencepost.spark.errors import CannotReach, Unknown
-from fencepost.spark.interfaces import NO_APPEND, LastAppend
+from fencepost.spark.interfaces import NO_APPEND, LastAppend, TopicIdentity
 
 
 class Killed(BaseException):
@@ -58,6 +58,7 @@ class Partition:
     end: int = 0
     #: Readers see no more than this.
     high_watermark: int = 0
+    leader_epoch: int = 0
 
     def append(self, bodies: tuple[bytes, ...], commit_tag: bytes | None) -> int:
         base = self.end
@@ -291,9 +292,13 @@ class ModelLog:
         if world.random.random() < world.faults.unreadable:
             raise CannotReach("no answer")
 
-    def partition_count(self, topic: str) -> int:
+    def identify(self, topic: str) -> TopicIdentity:
         self._breathe()
-        return len(self._world.topics[topic])
+        epochs = {number: partition.leader_epoch for number, partition in enumerate(self._world.topics[topic])}
+        return TopicIdentity(f"id of {topic}", epochs)
+
+    def partition_count(self, topic: str) -> int:
+        return self.identify(topic).partitions
 
     def _requests(self) -> Requests:
         current = self._world.current

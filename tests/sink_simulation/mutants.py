@@ -252,7 +252,7 @@ MUTANTS = (
             Appender,
             "_has_lock",
             (
-                "self._patience.patiently(lambda: self._probe(topic_partition, last.end, last.commit_tag))",
+                "self._patience.patiently(lambda: self._probe(topic_partition, end, hint))",
                 "partition.end = last.end",
             ),
         ),

@@ -325,7 +325,9 @@ class _Driver:
             count_checked = frozenset(world.count_checked)
             while True:
                 try:
-                    probe = driver_probe.probe(log, "s", [TOPIC], at=0, count_checked=count_checked, known=remembered)
+                    probe = driver_probe.probe(
+                        log, "s", {TOPIC: log.identify(TOPIC)}, at=0, count_checked=count_checked, known=remembered
+                    )
                     break
                 except CannotReach:
                     clock.wait((), 0.05)

@@ -145,8 +145,19 @@ class Appender:
         elif self._patience.waits_for_lock(partition, last.end):
             return False
         if last.end > partition.end:
-            self._patience.patiently(lambda: self._probe(topic_partition, last.end, last.commit_tag))
+            hint = self._of_this_run(last)
+            end = -1 if hint is None else last.end
+            self._patience.patiently(lambda: self._probe(topic_partition, end, hint))
         return True
+
+    def _of_this_run(self, last: LastAppend) -> CommitTag | None:
+        """The commit tag of an append that this run knows to be in the log. An older one may have been lost since, and
+        waiting for it would never end."""
+        try:
+            commit_tag = CommitTag.decode(last.commit_tag)
+        except SinkError:
+            return None
+        return commit_tag if commit_tag.run == self._write.probed.run else None
 
     def _unlocking(self, sent: Future[Any], topic_partition: TopicPartition, last: LastAppend) -> Future[Any]:
         """The same response, which first releases the lock: meanwhile this task may be busy with computing rows. It is
@@ -234,9 +245,9 @@ class Appender:
         self.appends += 1
         self._patience.appended()
 
-    def _probe(self, topic_partition: TopicPartition, actual: int, encoded: bytes = b"") -> None:
-        """Read from the known end to the log end, and remove the rows found there from the queue. `encoded`: the
-        commit tag of the batch that ends at `actual`, if known."""
+    def _probe(self, topic_partition: TopicPartition, actual: int, commit_tag: CommitTag | None = None) -> None:
+        """Read from the known end to the log end, and remove the rows found there from the queue. `commit_tag`: of the
+        batch that ends at `actual`, if known."""
         partition = self._write.partitions[topic_partition]
         end = actual
         if end < 0:
@@ -247,7 +258,7 @@ class Appender:
         if end == partition.end:
             partition.rivals = False
             return
-        if not self._nothing_new(topic_partition, partition, end, encoded):
+        if not self._nothing_new(topic_partition, partition, end, commit_tag):
             for append in list(self._resumer.read(topic_partition, partition.end, end)):
                 self._resumer.absorb(topic_partition, append)
                 partition.end = max(partition.end, append.next_offset)
@@ -256,14 +267,12 @@ class Appender:
         self._dedupe(topic_partition)
 
     def _nothing_new(
-        self, topic_partition: TopicPartition, partition: PartitionWrite, end: int, encoded: bytes
+        self, topic_partition: TopicPartition, partition: PartitionWrite, end: int, commit_tag: CommitTag | None
     ) -> bool:
         """Whether `task_appends` of the last batch rules out unread appends that count for this task."""
         if partition.task_appends is None or self._write.plan.arranged:
             return False
-        if encoded:
-            commit_tag: CommitTag | None = CommitTag.decode(encoded)
-        else:
+        if commit_tag is None:
             logged = self._write.log.last_batch(*topic_partition, end)
             commit_tag = own_commit_tag(logged, self._write.plan.sink)
             if commit_tag is not None:

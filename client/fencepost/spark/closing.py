@@ -18,16 +18,26 @@ Nothing in this file does I/O: `Log` and `Clock` do.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fencepost.spark.appender import Appender
 from fencepost.spark.errors import SinkError
-from fencepost.spark.interfaces import Clock, Framing, Log, TopicPartition
+from fencepost.spark.interfaces import Clock, Framing, Log, TopicIdentity, TopicPartition
 from fencepost.spark.refusals import Refusals, name_of
 from fencepost.spark.resumer import Resumer
 from fencepost.spark.totals import NO_ROWS, Total
 from fencepost.spark.write import Deferred, Outcome, Patience, Plan, Write, Written
+
+
+def refuse_recreated(sink: str, topic_ids: Mapping[str, str], topics: Mapping[str, TopicIdentity]) -> None:
+    """Raises SinkError if a topic is not the one of the driver's snapshot: rows of this load are gone with that one."""
+    for topic, identity in topics.items():
+        if topic_ids[topic] != identity.id:
+            raise SinkError(
+                f"topic {topic} was deleted and created again while load {sink!r} was written to it (run it again, "
+                "which appends the missing rows)"
+            )
 
 
 def close(

@@ -38,7 +38,7 @@ from fencepost.spark import closing, comparing, driver_probe, encoding
 from fencepost.spark.arranging import COUNT_COLUMN
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
-from fencepost.spark.interfaces import Locks, TopicPartition
+from fencepost.spark.interfaces import Locks, TopicIdentity, TopicPartition
 from fencepost.spark.locks import AppendLocks
 from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, settings
@@ -86,6 +86,8 @@ class _Framing:
 
 
 # --- state of a process between micro-batches -------------------------------------------------------------------------
+#
+# Hints, which Kafka can prove wrong. Their keys have topic ids: another topic may have the same name and address.
 
 
 @dataclass(slots=True)
@@ -98,16 +100,28 @@ class _Facts:
     known_at: float
 
 
-_facts: dict[tuple[str, str], _Facts] = {}
-_known: dict[tuple[str, str], dict[TopicPartition, driver_probe.Known]] = {}
+#: By topic id.
+_facts: dict[str, _Facts] = {}
+#: By sink.id and topic ids; the last used ones.
+_known: dict[tuple[str, ...], dict[TopicPartition, driver_probe.Known]] = {}
+_KNOWN_MAX = 64
 #: Scan ranges of a partly written batch, shared by the tasks of a run.
 _scan_ranges: dict[str, dict[tuple[str, int, int, int], ScanRange]] = {}
 
 
-def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
-    known = _facts.get((bootstrap, topic))
-    if known is None or time.monotonic() - known.known_at > _CONFIG_SECONDS:
-        known = _facts[bootstrap, topic] = _facts_from(topic, log.config(topic))
+def _facts_of(log: Log, topic: str, identity: TopicIdentity) -> _Facts:
+    for each in [each for each, facts in _facts.items() if time.monotonic() - facts.known_at > _CONFIG_SECONDS]:
+        del _facts[each]
+    if identity.id not in _facts:
+        _facts[identity.id] = _facts_from(topic, log.config(topic))
+    return _facts[identity.id]
+
+
+def _known_of(sink: str, topics: Mapping[str, TopicIdentity]) -> dict[TopicPartition, driver_probe.Known]:
+    key = (sink, *(identity.id for identity in topics.values()))
+    known = _known[key] = _known.pop(key, {})
+    if len(_known) > _KNOWN_MAX:
+        del _known[next(iter(_known))]
     return known
 
 
@@ -212,24 +226,28 @@ class _Writer:
 
     def _read_log_ends(self) -> None:
         chosen = self._settings
-        log, facts = _log(chosen), self._read_configs()
-        known = _known.setdefault((chosen.client["bootstrap_servers"], chosen.plan.sink), {})
+        topics = self._identify()
+        facts = self._read_configs(topics)
         self._probe = driver_probe.probe(
-            log,
+            _log(chosen),
             chosen.plan.sink,
-            chosen.topics,
+            topics,
             at=_Clock.time_ms(),
             count_checked=frozenset(topic for topic, each in facts.items() if each.count_checked),
             never_ran=chosen.plan.first_run and self._may_never_have_run,
             nothing_deleted=chosen.plan.first_run,
-            known=known,
+            known=_known_of(chosen.plan.sink, topics),
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
         )
 
-    def _read_configs(self) -> dict[str, _Facts]:
+    def _identify(self) -> dict[str, TopicIdentity]:
+        log = _log(self._settings)
+        return {topic: log.identify(topic) for topic in self._settings.topics}
+
+    def _read_configs(self, topics: Mapping[str, TopicIdentity]) -> dict[str, _Facts]:
         """The facts of the topics, which limit the plan."""
         chosen, log = self._settings, _log(self._settings)
-        facts = {topic: _facts_of(log, chosen.client["bootstrap_servers"], topic) for topic in chosen.topics}
+        facts = {topic: _facts_of(log, topic, identity) for topic, identity in topics.items()}
         self._plan = chosen.plan_for(min(each.message_bytes_max for each in facts.values()))
         return facts
 
@@ -240,8 +258,8 @@ class _Writer:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        chosen = self._settings
-        with contextlib.closing(AppendLocks(f"{chosen.client['bootstrap_servers']} {chosen.plan.sink}")) as locks:
+        assert self._probe is not None
+        with contextlib.closing(AppendLocks(self._plan.sink, self._probe.topic_ids)) as locks:
             return TaskDone(self._written(iterator, context, locks))
 
     def _written(self, iterator: Iterator[pa.RecordBatch], context: TaskContext, locks: Locks) -> Outcome:
@@ -315,7 +333,7 @@ class _Writer:
         if not comparing.is_needed(outcomes):
             return
         try:
-            self._read_configs()
+            self._read_configs(self._identify())
             framing = _Framing(chosen.compression, chosen.level)
             compared = comparing.compare(self._plan, outcomes, log=_log(chosen), framing=framing, clock=_Clock())
         except CannotReach as error:
@@ -349,8 +367,10 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
 
     def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
         chosen = self._settings
-        if any(outcome.deferred for outcome in outcomes):
-            self._read_configs()
+        if deferred := [outcome.deferred for outcome in outcomes if outcome.deferred]:
+            topics = self._identify()
+            closing.refuse_recreated(chosen.plan.sink, deferred[0].probed.topic_ids, topics)
+            self._read_configs(topics)
         framing = _Framing(chosen.compression, chosen.level)
         for topic_partition, written in closing.close(
             self._plan, outcomes, log=_log(chosen), framing=framing, clock=_Clock()

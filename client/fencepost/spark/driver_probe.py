@@ -7,12 +7,12 @@ Spark gives the batch number to the tasks only, which decide (`task.py`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fencepost.spark.commit_tags import CommitTag, own_commit_tag
-from fencepost.spark.interfaces import Log, TopicPartition
+from fencepost.spark.interfaces import Log, TopicIdentity, TopicPartition
 
 #: Offsets in the first backward scan range, if the last batch of a partition is not the sink's.
 _STRETCH = 10_000
@@ -31,7 +31,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class DriverProbe:
-    """The snapshot. `run`: random id; `at`: ms; `count_checked`: topics with partition-count checks."""
+    """The snapshot. `run`: random id; `at`: ms; `count_checked`: topics with partition-count checks; `topic_ids`: by
+    name."""
 
     run: str
     at: int
@@ -39,6 +40,7 @@ class DriverProbe:
     count_checked: frozenset[str]
     observations: dict[TopicPartition, Observation]
     retention_ms: dict[str, int] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
     def done(self) -> tuple[int, int] | None:
@@ -49,18 +51,19 @@ class DriverProbe:
 @dataclass(frozen=True, slots=True)
 class Known:
     """The last commit tag of a partition below offset `below`, and the end of its batch. `unread`: some records below
-    were deleted before they were read."""
+    were deleted before they were read; `leader_epoch`: when it was read."""
 
     below: int
     commit_tag: CommitTag | None
     commit_tag_end: int
     unread: bool = False
+    leader_epoch: int = -1
 
 
 def probe(
     log: Log,
     sink: str,
-    topics: Iterable[str],
+    topics: Mapping[str, TopicIdentity],
     *,
     at: int,
     count_checked: frozenset[str] = frozenset(),
@@ -69,18 +72,17 @@ def probe(
     known: dict[TopicPartition, Known] | None = None,
     retention_ms: dict[str, int] | None = None,
 ) -> DriverProbe:
-    """Take the snapshot. `never_ran`: the user states that the sink never ran, so other clients' records are not
+    """Take the snapshot. `topics`: by name, identified just before: rows partitioned for an older count are then below
+    the log ends read here. `never_ran`: the user states that the sink never ran, so other clients' records are not
     searched. `nothing_deleted`: the user states that no row of the sink was deleted. `known`: from the driver's last
-    snapshot. Raises CannotReach, SinkError."""
-    counts: dict[str, int] = {}
+    snapshot of the topics with these ids. Raises CannotReach, SinkError."""
+    counts = {topic: identity.partitions for topic, identity in topics.items()}
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     known = {} if known is None else known
     half_known: dict[TopicPartition, Known | None] = {}
-    for topic in topics:
-        # Read the count first: then rows partitioned for an older count are below the log ends read afterwards.
-        counts[topic] = log.partition_count(topic)
+    for topic, (_, epochs) in topics.items():
         offsets = log.offsets(topic, range(counts[topic]))
-        last_batches = log.last_batches(topic, _unread_ends(topic, offsets, known))
+        last_batches = log.last_batches(topic, _unread_ends(topic, offsets, known, epochs))
         for partition, (start, end) in offsets.items():
             topic_partition = (topic, partition)
             bounds[topic_partition] = (start, end)
@@ -91,7 +93,13 @@ def probe(
             if before is not None and nothing_deleted:
                 before = replace(before, unread=False)
             all_, lower = _glance(
-                log, topic_partition, (start, end), sink, before, last_batch=last_batches.get(partition)
+                log,
+                topic_partition,
+                (start, end),
+                sink,
+                before,
+                last_batch=last_batches.get(partition),
+                is_same_leader=before is not None and before.leader_epoch == epochs[partition],
             )
             if all_ is not None:
                 known[topic_partition] = all_
@@ -106,19 +114,29 @@ def probe(
             known[topic_partition] = Known(end, None, 0)
         else:
             known[topic_partition] = _search(log, topic_partition, (start, end), sink, lower or Known(start, None, 0))
+    for topic, partition in bounds:
+        epoch = topics[topic].leader_epochs[partition]
+        known[topic, partition] = replace(known[topic, partition], leader_epoch=epoch)
     observations = {
         topic_partition: Observation(
             *bounds[topic_partition], known[topic_partition].commit_tag, known[topic_partition].unread
         )
         for topic_partition in bounds
     }
-    return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {})
+    ids = {topic: identity.id for topic, identity in topics.items()}
+    return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {}, ids)
 
 
-def _unread_ends(topic: str, offsets: dict[int, tuple[int, int]], known: dict[TopicPartition, Known]) -> dict[int, int]:
-    """The log ends of the partitions that are neither empty nor known up to their ends."""
+def _unread_ends(
+    topic: str,
+    offsets: dict[int, tuple[int, int]],
+    known: dict[TopicPartition, Known],
+    leader_epochs: dict[int, int],
+) -> dict[int, int]:
+    """The log ends of the partitions that are neither empty nor known up to their ends from the same leader."""
     ends = {partition: end for partition, (start, end) in offsets.items() if start < end}
-    return {at: end for at, end in ends.items() if (topic, at) not in known or known[topic, at].below != end}
+    read = {at: (each.below, each.leader_epoch) for (of, at), each in known.items() if of == topic}
+    return {at: end for at, end in ends.items() if read.get(at) != (end, leader_epochs[at])}
 
 
 def _glance(
@@ -129,19 +147,20 @@ def _glance(
     known: Known | None,
     *,
     last_batch: Any,
+    is_same_leader: bool,
 ) -> tuple[Known | None, Known | None]:
     """(complete knowledge, None) without reading other clients' records, or (None, knowledge of lower offsets)."""
     start, end = bounds
     if known is not None and known.below > end:
-        known = None  # truncated, or another topic of this name
-    if known is not None and end == known.below:
+        known = None  # the log became shorter
+    if known is not None and end == known.below and (is_same_leader or end == start):
         return known, None
     if end == start:
         return Known(end, None, 0), None
     commit_tag = own_commit_tag(last_batch, sink)
     if commit_tag is not None:
         return Known(end, commit_tag, end), None
-    # A recreated topic may be longer than the one read before.
+    # A log that became shorter may have grown since.
     readable = known is not None and known.commit_tag is not None and known.commit_tag_end > start
     if (
         known

@@ -12,6 +12,18 @@ TopicPartition = tuple[str, int]
 """Topic and partition."""
 
 
+class TopicIdentity(NamedTuple):
+    """A topic as Kafka has it now. Another topic of the same name has another `id`. `leader_epochs`: by partition; a
+    log can become shorter only when its leader changes."""
+
+    id: str
+    leader_epochs: dict[int, int]
+
+    @property
+    def partitions(self) -> int:
+        return len(self.leader_epochs)
+
+
 class Answer(NamedTuple):
     """Produce response for one batch: error code (0 if appended), base offset, and the message. With error 44, the base
     offset is the log end offset, or -1."""
@@ -46,6 +58,8 @@ class Locks(Protocol):
 
 class Log(Protocol):
     """Kafka through the proxy. All methods raise SinkError; all but `append` raise CannotReach for temporary errors."""
+
+    def identify(self, topic: str) -> TopicIdentity: ...
 
     def partition_count(self, topic: str) -> int: ...
 

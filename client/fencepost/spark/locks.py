@@ -4,7 +4,9 @@ A lock is a range of a file in the temporary directory. The kernel releases it w
 log end after the last known append and that append's commit tag, so the next task neither tries an older end nor reads
 the log. Tasks of other machines have other files.
 
-Locks avoid refused appends, and nothing depends on them: the expected offset decides which append is accepted.
+Locks avoid refused appends, and nothing depends on them: the expected offset decides which append is accepted. What a
+file has is a hint (`appender.py`): its run may have ended, and the log may have become shorter since. A file is named
+by sink and topic id, so another topic of the same name or another cluster has another file.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -36,10 +39,10 @@ _KEPT_SECONDS: Final = 3600.0
 
 
 class AppendLocks:
-    """The locks of one task. `name`: of the sink and the cluster. `close` releases all of them."""
+    """The locks of one task. `topic_ids`: by name. `close` releases all of them."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, sink: str, topic_ids: Mapping[str, str]) -> None:
+        self._sink, self._topic_ids = sink, topic_ids
         self._files: dict[str, int | None] = {}
         #: Responses arrive in another thread.
         self._guard = threading.Lock()
@@ -82,7 +85,8 @@ class AppendLocks:
             self._files[topic] = None
             if fcntl is not None:
                 with contextlib.suppress(OSError):
-                    self._files[topic] = _opened(hashlib.sha256(f"{self._name}\0{topic}".encode()).hexdigest())
+                    name = f"{self._sink}\0{self._topic_ids[topic]}"
+                    self._files[topic] = _opened(hashlib.sha256(name.encode()).hexdigest())
         return self._files[topic]
 
 

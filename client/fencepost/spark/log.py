@@ -38,12 +38,12 @@ from aiokafka.errors import (
 from aiokafka.helpers import create_ssl_context
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 
 from fencepost.spark.encoding import Logged, batches
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
-from fencepost.spark.interfaces import Answer
+from fencepost.spark.interfaces import Answer, TopicIdentity
+from fencepost.spark.metadata import Metadata, topic_id, update_brokers
 from fencepost.spark.produce import Produce
 
 __all__ = ["Answer", "Log", "Logged", "OffsetsDeleted"]
@@ -128,9 +128,13 @@ class Log:
         """Connect, unless connected. Fails early: after `CONNECT_SECONDS`."""
         self._query(lambda wire: wire.connect())
 
+    def identify(self, topic: str) -> TopicIdentity:
+        """The topic that has this name now. Raises LogRefused for an unknown topic."""
+        return self._query(lambda wire: wire.identify(topic))
+
     def partition_count(self, topic: str) -> int:
         """Kafka's current count. Raises LogRefused for an unknown topic."""
-        return self._query(lambda wire: wire.partition_count(topic))
+        return self.identify(topic).partitions
 
     def config(self, topic: str) -> dict[str, str | None]:
         """The topic's configs, including the proxy's."""
@@ -318,13 +322,13 @@ class _Client:
     async def connect(self) -> None:
         await self._connected(_Tries(min(CONNECT_SECONDS, self._patience_seconds), "the proxy"))
 
-    async def partition_count(self, topic: str) -> int:
+    async def identify(self, topic: str) -> TopicIdentity:
         tries = _Tries(self._patience_seconds, f"topic {topic}")
         while True:
             await self._refresh(topic, tries, self._queried)
             known = self._topics[topic]
             if known.code == _NONE and known.leaders:
-                return len(known.leaders)
+                return TopicIdentity(known.id, dict(known.epochs))
             _refuse_final(topic, known.code)
             _refuse_unknown(topic, known.code, tries)
             await tries.pause(for_code(known.code).__name__)
@@ -487,7 +491,7 @@ class _Client:
         """Request metadata of all topics used here, unless a response arrived since `queried`."""
         async with self._querying:
             if topic is not None and topic not in self._topics:
-                self._topics[topic] = _Topic(_UNKNOWN_TOPIC, {})
+                self._topics[topic] = _Topic(_UNKNOWN_TOPIC)
             elif self._queried != queried:
                 return
             while True:
@@ -496,7 +500,7 @@ class _Client:
                 nodes = [broker.nodeId for broker in kafka.cluster.brokers()]
                 random.shuffle(nodes)
                 for node in nodes:
-                    response = await self._sent(node, MetadataRequest(sorted(self._topics), False))
+                    response = await self._sent(node, Metadata(sorted(self._topics)))
                     if not isinstance(response, Exception):
                         self._learn(kafka, response)
                         return
@@ -506,12 +510,12 @@ class _Client:
 
     def _learn(self, kafka: _KafkaClient, response: Any) -> None:
         self._queried += 1
-        # aiokafka needs the brokers only, and would log each topic with an error.
-        topics, response.topics = response.topics, []
-        kafka.cluster.update_metadata(response)
-        for code, topic, _, partitions in topics:
+        for code, topic, high, low, _, partitions, *_ in response.topics:
             # Partitions without a leader count too.
-            self._topics[topic] = _Topic(code, {number: leader for _, number, leader, *_ in partitions})
+            leaders = {number: leader for _, number, leader, *_ in partitions}
+            epochs = {number: epoch for _, number, _, epoch, *_ in partitions}
+            self._topics[topic] = _Topic(code, topic_id(high, low), leaders, epochs)
+        update_brokers(kafka.cluster, response)
 
     async def _connected(self, tries: _Tries) -> _KafkaClient:
         while self._kafka is None:
@@ -565,17 +569,19 @@ class _Client:
             return await kafka.send(node, request)
         except (IncompatibleBrokerVersion, NotImplementedError) as error:
             raise LogRefused(
-                f"the brokers do not support the APIs that the sink needs (Kafka 2.4 or newer): {_stated(error)}"
+                f"the brokers do not support the APIs that the sink needs (Kafka 3.1 or newer): {_stated(error)}"
             ) from error
         except Exception as error:
             return error
 
 
 class _Topic(NamedTuple):
-    """From metadata: error code, and the leader of each partition (-1: none)."""
+    """From metadata: error code, topic id, and of each partition the leader (-1: none) and its epoch."""
 
     code: int
-    leaders: dict[int, int]
+    id: str = ""
+    leaders: dict[int, int] = {}  # noqa: RUF012 - shared by topics without partitions
+    epochs: dict[int, int] = {}  # noqa: RUF012
 
 
 class _Tries:

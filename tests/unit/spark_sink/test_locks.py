@@ -17,11 +17,12 @@ from fencepost.spark.locks import AppendLocks
 
 AT = ("t", 3)
 LAST = LastAppend(17, b"tag")
+IDS = {"t": "id of t", "u": "id of u"}
 _OTHER = """
 import sys
 from fencepost.spark.interfaces import LastAppend
 from fencepost.spark.locks import AppendLocks
-locks = AppendLocks("s")
+locks = AppendLocks("s", {"t": "id of t"})
 print(*locks.take(("t", 3)), flush=True)
 sys.stdin.readline()
 locks.store(("t", 3), LastAppend(20, b"later"))
@@ -40,7 +41,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def locks() -> Iterator[AppendLocks]:
-    locks = AppendLocks("s")
+    locks = AppendLocks("s", IDS)
     yield locks
     locks.close()
 
@@ -75,12 +76,20 @@ def test_lock_of_a_killed_process_is_free(locks: AppendLocks, other: subprocess.
 
 
 def test_closed_locks_are_free_and_silent(locks: AppendLocks) -> None:
-    first = AppendLocks("s")
+    first = AppendLocks("s", IDS)
     first.take(AT)
     first.close()
     first.store(AT, LAST)
     first.release(AT)
     assert locks.take(AT) == (True, NO_APPEND)
+
+
+def test_last_append_of_another_topic_of_this_name_is_ignored(locks: AppendLocks) -> None:
+    locks.take(AT)
+    locks.store(AT, LAST)
+    recreated = AppendLocks("s", {"t": "another id"})
+    assert recreated.take(AT) == (True, NO_APPEND)
+    recreated.close()
 
 
 @pytest.mark.parametrize("size", [1, 8, 16, 18])
@@ -105,7 +114,7 @@ def test_old_files_are_deleted(locks: AppendLocks, directory: Path) -> None:
     locks.store(AT, LAST)
     (old,) = directory.iterdir()
     os.utime(old, (time.time() - 7200,) * 2)
-    AppendLocks("another").take(AT)
+    AppendLocks("another", IDS).take(AT)
     assert old not in directory.iterdir()
 
 

@@ -156,6 +156,12 @@ def test_last_batch_is_queried_alone_after_an_error(brokers: Brokers, log: Log) 
     assert all(log.last_batches("u", {0: 1, 1: 1}).values())
 
 
+def test_topic_is_identified_by_the_id_that_kafka_gave_it(brokers: Brokers, log: Log) -> None:
+    identity = log.identify("w")
+    assert identity == (brokers.topics["w"].topic_id.hex, dict.fromkeys(range(6), 0))
+    assert log.identify("u").id != identity.id
+
+
 def test_query_waits_until_partition_has_leader(brokers: Brokers, log: Log) -> None:
     assert log.partition_count("t") == 1
     brokers.lead("t", -1)

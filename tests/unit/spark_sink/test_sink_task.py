@@ -100,7 +100,7 @@ PLAN = Plan("s", patience_seconds=30, append_bytes_max=100, append_rows_max=1000
 
 
 def probed(log: Log, **more: Any) -> DriverProbe:
-    return probe(log, "s", [TOPIC], **{"at": 0, **more})
+    return probe(log, "s", {TOPIC: log.identify(TOPIC)}, **{"at": 0, **more})
 
 
 def values(*numbers: int) -> list[bytes]:
@@ -316,6 +316,27 @@ def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
     for _ in range(5):
         log.other_appends()
     assert probed(log, known=remembered).observations[TOPIC, 0].last is None
+
+
+def test_commit_tag_of_a_log_that_became_shorter_is_forgotten(log: Log) -> None:
+    """Records were lost with a leader, and the log has grown to the same end since."""
+    remembered: dict[Any, Known] = {}
+    write(log, probed(log, known=remembered), values(1), batch=0)
+    assert probed(log, known=remembered).observations[TOPIC, 0].last is not None
+    log.world.topics[TOPIC] = [Partition(leader_epoch=1)]
+    log.other_appends()
+    assert probed(log, known=remembered).observations[TOPIC, 0].last is None
+
+
+def test_leader_change_alone_forgets_no_commit_tag(log: Log) -> None:
+    remembered: dict[Any, Known] = {}
+    write(log, probed(log, known=remembered), values(1), batch=0)
+    log.other_appends()
+    commit_tag = probed(log, known=remembered).observations[TOPIC, 0].last
+    log.first.leader_epoch += 1
+    log.reads.clear()
+    assert probed(log, known=remembered).observations[TOPIC, 0].last == commit_tag is not None
+    assert log.reads == []
 
 
 def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
@@ -646,6 +667,24 @@ def test_lock_is_waited_for_while_other_partitions_get_rows() -> None:
     assert task.finish().appended == 430
     assert min(at for partition, at in slow.sent_at if partition == 0) >= free_at
     assert len([at for partition, at in slow.sent_at if partition == 1 and at < free_at]) > 15
+
+
+@pytest.mark.parametrize("is_tag", [True, False])
+def test_last_append_of_another_run_is_only_a_hint(log: Log, is_tag: bool) -> None:
+    """The log was longer when it was stored: leaders lost records since."""
+    write(log, probed(log), values(*range(20)))
+    hint = LastAppend(log.first.end, log.first.stored[-1].commit_tag if is_tag else b"of a newer version")
+    log.world.topics[TOPIC] = [Partition()]
+
+    class Stored(NoLocks):
+        def take(self, topic_partition: TopicPartition) -> tuple[bool, LastAppend]:
+            return True, hint
+
+    one = Task(Write(PLAN, probed(log), "q", 0, 0, "a", log, ModelFraming(), Clock(), Stored()))
+    one.begin()
+    one.feed(TOPIC, pa.array(values(1, 2), pa.large_binary()), [0] * 2)
+    assert one.finish().appended == 2
+    assert log.bodies() == values(1, 2)
 
 
 def test_stream_defers_no_row(log: Log) -> None:

@@ -17,6 +17,7 @@ from fencepost.spark import datasource
 from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import SinkError
+from fencepost.spark.interfaces import TopicIdentity
 from fencepost.spark.options import settings
 from fencepost.spark.write import Outcome, Written
 
@@ -58,7 +59,8 @@ def done(task: int, *rows: int, begun: Any = ()) -> TaskDone:
 
 @pytest.fixture
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasource, "_log", lambda chosen: SimpleNamespace(connect=lambda: None))
+    log = SimpleNamespace(connect=lambda: None, identify=lambda topic: TopicIdentity("id", {0: 0, 1: 0}))
+    monkeypatch.setattr(datasource, "_log", lambda chosen: log)
     monkeypatch.setattr(datasource, "_facts_of", lambda *_: datasource._Facts(False, 1_000_000, -1, 0.0))
 
 
@@ -77,6 +79,34 @@ def test_tasks_run_without_the_sink_are_not_committed() -> None:
     with pytest.raises(SinkError, match=r"1 of 2 tasks ran without the sink.*continuous"):
         writer().commit([done(0, 0), None], 3)
     writer().commit([], 3)
+
+
+def test_state_between_batches_is_that_of_a_topic_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasource, "_known", {})
+    monkeypatch.setattr(datasource, "_facts", {})
+    old, new = TopicIdentity("old", {0: 0}), TopicIdentity("new", {0: 0})
+    known = datasource._known_of("s", {"t": old})
+    assert datasource._known_of("s", {"t": old}) is known
+    assert datasource._known_of("s", {"t": new}) is not known
+    assert datasource._known_of("r", {"t": old}) is not known
+    for number in range(datasource._KNOWN_MAX):
+        datasource._known_of(f"{number}", {"t": old})
+    assert len(datasource._known) == datasource._KNOWN_MAX
+
+    checked: Any = SimpleNamespace(config=lambda topic: {"fencepost.check.expected.offsets": "true"})
+    unchecked: Any = SimpleNamespace(config=lambda topic: {"fencepost.check.expected.offsets": "false"})
+    datasource._facts_of(checked, "t", old)
+    datasource._facts_of(unchecked, "t", old)  # from the cache
+    with pytest.raises(SinkError, match="rows could be written twice"):
+        datasource._facts_of(unchecked, "t", new)
+
+
+@pytest.mark.usefixtures("no_kafka")
+def test_load_into_a_topic_that_was_recreated_meanwhile_does_not_end() -> None:
+    deferred: Any = SimpleNamespace(probed=DriverProbe("run", 0, {"t": 2}, frozenset(), {}, topic_ids={"t": "old"}))
+    outcome = Outcome(0, 1, 0, 0, 0, 0, {}, deferred=deferred)
+    with pytest.raises(SinkError, match="topic t was deleted and created again while load 's' was written"):
+        _BatchWriter(settings(REQUIRED)).commit([TaskDone(outcome)])
 
 
 @pytest.mark.parametrize("report", ["file/report.json", "directory"])
