@@ -114,7 +114,7 @@ MUTANTS = (
         "no probe",
         "after a refusal the new end is believed without reading",
         ("speculation", "zombies", "lossy"),
-        edit(Appender, "_probe", ("not self._nothing_new(topic_partition, partition, end, encoded)", "False")),
+        edit(Appender, "_probe", ("not self._nothing_new(topic_partition, partition, end, commit_tag)", "False")),
     ),
     Mutant(
         "in doubt is success",

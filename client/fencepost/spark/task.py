@@ -236,8 +236,9 @@ def _may_have_rows(write: Write, refusals: Refusals) -> bool:
         return False
     latest = max((commit_tag.batch for commit_tag in last.values()), default=-1)
     if not write.plan.first_run:
+        # Other deleted records are no loss: rows of earlier batches, or of other writers.
         for topic_partition, observation in observations.items():
-            if observation.unread or (not last and write.batch > 0 and observation.start > 0):
+            if observation.unread:
                 raise refusals.deleted(
                     topic_partition, observation.start, f"nothing of sink {write.plan.sink!r} is left there"
                 )

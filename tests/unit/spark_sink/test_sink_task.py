@@ -276,13 +276,17 @@ def cut_off(log: Log) -> None:
     partition.stored.clear()
 
 
-def test_later_batch_is_refused_after_complete_deletion(log: Log) -> None:
-    write(log, probed(log), values(1), batch=0)
+@pytest.mark.parametrize("rare", [False, True], ids=["earlier rows", "no row ever"])
+def test_later_batch_is_appended_after_all_records_were_deleted(log: Log, rare: bool) -> None:
+    """Another driver than that of the batch before."""
+    log.other_appends()
+    if not rare:
+        write(log, probed(log), values(1), batch=0)
     cut_off(log)
-    with pytest.raises(SinkError, match=r"lost its records below offset 1.*first.run"):
-        write(log, probed(log), values(2), batch=1)
-    write(log, probed(log), values(2), replace(PLAN, first_run=True), batch=1)
-    assert log.bodies() == values(2)
+    log.other_appends()
+    write(log, probed(log), values(2), batch=1)
+    write(log, probed(log), values(2), batch=1)
+    assert lying(log) == Counter([*values(2), b"\1other"])
 
 
 def test_half_written_batch_with_deleted_rows_is_refused(log: Log) -> None:
