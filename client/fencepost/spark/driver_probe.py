@@ -86,12 +86,7 @@ def probe(
         for partition, (start, end) in offsets.items():
             topic_partition = (topic, partition)
             bounds[topic_partition] = (start, end)
-            before = known.get(topic_partition)
-            if before is not None and before.below < start:
-                # Unread records were deleted. An older commit tag is dropped: later rows may be deleted too.
-                before = Known(start, None, 0, unread=True)
-            if before is not None and nothing_deleted:
-                before = replace(before, unread=False)
+            before = _from(start, known.get(topic_partition), nothing_deleted=nothing_deleted)
             all_, lower = _glance(
                 log,
                 topic_partition,
@@ -127,6 +122,14 @@ def probe(
     return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {}, ids)
 
 
+def _from(start: int, known: Known | None, *, nothing_deleted: bool) -> Known | None:
+    """What is known at log start `start`."""
+    if known is not None and known.below < start:
+        # Unread records were deleted. An older commit tag is dropped: later rows may be deleted too.
+        known = Known(start, None, 0, unread=True)
+    return replace(known, unread=False) if known is not None and nothing_deleted else known
+
+
 def _unread_ends(
     topic: str,
     offsets: dict[int, tuple[int, int]],
@@ -160,7 +163,7 @@ def _glance(
     commit_tag = own_commit_tag(last_batch, sink)
     if commit_tag is not None:
         return Known(end, commit_tag, end), None
-    # A log that became shorter may have grown since.
+    # The log may have become shorter, and then longer.
     readable = known is not None and known.commit_tag is not None and known.commit_tag_end > start
     if (
         known

@@ -323,7 +323,7 @@ def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
 
 
 def test_commit_tag_of_a_log_that_became_shorter_is_forgotten(log: Log) -> None:
-    """Records were lost with a leader, and the log has grown to the same end since."""
+    """Records were lost with a leader, and others were appended up to the same end since."""
     remembered: dict[Any, Known] = {}
     write(log, probed(log, known=remembered), values(1), batch=0)
     assert probed(log, known=remembered).observations[TOPIC, 0].last is not None
