@@ -31,7 +31,7 @@ from fencepost.spark.write import Deferred, Outcome, Patience, Plan, Write, Writ
 
 
 def refuse_recreated(sink: str, topic_ids: Mapping[str, str], topics: Mapping[str, TopicIdentity]) -> None:
-    """Raises SinkError if a topic is not the one of the driver's snapshot: rows of this load were deleted with that one."""
+    """Raises SinkError if a topic is not the one of the driver's snapshot: rows were deleted with that one."""
     for topic, identity in topics.items():
         if topic_ids[topic] != identity.id:
             raise SinkError(
