@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::permit::Permit;
+use crate::topic::Grounds;
 
 /// `maker`: makes the sequencer's objects for appends that are in flight when a permit is taken back.
 #[pyclass(module = "fencepost_native")]
@@ -38,38 +38,6 @@ impl Known {
 
     pub fn hold(&self, number: u64) {
         self.hold_as_of.store(number, Ordering::Relaxed);
-    }
-}
-
-/// What holds of the topic: the permits rely on these objects, by identity.
-#[pyclass(module = "fencepost_native", frozen)]
-pub struct Grounds {
-    #[pyo3(get)]
-    pub policy: Py<PyAny>,
-    #[pyo3(get)]
-    pub topic_id: Py<PyAny>,
-    pub topic_id_bytes: [u8; 16],
-    pub required: bool,
-    pub source_is_base: bool,
-    pub topic: Vec<u8>,
-    pub cluster_id: Option<Vec<u8>>,
-}
-
-#[pymethods]
-impl Grounds {
-    #[new]
-    #[allow(clippy::too_many_arguments)]
-    fn new(
-        policy: Py<PyAny>,
-        topic_id: Py<PyAny>,
-        topic_id_bytes: &[u8],
-        required: bool,
-        source_is_base: bool,
-        topic: Vec<u8>,
-        cluster_id: Option<Vec<u8>>,
-    ) -> PyResult<Self> {
-        let topic_id_bytes = topic_id_bytes.try_into().map_err(|_| PyValueError::new_err("a topic id has 16 bytes"))?;
-        Ok(Grounds { policy, topic_id, topic_id_bytes, required, source_is_base, topic, cluster_id })
     }
 }
 

@@ -1,22 +1,31 @@
 //! The hot path of the proxy: frames that are relayed, and appends that permits allow. Python decides everything else.
 //! And that of the Spark sink (`encoding`).
 
+mod appends;
+mod arriving;
 mod batch;
 mod bytes;
+mod collecting;
 mod connection;
 mod encoding;
 mod fetch;
 mod frame;
+mod framing;
 mod known;
 mod layouts;
 mod memory;
+mod methods;
+mod output;
 mod passing;
 mod permit;
 mod produce;
 mod pump;
+mod requests;
+mod responses;
 mod settings;
 mod splicing;
 mod standing;
+mod topic;
 
 use pyo3::prelude::*;
 
@@ -44,7 +53,7 @@ mod fencepost_native {
     #[pymodule_export]
     use crate::encoding::{batch, bodies, hash_sum, java_partitions};
     #[pymodule_export]
-    use crate::known::{Grounds, Known};
+    use crate::known::Known;
     #[pymodule_export]
     use crate::layouts::element_ends;
     #[pymodule_export]
@@ -55,4 +64,6 @@ mod fencepost_native {
     use crate::settings::{Settings, Shared};
     #[pymodule_export]
     use crate::standing::changed;
+    #[pymodule_export]
+    use crate::topic::Grounds;
 }

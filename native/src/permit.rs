@@ -13,8 +13,8 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::batch::{Digest, Fence, Scan};
 use crate::frame::Frame;
-use crate::known::{Grounds, Known};
 use crate::produce::Appended;
+use crate::topic::Grounds;
 
 const SEQUENCE_MODULUS: i64 = 1 << 31;
 
@@ -73,7 +73,8 @@ struct Permitted {
 
 /// Where the batch is in its request.
 pub struct Source {
-    pub known: Py<Known>,
+    /// The `Known` of its request: for Python.
+    pub known: Py<PyAny>,
     pub grounds: Py<Grounds>,
     /// With its length.
     pub frame: Arc<Frame>,

@@ -11,7 +11,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::connection::{Connection, Piece, Taken};
+use crate::connection::{Connection, Direction};
+use crate::output::{Piece, Taken};
 use crate::passing::Passing;
 use crate::splicing::Spliced;
 
@@ -27,12 +28,6 @@ const BEGINNING_BYTES: usize = 4 * 1024;
 const MORE: MsgFlags = MsgFlags::from_bits_retain(nix::libc::MSG_MORE);
 #[cfg(not(target_os = "linux"))]
 const MORE: MsgFlags = MsgFlags::empty();
-
-#[derive(Clone, Copy, PartialEq)]
-pub enum Direction {
-    Up,
-    Down,
-}
 
 /// What became of a read.
 pub enum Pumped<'py> {

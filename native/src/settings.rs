@@ -9,10 +9,7 @@ use pyo3::types::PyTuple;
 use crate::batch::HeaderNames;
 use crate::memory::MemoryBudget;
 use crate::splicing::{CAN_SPLICE, Pipe};
-use crate::standing::Remembered;
-
-/// Versions of an API that are relayed unread, and whether the state topic must not occur in their bytes.
-pub type Versions = (i16, i16, bool);
+use crate::standing::{Remembered, Versions};
 
 const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
 

@@ -8,7 +8,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::settings::Versions;
+/// Versions of an API that are relayed unread, and whether the state topic must not occur in their bytes.
+pub type Versions = (i16, i16, bool);
 
 /// How often Python has reported a change.
 static CHANGES: AtomicU64 = AtomicU64::new(0);

@@ -69,7 +69,7 @@ def found(package: Path) -> str | None:
 
 
 _ADMITS_LIVE = ("permit.rs", "if !self.live || self.in_flight.len()", "if self.in_flight.len()")
-_LIVE = ("connection.rs", "is_some_and(|permit| permit.borrow(py).is_live())", "is_some()")
+_LIVE = ("appends.rs", "is_some_and(|permit| permit.borrow(py).is_live())", "is_some()")
 
 MUTANTS = [
     NativeMutant(name, edits)
@@ -77,7 +77,7 @@ MUTANTS = [
         (
             "Fetch responses are relayed unread",
             (
-                "connection.rs",
+                "responses.rs",
                 "FETCH => sent.version < FETCH_ENDPOINTS_FROM || fetch::names_no_broker(frame),",
                 "FETCH => sent.version >= 0,",
             ),
@@ -137,7 +137,7 @@ MUTANTS = [
         (
             "a replaced topic gets what was meant for the former one",
             (
-                "connection.rs",
+                "arriving.rs",
                 ")?.is(&held.policy)\n                && self",
                 ")?.is(&held.policy)\n                || self",
             ),
@@ -189,7 +189,7 @@ MUTANTS = [
         ),
         (
             "memory is not released",
-            ("connection.rs", "        self.release(py, checked.frame.len() - LENGTH_BYTES)?;\n", ""),
+            ("appends.rs", "        self.release(py, checked.frame.len() - LENGTH_BYTES)?;\n", ""),
         ),
         ("a permit is used after it was taken back", _ADMITS_LIVE, _LIVE),
         (
@@ -223,11 +223,11 @@ MUTANTS = [
         (
             "a policy is remembered after a change",
             ("known.rs", "self.hold_as_of.load(Ordering::Relaxed) == number", "number > 0"),
-            ("connection.rs", "if remembered && !self.settings.verifies() {", "if remembered {"),
+            ("arriving.rs", "if remembered && !self.settings.verifies() {", "if remembered {"),
         ),
         (
             "a leader epoch is remembered after a change",
-            ("connection.rs", "if asked == number && !self.settings.verifies() {", "if asked > 0 {"),
+            ("arriving.rs", "if asked == number && !self.settings.verifies() {", "if asked > 0 {"),
         ),
         (
             "a relayed request is not looked at after its beginning",

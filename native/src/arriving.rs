@@ -1,0 +1,104 @@
+//! What requests are judged by. Python is queried for what is not remembered.
+
+use memchr::memmem;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::framing::{LENGTH_BYTES, REQUEST_BYTES_MIN};
+use crate::known::Known;
+use crate::permit::Permit;
+use crate::produce;
+use crate::settings::Settings;
+use crate::standing::{Standing, unreported};
+use crate::topic::Grounds;
+
+const PRODUCE_BY_ID: i64 = 13;
+
+/// What requests are judged by.
+pub struct Arriving<'a, 'py> {
+    pub settings: &'a Settings,
+    pub services: &'a Bound<'py, PyAny>,
+    pub now: f64,
+}
+
+impl Arriving<'_, '_> {
+    pub fn standing(&self) -> &Standing {
+        &self.settings.remembered.standing
+    }
+
+    pub fn reserve(&self, byte_count: usize) -> PyResult<bool> {
+        let py = self.services.py();
+        match &self.settings.shared {
+            Some(shared) => Ok(shared.get().memory.borrow_mut(py).reserve(byte_count as i64)),
+            None => self.services.call_method1(intern!(py, "reserve"), (byte_count,))?.extract(),
+        }
+    }
+
+    /// What the permits rely on, if it still holds.
+    pub fn grounds<'k>(&self, known: &'k Known) -> PyResult<Option<&'k Py<Grounds>>> {
+        let Some(grounds) = &known.grounds else {
+            return Ok(None);
+        };
+        let holds = self.remembered(known, || {
+            let (py, held, topic) = (self.services.py(), grounds.get(), (&known.topic_name,));
+            Ok(self.services.call_method1(intern!(py, "policy"), topic)?.is(&held.policy)
+                && self.services.call_method1(intern!(py, "topic_id"), topic)?.is(&held.topic_id))
+        })?;
+        Ok((holds && self.standing().produce_version_max >= PRODUCE_BY_ID).then_some(grounds))
+    }
+
+    /// Whether a Produce request for a topic without checks may be relayed unread.
+    pub fn may_relay(&self, known: &Known, frame: &[u8], version: i16) -> PyResult<bool> {
+        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len();
+        let Some(producer_ids) = produce::producer_ids(frame, after_topic, version) else {
+            return Ok(false);
+        };
+        if producer_ids.iter().any(|id| self.standing().producer_ids.contains(id)) {
+            return Ok(false);
+        }
+        self.is_unchecked(known)
+    }
+
+    pub fn is_unchecked(&self, known: &Known) -> PyResult<bool> {
+        self.remembered(known, || {
+            let policy = self.services.call_method1(intern!(self.services.py(), "policy"), (&known.topic_name,))?;
+            Ok(policy.is_none())
+        })
+    }
+
+    /// What holds of its topic, asked only if it is not remembered.
+    fn remembered(&self, known: &Known, query: impl FnOnce() -> PyResult<bool>) -> PyResult<bool> {
+        let number = self.settings.remembered.number;
+        let remembered = known.holds(number);
+        if remembered && !self.settings.verifies() {
+            return Ok(true);
+        }
+        let holds = query()?;
+        if remembered && !holds {
+            return Err(unreported("a topic"));
+        }
+        if holds {
+            known.hold(number);
+        }
+        Ok(holds)
+    }
+
+    pub fn leader_epoch(&self, permit: &mut Permit) -> PyResult<i64> {
+        let (py, number) = (self.services.py(), self.settings.remembered.number);
+        let (asked, remembered) = permit.leader_epoch;
+        if asked == number && !self.settings.verifies() {
+            return Ok(remembered);
+        }
+        let partition = permit.partition(py);
+        let epoch = self.services.call_method1(intern!(py, "leader_epoch"), (partition,))?.extract()?;
+        if asked == number && epoch != remembered {
+            return Err(unreported("a leader"));
+        }
+        permit.leader_epoch = (number, epoch);
+        Ok(epoch)
+    }
+
+    pub fn concerns_state_topic(&self, frame: &[u8]) -> bool {
+        self.standing().state_topic_marks.iter().any(|mark| memmem::find(frame, mark).is_some())
+    }
+}

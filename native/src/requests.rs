@@ -1,0 +1,254 @@
+//! Requests of the client: relayed whole or as they arrive, collected, and sent as appends.
+
+use std::sync::Arc;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arriving::Arriving;
+use crate::collecting::Collecting;
+use crate::connection::{Connection, Sent, UP};
+use crate::frame::Frame;
+use crate::framing::{LARGE_BYTES, LENGTH_BYTES, PRODUCE, REQUEST_BYTES_MIN, frame_start, request_start, whole_frame};
+use crate::output::{Piece, Relayed, Taken};
+use crate::passing::Passing;
+use crate::settings::Settings;
+
+/// Of a request, for its watch.
+const REQUEST_HEAD_BYTES: usize = 8 * 1024;
+
+impl Connection {
+    pub fn take_up(
+        &mut self,
+        py: Python<'_>,
+        data: &[u8],
+        now: f64,
+        before: usize,
+        received: i64,
+        out: &mut Vec<Piece>,
+    ) -> PyResult<Taken> {
+        self.missing = None;
+        let shared = self.settings.clone_ref(py);
+        let services = shared.borrow(py).services.clone_ref(py).into_bound(py);
+        shared.borrow_mut(py).remember(py, now)?;
+        let queued = self.queue.len();
+        let taken = self.take_frames(py, &shared.borrow(py), &services, data, now, before, received, out)?;
+        let counts = &mut shared.borrow_mut(py).counts;
+        for sent in self.queue.range(queued..) {
+            *counts.requests.entry((sent.api_key, sent.version)).or_default() += 1;
+            counts.admitted += sent.checked.as_ref().map_or(0, |checked| checked.appends.len() as u64);
+        }
+        Ok(taken)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn take_frames(
+        &mut self,
+        py: Python<'_>,
+        settings: &Settings,
+        services: &Bound<'_, PyAny>,
+        data: &[u8],
+        now: f64,
+        before: usize,
+        received: i64,
+        out: &mut Vec<Piece>,
+    ) -> PyResult<Taken> {
+        let it = Arriving { settings, services, now };
+        let in_flight_max = it.standing().in_flight_max;
+        let (mut taken, mut relayed) = (Taken::default(), Relayed { from: 0 });
+        if let Some(passing) = &mut self.up {
+            taken.data = passing.take(py, data)?;
+            taken.frames = taken.data;
+            if self.up.take_if(|passing| passing.left == 0).is_none() {
+                relayed.end(taken.data, 0, out);
+                return Ok(taken);
+            }
+        }
+        if self.collecting.is_some() {
+            taken.data = self.collect(data);
+            if let Some(complete) = self.collecting.take_if(|it| it.is_complete()) {
+                let is_free = before + self.queue.len() < in_flight_max;
+                taken.frames = complete.frame.len();
+                if let Some(complete) = self.send_collected(py, &it, complete, is_free, received, out)? {
+                    // The data that completes it goes to Python, after what was collected.
+                    self.collecting = Some(complete.without(taken.data));
+                    return Ok(Taken::default());
+                }
+            }
+            relayed.from = taken.data;
+        }
+        while before + self.queue.len() < in_flight_max {
+            let at = taken.data;
+            let Some((frame, head)) = whole_frame(data, at, REQUEST_BYTES_MIN, settings.frame_bytes_max) else {
+                break;
+            };
+            let (api_key, version, correlation_id) = request_start(head);
+            let end = at + frame.len();
+            if let Some((version_min, version_max, inspected)) = settings.relayed(api_key) {
+                if !(version_min..=version_max).contains(&version) || inspected && it.concerns_state_topic(frame) {
+                    break;
+                }
+                self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
+            } else if api_key == PRODUCE {
+                let Some(known) = self.matching(py, frame, version) else {
+                    break;
+                };
+                if !it.standing().fresh {
+                    break;
+                }
+                if !known.borrow(py).is_checked {
+                    if !it.may_relay(&known.borrow(py), frame, version)? {
+                        break;
+                    }
+                    self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
+                } else {
+                    relayed.end(at, end, out);
+                    let starts_at = received + (taken.frames + LENGTH_BYTES) as i64;
+                    if !self.append(py, &it, &known, frame, None, starts_at, out)? {
+                        relayed.from = at;
+                        break;
+                    }
+                }
+            } else {
+                break;
+            }
+            taken.data = end;
+            taken.frames += frame.len();
+            let is_append = self.queue.back().is_some_and(|sent| sent.checked.is_some());
+            self.large[UP] = is_append && frame.len() >= LARGE_BYTES;
+        }
+        if taken.data < data.len() && before + self.queue.len() < in_flight_max {
+            let rest = &data[taken.data..];
+            if let Some((sent, mut passing)) = self.begin_passing(py, &it, rest)? {
+                let count = passing.take(py, rest)?;
+                if count > 0 {
+                    self.queue.push_back(sent);
+                    self.up = Some(passing);
+                }
+                taken.data += count;
+                taken.frames += count;
+            } else if self.begin_collecting(py, &it, rest)? {
+                relayed.end(taken.data, taken.data, out);
+                taken.data = data.len();
+                return Ok(taken);
+            }
+        }
+        relayed.end(taken.data, taken.data, out);
+        Ok(taken)
+    }
+
+    // ---- relayed requests that arrive in several pieces
+
+    /// The request whose beginning the rest of the data is, if it is relayed.
+    fn begin_passing(
+        &mut self,
+        py: Python<'_>,
+        it: &Arriving<'_, '_>,
+        rest: &[u8],
+    ) -> PyResult<Option<(Sent, Passing)>> {
+        let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, it.settings.frame_bytes_max) else {
+            return Ok(None);
+        };
+        if rest.len() >= LENGTH_BYTES + length || self.watches.is_none() {
+            return Ok(None);
+        }
+        let (api_key, version, correlation_id) = request_start(head);
+        let left = LENGTH_BYTES + length;
+        let passing = match it.settings.relayed(api_key) {
+            Some((version_min, version_max, inspected)) => {
+                if inspected || !(version_min..=version_max).contains(&version) {
+                    return Ok(None);
+                }
+                Passing::unwatched(left)
+            }
+            None if api_key == PRODUCE => {
+                let Some(known) = self.matching(py, rest, version) else {
+                    return Ok(None);
+                };
+                let known = known.borrow(py);
+                if known.is_checked || !it.standing().fresh || !it.is_unchecked(&known)? {
+                    return Ok(None);
+                }
+                let head = PyBytes::new(py, &rest[LENGTH_BYTES..rest.len().min(REQUEST_HEAD_BYTES)]);
+                let arguments = (head, REQUEST_BYTES_MIN + known.prefix.len(), version);
+                match self.watch(py, |watches| watches.call_method1(intern!(py, "request_watch"), arguments))? {
+                    Some(watch) => Passing::watched(left, watch)?,
+                    None => return Ok(None),
+                }
+            }
+            None => return Ok(None),
+        };
+        self.large[UP] = false;
+        let sent = Sent { api_key, version, correlation_id, checked: None };
+        Ok(Some((sent, passing)))
+    }
+
+    // ---- requests with appends that arrive in several pieces
+
+    /// Whether the rest of the data is the beginning of a request that is collected here.
+    fn begin_collecting(&mut self, py: Python<'_>, it: &Arriving<'_, '_>, rest: &[u8]) -> PyResult<bool> {
+        let length_max = it.settings.frame_bytes_max.min(it.settings.read_bytes_max);
+        let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, length_max) else {
+            return Ok(false);
+        };
+        let (api_key, version, _) = request_start(head);
+        let whole = LENGTH_BYTES + length;
+        if rest.len() >= whole || api_key != PRODUCE {
+            return Ok(false);
+        }
+        let Some(known) = self.matching(py, rest, version) else {
+            return Ok(false);
+        };
+        if !known.borrow(py).is_checked || self.waits_for_others() {
+            return Ok(false);
+        }
+        if it.grounds(&known.borrow(py))?.is_none() {
+            self.missing = Some(Vec::new());
+            return Ok(false);
+        }
+        if !it.reserve(length)? {
+            return Ok(false);
+        }
+        self.large[UP] = whole >= LARGE_BYTES;
+        let mut frame = Frame::with_length(whole);
+        frame[..rest.len()].copy_from_slice(rest);
+        self.collecting = Some(Collecting { frame, filled: rest.len(), since: it.now });
+        Ok(true)
+    }
+
+    /// How many bytes of the data belong to the request that is collected.
+    fn collect(&mut self, data: &[u8]) -> usize {
+        let Some(collecting) = &mut self.collecting else {
+            return 0;
+        };
+        let missing = collecting.missing();
+        let count = data.len().min(missing.len());
+        missing[..count].copy_from_slice(&data[..count]);
+        collecting.received(count);
+        count
+    }
+
+    /// Sends a request that was collected. Returns it if it is not permitted.
+    fn send_collected(
+        &mut self,
+        py: Python<'_>,
+        it: &Arriving<'_, '_>,
+        complete: Collecting,
+        is_free: bool,
+        received: i64,
+        out: &mut Vec<Piece>,
+    ) -> PyResult<Option<Collecting>> {
+        let version = request_start(&complete.frame[LENGTH_BYTES..]).1;
+        let frame = Arc::new(complete.frame);
+        let known = if is_free { self.matching(py, &frame, version) } else { None };
+        if let Some(known) = known {
+            if it.standing().fresh
+                && self.append(py, it, &known, &frame, Some(&frame), received + LENGTH_BYTES as i64, out)?
+            {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Collecting { frame: Arc::unwrap_or_clone(frame), ..complete }))
+    }
+}
