@@ -30,10 +30,8 @@ struct Fitting {
 
 impl Connection {
     /// Sends all appends of a request, or none. `frame`: with its length. `collected`: the same, if memory is reserved.
-    #[allow(clippy::too_many_arguments)]
     pub fn append(
         &mut self,
-        py: Python<'_>,
         it: &Arriving<'_, '_>,
         known_start: &Py<Known>,
         frame: &[u8],
@@ -44,6 +42,7 @@ impl Connection {
         if self.waits_for_others() {
             return Ok(false);
         }
+        let py = it.py();
         let known = known_start.borrow(py);
         let (_, version, correlation_id) = request_start(&frame[LENGTH_BYTES..]);
         let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len();
@@ -61,7 +60,7 @@ impl Connection {
             self.missing = Some(missing);
             return Ok(false);
         }
-        let Some(fitting) = self.fitting(py, frame, &batches, it, &known, grounds.get())? else {
+        let Some(fitting) = self.fitting(frame, &batches, it, &known, grounds.get())? else {
             return Ok(false);
         };
         if collected.is_none() && !it.reserve(frame.len() - LENGTH_BYTES)? {
@@ -111,7 +110,7 @@ impl Connection {
             frame,
             grounds: grounds.clone_ref(py),
             starts_at,
-            answer_by: it.now + ANSWER_BY * timeout_seconds,
+            answer_by: it.read.now + ANSWER_BY * timeout_seconds,
             appends,
         };
         self.queue.push_back(Sent { api_key: PRODUCE, version, correlation_id, checked: Some(Box::new(checked)) });
@@ -121,14 +120,13 @@ impl Connection {
     /// Each batch with its permit; None if not all of them fit at once.
     fn fitting(
         &self,
-        py: Python<'_>,
         frame: &[u8],
         batches: &[Batch],
         it: &Arriving<'_, '_>,
         known: &Known,
         grounds: &Grounds,
     ) -> PyResult<Option<Vec<Fitting>>> {
-        let standing = it.standing();
+        let (py, standing) = (it.py(), it.standing());
         let mut bytes_left = it.settings.read_bytes_max;
         let mut fitting = Vec::with_capacity(batches.len());
         for batch in batches {
@@ -153,7 +151,7 @@ impl Connection {
             let circumstances = Circumstances {
                 connection: self.connection,
                 opened_at: self.opened_at,
-                now: it.now,
+                now: it.read.now,
                 leader_epoch: it.leader_epoch(&mut permit.borrow_mut(py))?,
                 instance_id: standing.instance_id,
                 alone: standing.alone,

@@ -18,16 +18,27 @@ const PRODUCE_BY_ID: i64 = 13;
 pub struct Arriving<'a, 'py> {
     pub settings: &'a Settings,
     pub services: &'a Bound<'py, PyAny>,
-    pub now: f64,
+    pub read: &'a ReadUp,
 }
 
-impl Arriving<'_, '_> {
+/// A read from the client. `before`: requests in progress that Python keeps. `received`: bytes of the client before it.
+pub struct ReadUp {
+    pub now: f64,
+    pub before: usize,
+    pub received: i64,
+}
+
+impl<'py> Arriving<'_, 'py> {
+    pub fn py(&self) -> Python<'py> {
+        self.services.py()
+    }
+
     pub fn standing(&self) -> &Standing {
         &self.settings.remembered.standing
     }
 
     pub fn reserve(&self, byte_count: usize) -> PyResult<bool> {
-        let py = self.services.py();
+        let py = self.py();
         match &self.settings.shared {
             Some(shared) => Ok(shared.get().memory.borrow_mut(py).reserve(byte_count as i64)),
             None => self.services.call_method1(intern!(py, "reserve"), (byte_count,))?.extract(),
@@ -40,7 +51,7 @@ impl Arriving<'_, '_> {
             return Ok(None);
         };
         let holds = self.remembered(known, || {
-            let (py, held, topic) = (self.services.py(), grounds.get(), (&known.topic_name,));
+            let (py, held, topic) = (self.py(), grounds.get(), (&known.topic_name,));
             Ok(self.services.call_method1(intern!(py, "policy"), topic)?.is(&held.policy)
                 && self.services.call_method1(intern!(py, "topic_id"), topic)?.is(&held.topic_id))
         })?;
@@ -61,7 +72,7 @@ impl Arriving<'_, '_> {
 
     pub fn is_unchecked(&self, known: &Known) -> PyResult<bool> {
         self.remembered(known, || {
-            let policy = self.services.call_method1(intern!(self.services.py(), "policy"), (&known.topic_name,))?;
+            let policy = self.services.call_method1(intern!(self.py(), "policy"), (&known.topic_name,))?;
             Ok(policy.is_none())
         })
     }
@@ -84,7 +95,7 @@ impl Arriving<'_, '_> {
     }
 
     pub fn leader_epoch(&self, permit: &mut Permit) -> PyResult<i64> {
-        let (py, number) = (self.services.py(), self.settings.remembered.number);
+        let (py, number) = (self.py(), self.settings.remembered.number);
         let (asked, remembered) = permit.leader_epoch;
         if asked == number && !self.settings.verifies() {
             return Ok(remembered);

@@ -8,6 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use crate::arriving::ReadUp;
 use crate::connection::{Armed, Connection, Direction};
 use crate::framing::LENGTH_BYTES;
 use crate::output::joined;
@@ -86,7 +87,7 @@ impl Connection {
         received: i64,
     ) -> PyResult<(usize, usize, Option<Bound<'py, PyBytes>>)> {
         let mut out = Vec::new();
-        let taken = self.take_up(py, data, now, before, received, &mut out)?;
+        let taken = self.take_up(py, data, &ReadUp { now, before, received }, &mut out)?;
         Ok((taken.data, taken.frames, joined(py, data, &out)))
     }
 
@@ -117,7 +118,7 @@ impl Connection {
         received: i64,
     ) -> PyResult<Bound<'py, PyTuple>> {
         self.pump(py, Direction::Up, from, to, limit, |it, data, done, out| {
-            it.take_up(py, data, now, before, received + done as i64, out)
+            it.take_up(py, data, &ReadUp { now, before, received: received + done as i64 }, out)
         })?
         .into_pyobject(py)
     }

@@ -11,6 +11,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::arriving::ReadUp;
 use crate::connection::{Connection, Direction};
 use crate::output::{Piece, Taken};
 use crate::passing::Passing;
@@ -207,7 +208,7 @@ impl Connection {
         };
         let (from, to, received, waiting) = (armed.client_fd, armed.upstream_fd, armed.received, self.len());
         let pumped = self.pump(py, Direction::Up, from, to, 0, |it, data, done, out| {
-            it.take_up(py, data, now, 0, received + done as i64, out)
+            it.take_up(py, data, &ReadUp { now, before: 0, received: received + done as i64 }, out)
         })?;
         if let Pumped::Read(read) = &pumped {
             self.client_received_at = now;

@@ -6,34 +6,27 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arriving::Arriving;
+use crate::arriving::{Arriving, ReadUp};
 use crate::collecting::Collecting;
 use crate::connection::{Connection, Sent, UP};
 use crate::frame::Frame;
 use crate::framing::{LARGE_BYTES, LENGTH_BYTES, PRODUCE, REQUEST_BYTES_MIN, frame_start, request_start, whole_frame};
 use crate::output::{Piece, Relayed, Taken};
 use crate::passing::Passing;
-use crate::settings::Settings;
 
 /// Of a request, for its watch.
 const REQUEST_HEAD_BYTES: usize = 8 * 1024;
 
 impl Connection {
-    pub fn take_up(
-        &mut self,
-        py: Python<'_>,
-        data: &[u8],
-        now: f64,
-        before: usize,
-        received: i64,
-        out: &mut Vec<Piece>,
-    ) -> PyResult<Taken> {
+    pub fn take_up(&mut self, py: Python<'_>, data: &[u8], read: &ReadUp, out: &mut Vec<Piece>) -> PyResult<Taken> {
         self.missing = None;
         let shared = self.settings.clone_ref(py);
         let services = shared.borrow(py).services.clone_ref(py).into_bound(py);
-        shared.borrow_mut(py).remember(py, now)?;
+        shared.borrow_mut(py).remember(py, read.now)?;
         let queued = self.queue.len();
-        let taken = self.take_frames(py, &shared.borrow(py), &services, data, now, before, received, out)?;
+        let settings = shared.borrow(py);
+        let taken = self.take_frames(&Arriving { settings: &settings, services: &services, read }, data, out)?;
+        drop(settings);
         let counts = &mut shared.borrow_mut(py).counts;
         for sent in self.queue.range(queued..) {
             *counts.requests.entry((sent.api_key, sent.version)).or_default() += 1;
@@ -42,19 +35,8 @@ impl Connection {
         Ok(taken)
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn take_frames(
-        &mut self,
-        py: Python<'_>,
-        settings: &Settings,
-        services: &Bound<'_, PyAny>,
-        data: &[u8],
-        now: f64,
-        before: usize,
-        received: i64,
-        out: &mut Vec<Piece>,
-    ) -> PyResult<Taken> {
-        let it = Arriving { settings, services, now };
+    fn take_frames(&mut self, it: &Arriving<'_, '_>, data: &[u8], out: &mut Vec<Piece>) -> PyResult<Taken> {
+        let (py, settings, before) = (it.py(), it.settings, it.read.before);
         let in_flight_max = it.standing().in_flight_max;
         let (mut taken, mut relayed) = (Taken::default(), Relayed { from: 0 });
         if let Some(passing) = &mut self.up {
@@ -70,7 +52,7 @@ impl Connection {
             if let Some(complete) = self.collecting.take_if(|it| it.is_complete()) {
                 let is_free = before + self.queue.len() < in_flight_max;
                 taken.frames = complete.frame.len();
-                if let Some(complete) = self.send_collected(py, &it, complete, is_free, received, out)? {
+                if let Some(complete) = self.send_collected(it, complete, is_free, out)? {
                     // The data that completes it goes to Python, after what was collected.
                     self.collecting = Some(complete.without(taken.data));
                     return Ok(Taken::default());
@@ -104,8 +86,8 @@ impl Connection {
                     self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
                 } else {
                     relayed.end(at, end, out);
-                    let starts_at = received + (taken.frames + LENGTH_BYTES) as i64;
-                    if !self.append(py, &it, &known, frame, None, starts_at, out)? {
+                    let starts_at = it.read.received + (taken.frames + LENGTH_BYTES) as i64;
+                    if !self.append(it, &known, frame, None, starts_at, out)? {
                         relayed.from = at;
                         break;
                     }
@@ -120,7 +102,7 @@ impl Connection {
         }
         if taken.data < data.len() && before + self.queue.len() < in_flight_max {
             let rest = &data[taken.data..];
-            if let Some((sent, mut passing)) = self.begin_passing(py, &it, rest)? {
+            if let Some((sent, mut passing)) = self.begin_passing(it, rest)? {
                 let count = passing.take(py, rest)?;
                 if count > 0 {
                     self.queue.push_back(sent);
@@ -128,7 +110,7 @@ impl Connection {
                 }
                 taken.data += count;
                 taken.frames += count;
-            } else if self.begin_collecting(py, &it, rest)? {
+            } else if self.begin_collecting(it, rest)? {
                 relayed.end(taken.data, taken.data, out);
                 taken.data = data.len();
                 return Ok(taken);
@@ -141,12 +123,8 @@ impl Connection {
     // ---- relayed requests that arrive in several pieces
 
     /// The request whose beginning the rest of the data is, if it is relayed.
-    fn begin_passing(
-        &mut self,
-        py: Python<'_>,
-        it: &Arriving<'_, '_>,
-        rest: &[u8],
-    ) -> PyResult<Option<(Sent, Passing)>> {
+    fn begin_passing(&mut self, it: &Arriving<'_, '_>, rest: &[u8]) -> PyResult<Option<(Sent, Passing)>> {
+        let py = it.py();
         let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, it.settings.frame_bytes_max) else {
             return Ok(None);
         };
@@ -187,7 +165,8 @@ impl Connection {
     // ---- requests with appends that arrive in several pieces
 
     /// Whether the rest of the data is the beginning of a request that is collected here.
-    fn begin_collecting(&mut self, py: Python<'_>, it: &Arriving<'_, '_>, rest: &[u8]) -> PyResult<bool> {
+    fn begin_collecting(&mut self, it: &Arriving<'_, '_>, rest: &[u8]) -> PyResult<bool> {
+        let py = it.py();
         let length_max = it.settings.frame_bytes_max.min(it.settings.read_bytes_max);
         let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, length_max) else {
             return Ok(false);
@@ -213,7 +192,7 @@ impl Connection {
         self.large[UP] = whole >= LARGE_BYTES;
         let mut frame = Frame::with_length(whole);
         frame[..rest.len()].copy_from_slice(rest);
-        self.collecting = Some(Collecting { frame, filled: rest.len(), since: it.now });
+        self.collecting = Some(Collecting { frame, filled: rest.len(), since: it.read.now });
         Ok(true)
     }
 
@@ -232,20 +211,17 @@ impl Connection {
     /// Sends a request that was collected. Returns it if it is not permitted.
     fn send_collected(
         &mut self,
-        py: Python<'_>,
         it: &Arriving<'_, '_>,
         complete: Collecting,
         is_free: bool,
-        received: i64,
         out: &mut Vec<Piece>,
     ) -> PyResult<Option<Collecting>> {
         let version = request_start(&complete.frame[LENGTH_BYTES..]).1;
         let frame = Arc::new(complete.frame);
-        let known = if is_free { self.matching(py, &frame, version) } else { None };
+        let known = if is_free { self.matching(it.py(), &frame, version) } else { None };
         if let Some(known) = known {
-            if it.standing().fresh
-                && self.append(py, it, &known, &frame, Some(&frame), received + LENGTH_BYTES as i64, out)?
-            {
+            let starts_at = it.read.received + LENGTH_BYTES as i64;
+            if it.standing().fresh && self.append(it, &known, &frame, Some(&frame), starts_at, out)? {
                 return Ok(None);
             }
         }
