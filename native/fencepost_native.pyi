@@ -10,7 +10,7 @@ from uuid import UUID
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.permits import IssuedPermit
 from fencepost_proxy.session.cutter import Watch
-from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.native_calls import Proxied, Services, Watches
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 
@@ -30,22 +30,6 @@ class Maker(Protocol):
     """Makes a sequencer's object for an append that was sent by permission."""
 
     def permitted_append(self, source: Source, sent_at: float, *, alone: bool, taken_over: bool) -> PendingAppend: ...
-
-class Watches(Protocol):
-    """Makes watches. `head`: of the request, without its length. `topic_end`: of the topic's name there."""
-
-    def request_watch(self, head: bytes, topic_end: int, version: int) -> Watch | None: ...
-    def response_watch(self, api_key: int, version: int, frame_bytes: int) -> Watch | None: ...
-
-class Proxied(Protocol):
-    """Of a connection. `read_from_…`: after native code has read; `read_client`, `read_upstream`: instead of it."""
-
-    def keep_time(self) -> object: ...
-    def read_client(self) -> object: ...
-    def read_upstream(self) -> object: ...
-    def read_from_client(self, pumped: Pumped) -> object: ...
-    def read_from_upstream(self, pumped: Pumped) -> object: ...
-    def abort(self) -> object: ...
 
 Fence = tuple[int, int, int, int]
 #: Known start, grounds, the request's frame with its length, partition, start and end of the batch there.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::arriving::Arriving;
@@ -15,6 +14,7 @@ use crate::output::Piece;
 use crate::permit::{Circumstances, Mode, Permit, Source};
 use crate::produce::{self, Batch};
 use crate::topic::Grounds;
+use crate::upward::{Idempotence, Services};
 
 /// Clients give up at their timeout; an unknown outcome is reported a little earlier.
 const ANSWER_BY: f64 = 0.9;
@@ -195,13 +195,13 @@ impl Connection {
             };
             ordered.push(*result);
         }
-        let services = self.settings.borrow(py).services.clone_ref(py).into_bound(py);
+        let services = self.settings.borrow(py).services.clone_ref(py);
         for ((_, permit, _), result) in checked.appends.iter().zip(&ordered) {
             let kept_id = permit.borrow_mut(py).complete(result, now);
             if let Some((producer_id, last_offset)) = kept_id {
                 let partition = permit.borrow(py).partition(py);
-                let memory = services.getattr(intern!(py, "idempotence"))?;
-                memory.call_method1(intern!(py, "acknowledged"), (partition, producer_id, last_offset))?;
+                let idempotence = Services(services.bind(py)).idempotence()?;
+                Idempotence(&idempotence).acknowledged(&partition, producer_id, last_offset)?;
             }
         }
         let known = checked.known.borrow(py);

@@ -1,7 +1,6 @@
 //! What requests are judged by. Python is queried for what is not remembered.
 
 use memchr::memmem;
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::framing::{LENGTH_BYTES, REQUEST_BYTES_MIN};
@@ -11,13 +10,14 @@ use crate::produce;
 use crate::settings::Settings;
 use crate::standing::{Standing, unreported};
 use crate::topic::Grounds;
+use crate::upward::Services;
 
 const PRODUCE_BY_ID: i64 = 13;
 
 /// What requests are judged by.
 pub struct Arriving<'a, 'py> {
     pub settings: &'a Settings,
-    pub services: &'a Bound<'py, PyAny>,
+    pub services: Services<'a, 'py>,
     pub read: &'a ReadUp,
 }
 
@@ -30,7 +30,7 @@ pub struct ReadUp {
 
 impl<'py> Arriving<'_, 'py> {
     pub fn py(&self) -> Python<'py> {
-        self.services.py()
+        self.services.0.py()
     }
 
     pub fn standing(&self) -> &Standing {
@@ -41,7 +41,7 @@ impl<'py> Arriving<'_, 'py> {
         let py = self.py();
         match &self.settings.shared {
             Some(shared) => Ok(shared.get().memory.borrow_mut(py).reserve(byte_count as i64)),
-            None => self.services.call_method1(intern!(py, "reserve"), (byte_count,))?.extract(),
+            None => self.services.reserve(byte_count),
         }
     }
 
@@ -51,9 +51,8 @@ impl<'py> Arriving<'_, 'py> {
             return Ok(None);
         };
         let holds = self.remembered(known, || {
-            let (py, held, topic) = (self.py(), grounds.get(), (&known.topic_name,));
-            Ok(self.services.call_method1(intern!(py, "policy"), topic)?.is(&held.policy)
-                && self.services.call_method1(intern!(py, "topic_id"), topic)?.is(&held.topic_id))
+            let (held, topic) = (grounds.get(), &known.topic_name);
+            Ok(self.services.policy(topic)?.is(&held.policy) && self.services.topic_id(topic)?.is(&held.topic_id))
         })?;
         Ok((holds && self.standing().produce_version_max >= PRODUCE_BY_ID).then_some(grounds))
     }
@@ -71,10 +70,7 @@ impl<'py> Arriving<'_, 'py> {
     }
 
     pub fn is_unchecked(&self, known: &Known) -> PyResult<bool> {
-        self.remembered(known, || {
-            let policy = self.services.call_method1(intern!(self.py(), "policy"), (&known.topic_name,))?;
-            Ok(policy.is_none())
-        })
+        self.remembered(known, || Ok(self.services.policy(&known.topic_name)?.is_none()))
     }
 
     /// What holds of its topic, asked only if it is not remembered.
@@ -101,7 +97,7 @@ impl<'py> Arriving<'_, 'py> {
             return Ok(remembered);
         }
         let partition = permit.partition(py);
-        let epoch = self.services.call_method1(intern!(py, "leader_epoch"), (partition,))?.extract()?;
+        let epoch = self.services.leader_epoch(&partition)?;
         if asked == number && epoch != remembered {
             return Err(unreported("a leader"));
         }

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -20,6 +19,7 @@ use crate::passing::Passing;
 use crate::permit::Permit;
 use crate::settings::Settings;
 use crate::topic::Grounds;
+use crate::upward::Services;
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Direction {
@@ -124,19 +124,6 @@ impl Connection {
         self.settings.borrow_mut(py).buffer = buffer;
     }
 
-    /// One of Python's watches. None: there is none for this frame.
-    pub fn watch<'py>(
-        &self,
-        py: Python<'py>,
-        make: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(watches) = &self.watches else {
-            return Ok(None);
-        };
-        let watch = make(watches.bind(py))?;
-        Ok((!watch.is_none()).then_some(watch))
-    }
-
     /// Whether Kafka will handle an append after requests whose time the client may choose.
     pub fn waits_for_others(&self) -> bool {
         self.others_are_open || self.queue.iter().any(|sent| sent.api_key != PRODUCE)
@@ -147,7 +134,7 @@ impl Connection {
         match &settings.shared {
             Some(shared) => shared.get().memory.borrow_mut(py).release(byte_count as i64),
             None => {
-                settings.services.call_method1(py, intern!(py, "release"), (byte_count,))?;
+                Services(settings.services.bind(py)).release(byte_count)?;
             }
         }
         Ok(())

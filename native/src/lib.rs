@@ -26,6 +26,7 @@ mod settings;
 mod splicing;
 mod standing;
 mod topic;
+mod upward;
 
 use pyo3::prelude::*;
 

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -15,6 +14,7 @@ use crate::output::joined;
 use crate::passing::{Left, Passing};
 use crate::pump::Pumped;
 use crate::settings::Settings;
+use crate::upward::Proxied;
 
 #[pymethods]
 impl Connection {
@@ -181,16 +181,16 @@ impl Connection {
         let begins_to_wait = matches!(pumped, Ok(Some(_))) && !it.ticking && it.awaits_appends();
         it.ticking |= begins_to_wait;
         drop(it);
-        let pumped = pumped.or_else(|error| closed(py, &proxied, error))?;
+        let proxied = Proxied(proxied.bind(py));
+        let pumped = pumped.or_else(|error| closed(proxied, error))?;
         if begins_to_wait {
-            proxied.call_method0(py, intern!(py, "keep_time"))?;
+            proxied.keep_time()?;
         }
         match pumped {
-            None => proxied.call_method0(py, intern!(py, "read_client"))?,
-            Some(pumped) if pumped.is_done() => return Ok(()),
-            Some(pumped) => proxied.call_method1(py, intern!(py, "read_from_client"), (pumped.into_pyobject(py)?,))?,
-        };
-        Ok(())
+            None => proxied.read_client(),
+            Some(pumped) if pumped.is_done() => Ok(()),
+            Some(pumped) => proxied.read_from_client(pumped.into_pyobject(py)?),
+        }
     }
 
     fn upstream_readable(slf: &Bound<'_, Self>) -> PyResult<()> {
@@ -201,15 +201,13 @@ impl Connection {
             return Ok(());
         };
         drop(it);
-        let pumped = pumped.or_else(|error| closed(py, &proxied, error))?;
+        let proxied = Proxied(proxied.bind(py));
+        let pumped = pumped.or_else(|error| closed(proxied, error))?;
         match pumped {
-            None => proxied.call_method0(py, intern!(py, "read_upstream"))?,
-            Some(pumped) if pumped.is_done() => return Ok(()),
-            Some(pumped) => {
-                proxied.call_method1(py, intern!(py, "read_from_upstream"), (pumped.into_pyobject(py)?,))?
-            }
-        };
-        Ok(())
+            None => proxied.read_upstream(),
+            Some(pumped) if pumped.is_done() => Ok(()),
+            Some(pumped) => proxied.read_from_upstream(pumped.into_pyobject(py)?),
+        }
     }
 
     /// Removes all requests. Each: API key, version, correlation id, and for appends their `Known`, the frame, where it
@@ -236,7 +234,7 @@ impl Connection {
 }
 
 /// A defect: the event loop logs the error, and the connection does not go on.
-fn closed<'py>(py: Python<'py>, proxied: &Py<PyAny>, error: PyErr) -> PyResult<Option<Pumped<'py>>> {
-    proxied.call_method0(py, intern!(py, "abort"))?;
+fn closed<'py>(proxied: Proxied<'_, 'py>, error: PyErr) -> PyResult<Option<Pumped<'py>>> {
+    proxied.abort()?;
     Err(error)
 }

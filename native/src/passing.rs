@@ -1,8 +1,9 @@
 //! Frames that are relayed as they arrive. See `session/cutter.py`, whose watches look at some bytes of them.
 
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+
+use crate::framing::LENGTH_BYTES;
+use crate::upward;
 
 /// The rest of a frame.
 pub struct Passing {
@@ -28,10 +29,9 @@ impl Passing {
 
     /// `left`: of a frame with its length. `watch`: one of Python's.
     pub fn watched(left: usize, watch: Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = watch.py();
-        let first_at: usize = watch.getattr(intern!(py, "first_at"))?.extract()?;
-        let head_bytes = watch.getattr(intern!(py, "head_bytes"))?.extract()?;
-        let watch = Watch { watch: watch.unbind(), until_probe: 4 + first_at, head_bytes, error: None };
+        let of_watch = upward::Watch(&watch);
+        let (until_probe, head_bytes) = (LENGTH_BYTES + of_watch.first_at()?, of_watch.head_bytes()?);
+        let watch = Watch { watch: watch.unbind(), until_probe, head_bytes, error: None };
         Ok(Passing { left, watch: Some(watch) })
     }
 
@@ -84,10 +84,11 @@ impl Passing {
 impl Watch {
     /// After it has read the next bytes.
     fn is_for_python(&mut self, py: Python<'_>, head: &[u8]) -> PyResult<bool> {
-        match self.watch.call_method1(py, intern!(py, "probe"), (PyBytes::new(py, head),)) {
+        let watch = upward::Watch(self.watch.bind(py));
+        match watch.probe(head) {
             Ok(until_probe) => {
-                self.until_probe = until_probe.extract(py)?;
-                self.watch.getattr(py, intern!(py, "at_trailer"))?.extract(py)
+                self.until_probe = until_probe.extract()?;
+                watch.at_trailer()
             }
             Err(error) => {
                 self.error = Some(error);

@@ -7,7 +7,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -15,6 +14,7 @@ use crate::batch::{Digest, Fence, Scan};
 use crate::frame::Frame;
 use crate::produce::Appended;
 use crate::topic::Grounds;
+use crate::upward::Issuer;
 
 const SEQUENCE_MODULUS: i64 = 1 << 31;
 
@@ -364,7 +364,7 @@ impl Permit {
         if let Some(next) = self.producers.get(&producer) {
             return Ok(*next);
         }
-        let next = self.issuer.call_method1(py, intern!(py, "next_fenced_sequence"), producer)?.extract(py)?;
+        let next = Issuer(self.issuer.bind(py)).next_fenced_sequence(producer.0, producer.1)?;
         self.producers.insert(producer, next);
         Ok(next)
     }

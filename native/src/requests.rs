@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::arriving::{Arriving, ReadUp};
 use crate::collecting::Collecting;
@@ -13,6 +11,7 @@ use crate::frame::Frame;
 use crate::framing::{LARGE_BYTES, LENGTH_BYTES, PRODUCE, REQUEST_BYTES_MIN, frame_start, request_start, whole_frame};
 use crate::output::{Piece, Relayed, Taken};
 use crate::passing::Passing;
+use crate::upward::{Services, Watches};
 
 /// Of a request, for its watch.
 const REQUEST_HEAD_BYTES: usize = 8 * 1024;
@@ -25,7 +24,8 @@ impl Connection {
         shared.borrow_mut(py).remember(py, read.now)?;
         let queued = self.queue.len();
         let settings = shared.borrow(py);
-        let taken = self.take_frames(&Arriving { settings: &settings, services: &services, read }, data, out)?;
+        let taken =
+            self.take_frames(&Arriving { settings: &settings, services: Services(&services), read }, data, out)?;
         drop(settings);
         let counts = &mut shared.borrow_mut(py).counts;
         for sent in self.queue.range(queued..) {
@@ -128,9 +128,12 @@ impl Connection {
         let Some((length, head)) = frame_start(rest, REQUEST_BYTES_MIN, it.settings.frame_bytes_max) else {
             return Ok(None);
         };
-        if rest.len() >= LENGTH_BYTES + length || self.watches.is_none() {
+        if rest.len() >= LENGTH_BYTES + length {
             return Ok(None);
         }
+        let Some(watches) = &self.watches else {
+            return Ok(None);
+        };
         let (api_key, version, correlation_id) = request_start(head);
         let left = LENGTH_BYTES + length;
         let passing = match it.settings.relayed(api_key) {
@@ -148,9 +151,9 @@ impl Connection {
                 if known.is_checked || !it.standing().fresh || !it.is_unchecked(&known)? {
                     return Ok(None);
                 }
-                let head = PyBytes::new(py, &rest[LENGTH_BYTES..rest.len().min(REQUEST_HEAD_BYTES)]);
-                let arguments = (head, REQUEST_BYTES_MIN + known.prefix.len(), version);
-                match self.watch(py, |watches| watches.call_method1(intern!(py, "request_watch"), arguments))? {
+                let head = &rest[LENGTH_BYTES..rest.len().min(REQUEST_HEAD_BYTES)];
+                let topic_end = REQUEST_BYTES_MIN + known.prefix.len();
+                match Watches(watches.bind(py)).request_watch(head, topic_end, version)? {
                     Some(watch) => Passing::watched(left, watch)?,
                     None => return Ok(None),
                 }

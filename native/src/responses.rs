@@ -1,6 +1,5 @@
 //! Responses of the broker: relayed whole or as they arrive, and the answers to appends.
 
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::connection::{Connection, DOWN, Sent};
@@ -13,6 +12,7 @@ use crate::output::{Piece, Relayed, Taken};
 use crate::passing::Passing;
 use crate::produce;
 use crate::settings::Settings;
+use crate::upward::Watches;
 
 /// The first versions whose responses can name a broker's address.
 const PRODUCE_ENDPOINTS_FROM: i16 = 10;
@@ -63,9 +63,12 @@ impl Connection {
         let Some((length, head)) = frame_start(rest, RESPONSE_BYTES_MIN, usize::MAX) else {
             return Ok(None);
         };
-        if sent.checked.is_some() || response_start(head) != sent.correlation_id || self.watches.is_none() {
+        if sent.checked.is_some() || response_start(head) != sent.correlation_id {
             return Ok(None);
         }
+        let Some(watches) = &self.watches else {
+            return Ok(None);
+        };
         let left = LENGTH_BYTES + length;
         if is_throttled(&self.settings.borrow(py), sent, rest) {
             return Ok(None);
@@ -79,9 +82,8 @@ impl Connection {
         if !is_watched {
             return Ok(Some(Passing::unwatched(left)));
         }
-        let arguments = (sent.api_key, sent.version, length);
-        let watch = self.watch(py, |watches| watches.call_method1(intern!(py, "response_watch"), arguments))?;
-        watch.map(|watch| Passing::watched(left, watch)).transpose()
+        let watch = Watches(watches.bind(py)).response_watch(sent.api_key, sent.version, length)?;
+        Passing::watched(left, watch).map(Some)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::batch::HeaderNames;
 use crate::memory::MemoryBudget;
 use crate::splicing::{CAN_SPLICE, Pipe};
 use crate::standing::{Remembered, Versions};
+use crate::upward::Services;
 
 const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
 
@@ -152,7 +153,7 @@ impl Settings {
 
     /// Queries Python for what it does not remember.
     pub fn remember(&mut self, py: Python<'_>, now: f64) -> PyResult<()> {
-        let services = self.services.bind(py);
+        let services = Services(self.services.bind(py));
         if self.remembered.holds(now) {
             return if self.verifies() { self.remembered.verify(services, now) } else { Ok(()) };
         }

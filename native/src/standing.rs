@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyMapping;
+
+use crate::upward::Services;
 
 /// Versions of an API that are relayed unread, and whether the state topic must not occur in their bytes.
 pub type Versions = (i16, i16, bool);
@@ -51,8 +53,8 @@ impl Relayed {
         if earlier.from.as_ref().is_some_and(|from| from.is(&current)) {
             return Ok(Arc::clone(earlier));
         }
-        let items = current.call_method0("items")?;
-        let versions = items.try_iter()?.map(|item| item?.extract()).collect::<PyResult<_>>()?;
+        let items = current.cast::<PyMapping>()?.items()?;
+        let versions = items.iter().map(|item| item.extract()).collect::<PyResult<_>>()?;
         Ok(Arc::new(Relayed { versions, from: Some(current.unbind()) }))
     }
 }
@@ -67,19 +69,17 @@ pub struct Remembered {
 }
 
 impl Standing {
-    fn query(services: &Bound<'_, PyAny>, earlier: &Self, now: f64) -> PyResult<Self> {
-        let py = services.py();
-        let of_now = |name| -> PyResult<bool> { services.call_method1(name, (now,))?.extract() };
+    fn query(services: Services<'_, '_>, earlier: &Self, now: f64) -> PyResult<Self> {
         Ok(Standing {
-            fresh: of_now(intern!(py, "fresh"))?,
-            alone: of_now(intern!(py, "alone"))?,
-            taken_over: of_now(intern!(py, "taken_over"))?,
-            instance_id: services.getattr(intern!(py, "instance_id"))?.extract()?,
-            in_flight_max: services.getattr(intern!(py, "in_flight_requests_max"))?.extract()?,
-            produce_version_max: services.call_method0(intern!(py, "produce_version_max"))?.extract()?,
-            producer_ids: services.getattr(intern!(py, "shared_producer_ids"))?.extract()?,
-            state_topic_marks: services.getattr(intern!(py, "state_topic_marks"))?.extract()?,
-            relayed: Relayed::of(services.getattr(intern!(py, "relayed_versions"))?, &earlier.relayed)?,
+            fresh: services.fresh(now)?,
+            alone: services.alone(now)?,
+            taken_over: services.taken_over(now)?,
+            instance_id: services.instance_id()?,
+            in_flight_max: services.in_flight_requests_max()?,
+            produce_version_max: services.produce_version_max()?,
+            producer_ids: services.shared_producer_ids()?,
+            state_topic_marks: services.state_topic_marks()?,
+            relayed: Relayed::of(services.relayed_versions()?, &earlier.relayed)?,
         })
     }
 }
@@ -91,7 +91,7 @@ impl Remembered {
     }
 
     /// `fresh_until`: None if changes are not reported.
-    pub fn renewed(&self, services: &Bound<'_, PyAny>, fresh_until: Option<f64>, now: f64) -> PyResult<Self> {
+    pub fn renewed(&self, services: Services<'_, '_>, fresh_until: Option<f64>, now: f64) -> PyResult<Self> {
         let changes = CHANGES.load(Ordering::Relaxed);
         let standing = Standing::query(services, &self.standing, now)?;
         // What time alone changes is not remembered.
@@ -100,7 +100,7 @@ impl Remembered {
     }
 
     /// For tests: an error if a change was not reported.
-    pub fn verify(&self, services: &Bound<'_, PyAny>, now: f64) -> PyResult<()> {
+    pub fn verify(&self, services: Services<'_, '_>, now: f64) -> PyResult<()> {
         let current = Standing::query(services, &self.standing, now)?;
         // With time, other processes leave: that is noticed later.
         let as_remembered = Standing { alone: current.alone && self.standing.alone, ..current };

@@ -1,13 +1,17 @@
-"""The files of `native/src`: none over 700 lines, and no two of them need each other."""
+"""The files of `native/src`: sizes, layers, and what they call of Python."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from types import FunctionType
 
 import pytest
 
+from fencepost_proxy.sequencer.permits import IssuedPermit
+from fencepost_proxy.session import cutter, native_calls
 from tests.unit.test_sizes import MODULE_LINES_MAX, ROOT
 
 SOURCES = ROOT / "native" / "src"
@@ -86,3 +90,57 @@ def test_circle_is_noticed(sources: dict[str, str], circle: list[str] | None) ->
 def test_every_module_is_built() -> None:
     library = (SOURCES / f"{_ROOT_MODULE}.rs").read_text("utf-8")
     assert set(re.findall(r"^mod (\w+);", library, re.MULTILINE)) == _read().keys()
+
+
+# ---- calls of Python
+
+_UPWARD = "upward"
+_MEMBER = re.compile(r"^    pub fn (\w+)\(([^)]*)\)", re.MULTILINE)
+_NAME = re.compile(r'intern!\([^"]*"(\w+)"\)')
+
+
+def _called(source: str) -> dict[str, dict[str, list[str]]]:
+    """By struct: the names that its methods call, with the parameters of the method."""
+    called: dict[str, dict[str, list[str]]] = {}
+    for struct, body in _METHODS.findall(source):
+        members = [(found.start(), found.group(1), found.group(2)) for found in _MEMBER.finditer(body)]
+        ends = [start for start, _, _ in members[1:]] + [len(body)]
+        for (start, name, parameters), end in zip(members, ends, strict=True):
+            assert _NAME.findall(body[start:end]) == [name], f"{struct}.{name} calls what it is named after, once"
+            called.setdefault(struct, {})[name] = re.findall(r"(\w+): ", parameters)
+    return called
+
+
+def _typed() -> dict[str, dict[str, list[str]]]:
+    """By Protocol: its members, with their parameters."""
+    own = {name: each for name, each in vars(native_calls).items() if isinstance(each, type)}
+    return {name: _members(each) for name, each in own.items() if each.__module__ == native_calls.__name__}
+
+
+def _members(kind: type) -> dict[str, list[str]]:
+    return {
+        name: list(inspect.signature(each).parameters)[1:] if isinstance(each, FunctionType) else []
+        for name, each in vars(kind).items()
+        if isinstance(each, FunctionType | property) and not name.startswith("_")
+    }
+
+
+def test_native_code_calls_what_the_protocols_list() -> None:
+    called = _called(_read()[_UPWARD])
+    assert called == _typed(), "change native/src/upward.rs and session/native_calls.py together"
+    assert sum(map(len, called.values())) > 25
+
+
+def test_one_native_file_names_what_python_has() -> None:
+    by_name = re.compile(r"\bintern!|\.call_method|\.getattr\(|\.setattr\(")
+    elsewhere = [name for name, source in _read().items() if name != _UPWARD and by_name.search(source)]
+    assert not elsewhere, "call it through native/src/upward.rs"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kind"), [(native_calls.Issuer, IssuedPermit), (native_calls.Watch, cutter.Watch)]
+)
+def test_what_native_code_gets_of_python_has_the_members(protocol: type, kind: type) -> None:
+    """mypy requires it of the others, by `fencepost_native.pyi`."""
+    required, members = _members(protocol), _members(kind)
+    assert {name: members.get(name) for name in required} == required
