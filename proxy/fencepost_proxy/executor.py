@@ -1,9 +1,6 @@
 """Which code executes the hot path: the native module `fencepost_native` (`native/`), or Python.
 
 Python does if FENCEPOST_NATIVE is `off`, and if the module is missing, cannot be imported or has another interface.
-
-Native code remembers what `session.services.Services` returned, until `changed` is called: whatever changes something
-of that calls it. With FENCEPOST_NATIVE=verify, for tests, it queries nevertheless and fails if a call was missing.
 """
 
 from __future__ import annotations
@@ -53,9 +50,3 @@ def _unusable(why: str) -> Executor:
 
 EXECUTOR: Final = load()
 VERIFY: Final = os.environ.get("FENCEPOST_NATIVE") == "verify"
-
-
-def changed() -> None:
-    """Something changed of what native code remembers."""
-    if EXECUTOR.module is not None:
-        EXECUTOR.module.changed()

@@ -18,7 +18,7 @@ MAP: Final = re.sub(
 #: Packages that the map does not list by module.
 _WHOLE: Final = ("cli",)
 #: Modules in the table above the map.
-_LEAVES: Final = ("types.py", "errors.py", "executor.py", "logs.py", "addresses.py")
+_LEAVES: Final = ("types.py", "errors.py", "executor.py", "native_view.py", "logs.py", "addresses.py")
 PACKAGES: Final = (
     "proxy/fencepost_proxy",
     "policies/fencepost_policies",

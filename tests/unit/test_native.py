@@ -23,7 +23,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
-from fencepost_proxy.executor import changed
+from fencepost_proxy.native_view import changed
 from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.session.messages import CloseClient, Command
 from fencepost_proxy.session.native import MODULE, settings_for

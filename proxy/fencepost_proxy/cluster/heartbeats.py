@@ -20,7 +20,7 @@ from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.producer_ids import ProducerIds
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import StateError
-from fencepost_proxy.executor import changed
+from fencepost_proxy.native_view import NativeView, RememberedMap
 from fencepost_proxy.topics.processes import (
     INSTANCE_ID_AGE_MAX,
     NOTHING,
@@ -78,7 +78,7 @@ class Topic(Protocol):
     ) -> list[Offset]: ...
 
 
-class Heartbeats:
+class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_until",)):
     """`live_until`: until when the other instances consider this one live.
 
     `about`: what this process reports of itself (`host`, `version`, `status`).
@@ -93,7 +93,7 @@ class Heartbeats:
         self.process: UUID | None = None  # the current identity of this process; None before `enter`
         self.names: frozenset[UUID] = frozenset()  # all its identities: a new instance id has a new one
         self.about: Mapping[str, str] = NOTHING
-        self._others: dict[UUID, float] = {}  # time of the last heartbeat
+        self._others = RememberedMap[UUID, float]()  # time of the last heartbeat
         self._about: dict[UUID, Mapping[str, str]] = {}
         self._found_dead: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
         self.live_until = float("inf")  # until when the others consider this one live
@@ -131,14 +131,14 @@ class Heartbeats:
         Not a proof: a starting instance is observed a moment later, and a suspended one may resume.
         """
         return self._sending is not None and not any(
-            now - last_observed < _DEAD_SECONDS for last_observed in self._others.values()
+            now - last_observed < _DEAD_SECONDS for last_observed in self._others.view.values()
         )
 
     def live(self, now: float) -> frozenset[UUID]:
         """The other processes that are not known to be dead."""
         return frozenset(
             each
-            for each, last_observed in self._others.items()
+            for each, last_observed in self._others.view.items()
             if now - last_observed < _DEAD_SECONDS and self._dead_at(each) is None
         )
 
@@ -148,7 +148,7 @@ class Heartbeats:
             return []
         live, instance_id = self.live(now), self._topic.view.processes.instance_id
         this = Instance(self.instance_id, *_reported(self.about), 0.0, live=not self.unacknowledged, this=True)
-        others = sorted(self._others.items(), key=lambda each: -each[1])
+        others = sorted(self._others.view.items(), key=lambda each: -each[1])
         return [this] + [
             Instance(instance_id(process), *_reported(self._about.get(process, NOTHING)), now - at, process in live)
             for process, at in others
@@ -162,7 +162,7 @@ class Heartbeats:
         """
         queued = self._limits.takeover_seconds
         found = []
-        for each, last_observed in self._others.items():
+        for each, last_observed in self._others.view.items():
             dead_at = self._dead_at(each)
             until = (
                 last_observed + _SILENT_SECONDS_MAX
@@ -220,11 +220,10 @@ class Heartbeats:
                 self._former.add(before)  # the others know this identity until its tombstone is stored
         self.process = process
         self._instance_id_as_of = Offset(-1)
-        self._others.pop(process, None)
+        self._others.discard(process)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_heartbeats(), name="heartbeats")
-        changed()
-        return any(sent_at - last_observed < _DEAD_SECONDS for last_observed in self._others.values())
+        return any(sent_at - last_observed < _DEAD_SECONDS for last_observed in self._others.view.values())
 
     async def leave(self) -> None:
         """Report a clean end: no request of this process is in progress."""
@@ -260,7 +259,7 @@ class Heartbeats:
         over = max(_DEAD_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _HEARTBEAT_SECONDS)
         if now >= self._topic.read_until:
             return []
-        return [each for each, last_observed in self._others.items() if now - last_observed >= over]
+        return [each for each, last_observed in self._others.view.items() if now - last_observed >= over]
 
     def observe(self, record: StateRecord, *, loaded: bool) -> None:
         beat = heartbeat(record)
@@ -271,13 +270,13 @@ class Heartbeats:
                 self.live_until = self._announced_at + _SILENT_SECONDS_MAX
             return
         if beat.at_ms is None:
-            self._others.pop(beat.process, None)
+            self._others.discard(beat.process)
             self._found_dead.pop(beat.process, None)
             self._about.pop(beat.process, None)
             return
         # Heartbeats read at the start may be old. With clock skew a live process counts again at its next heartbeat.
         age_seconds = 0.0 if loaded else max(0.0, time.time() - beat.at_ms / 1000)
-        self._others[beat.process] = time.monotonic() - age_seconds
+        self._others.set(beat.process, time.monotonic() - age_seconds)
         self._about[beat.process] = beat.about
 
 

@@ -28,7 +28,7 @@ from fencepost_proxy.cluster.pool import ConnectionPool
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, error_name
-from fencepost_proxy.executor import changed
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.types import NO_TOPIC_ID, Address, Bounded, NodeId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -76,7 +76,7 @@ class _Reported:
         self._answers[version, topics] = self._digest, metadata, self._read
 
 
-class MetadataCache:
+class MetadataCache(NativeView, remembered=("known",)):
     """`on_brokers` is called with all brokers' addresses when one was added, moved or removed."""
 
     def __init__(
@@ -179,7 +179,6 @@ class MetadataCache:
             if news.missing.get(name) == Error.TOPIC_AUTHORIZATION_FAILED:
                 self.denied[name] = None
         self.known = merged(known, news, all_topics=all_topics)
-        changed()
         if news.brokers != known.brokers:
             for moved in self._pool.use(news.brokers):
                 self._tasks.run(moved.close(), "close a connection")

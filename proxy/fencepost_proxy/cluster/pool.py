@@ -14,7 +14,7 @@ from typing import Final
 
 from fencepost_proxy.cluster.broker import Access, PooledConnection, UpstreamUnavailable, deadline_in
 from fencepost_proxy.config import Limits
-from fencepost_proxy.executor import changed
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.types import Address, NodeId
 
 _CLIENT_ID: Final = "fencepost"
@@ -27,7 +27,7 @@ class Purpose(Enum):
     LEADERS = auto()
 
 
-class ConnectionPool:
+class ConnectionPool(NativeView, remembered=("_version_max",)):
     """`upstream` – bootstrap addresses. The brokers' own addresses come from `use`."""
 
     def __init__(self, upstream: Sequence[Address], limits: Limits, access: Access) -> None:
@@ -86,8 +86,7 @@ class ConnectionPool:
         return known
 
     def _versions_changed(self) -> None:
-        self._version_max.clear()
-        changed()
+        self._version_max = {}
 
     async def learn_versions(self) -> None:
         """Connects to every reachable broker, to learn its API versions."""

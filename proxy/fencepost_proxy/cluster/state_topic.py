@@ -42,7 +42,7 @@ from fencepost_proxy.cluster.state_topic_settings import StateTopicSettings
 from fencepost_proxy.cluster.tasks import SharedCall, Tasks
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, Reason, StateError, error_name
-from fencepost_proxy.executor import changed
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.fencing import encode_producer_id
 from fencepost_proxy.types import Monotonic, Offset, ProducerId
@@ -73,7 +73,7 @@ _NOT_APPENDED: Final = frozenset(
 )
 
 
-class StateTopic:
+class StateTopic(NativeView, until=("read_until",)):
     """See the module. `kafka` must be started and use the same event loop.
 
     `on_change` is called with the records just applied to `view`, in order, once per Fetch response with records. That
@@ -347,7 +347,6 @@ class StateTopic:
             _limited_log.warning("left out", "state record ignored", reason=reason)
         if applied.records:
             self._on_change(applied.records)
-            changed()
         self._release(self._log.position)
         if self._log.position >= applied.high_watermark:
             self._read_as_of = queried_at
@@ -366,9 +365,7 @@ class StateTopic:
 
     def _renew(self) -> None:
         as_of = min(self._read_as_of, self._confirmed_as_of) if self._confirming else self._read_as_of
-        before, self.read_until = self.read_until, Monotonic(as_of + self._lease_seconds)
-        if self.read_until < before:
-            changed()
+        self.read_until = Monotonic(as_of + self._lease_seconds)
         if self.fresh:
             self.waits_because = None
 

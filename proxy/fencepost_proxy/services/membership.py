@@ -14,9 +14,9 @@ from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import FencepostError, Reason
-from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.metrics import fencepost_version
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Monotonic
@@ -29,7 +29,7 @@ _limited_log = logs.RateLimitedLog(_log)
 _START_AGAIN_SECONDS = 2.0
 
 
-class Membership:
+class Membership(NativeView, remembered=("state", "takeover_until")):
     """`state`: None before the first try to join. `waits_because`: why the start waits, None if it does not."""
 
     def __init__(self, kafka: KafkaClient, config: ProxyConfig) -> None:
@@ -88,7 +88,6 @@ class Membership:
             )
             about = {"host": platform.node(), "version": fencepost_version()}
             state.heartbeats.about = about if config.status is None else {**about, "status": str(config.status)}
-            changed()
             try:
                 await state.start()
                 await state.acquire_producer_id()
@@ -100,7 +99,6 @@ class Membership:
         if await self.until_kafka_can(join, readiness.unusable(config.state_topic)):
             _log.info("other proxy processes serve this cluster, or stopped recently without deregistering")
             self.takeover_until = time.monotonic() + config.limits.takeover_seconds
-            changed()
         return self.joined
 
     async def until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], step: Reason) -> _T:

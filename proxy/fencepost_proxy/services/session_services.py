@@ -9,10 +9,10 @@ from uuid import UUID
 
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import error_name
-from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.expansion.counts import Client
 from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import AddedTime
 from fencepost_proxy.session.dispatcher import Dispatcher
@@ -32,7 +32,7 @@ _TOPIC_NAMES_MAX: Final = 100_000
 _UNKNOWN_TOPIC_IDS_MAX: Final = 10_000
 
 
-class SessionServices:
+class SessionServices(NativeView, remembered=("in_flight_requests_max", "relayed_versions")):
     """`sequencers` is set once there is a dispatcher."""
 
     sequencers: Dispatcher
@@ -101,7 +101,6 @@ class SessionServices:
     def reload(self, limits: Limits) -> None:
         self.in_flight_requests_max = limits.in_flight_requests_max
         self.sequencer_wait_max_seconds = limits.sequencer_wait_max_seconds
-        changed()
 
     def update_relayed_versions(self) -> None:
         """They depend on the state topic and on the groups."""
@@ -109,7 +108,6 @@ class SessionServices:
         if self._config.mode == "sidecar":
             versions = and_addresses(versions)
         self.relayed_versions = but_for(versions, END_TXN) if self._cluster.commits.validating else versions
-        changed()
 
     # ---- the cluster
 

@@ -13,8 +13,8 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.tasks import Spawn
 from fencepost_proxy.errors import Error
-from fencepost_proxy.executor import changed
 from fencepost_proxy.expansion.counts import Counts
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.topics.state import SetConfigs
 from fencepost_proxy.types import TopicPartition
@@ -40,7 +40,7 @@ class TopicObserver(Protocol):
         """After `refresh`."""
 
 
-class TopicLookups:
+class TopicLookups(NativeView, remembered=("_unverified",)):
     """`observer` – set before the first lookup. `timeout_seconds` – of a request that clients cause."""
 
     observer: TopicObserver
@@ -59,7 +59,7 @@ class TopicLookups:
         self._counts = counts
         self._spawn = spawn
         self._timeout_seconds = timeout_seconds
-        self._unverified: set[str] = set()  # topics whose known ids may be those of deleted topics
+        self._unverified: frozenset[str] = frozenset()  # topics whose known ids may be those of deleted topics
         self._refreshing = False
         self._stale: dict[str, None] = {}  # topics whose metadata to refresh
         self._looked_up: dict[str, float] = {}  # when the last answered metadata request for each was sent
@@ -92,8 +92,7 @@ class TopicLookups:
         for topic in topics:
             reported, known = configs.get(topic), self.topic_id(topic)
             if reported is not None and known is not None and known != reported.topic_id:
-                self._unverified.add(topic)
-                changed()
+                self._unverified |= {topic}
                 self._spawn(self._look_up_again(topic, configs), f"look up {topic}")
 
     async def _look_up_again(self, topic: str, configs: Mapping[str, SetConfigs]) -> None:
@@ -107,8 +106,7 @@ class TopicLookups:
                 if as_reported or time.monotonic() >= believed_from:
                     break
             await asyncio.sleep(_LOOK_UP_SECONDS)
-        self._unverified.discard(topic)
-        changed()
+        self._unverified -= {topic}
         self.observer.replaced(topic)
         self.observer.verified()
 

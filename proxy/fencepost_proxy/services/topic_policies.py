@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fencepost_policies.partition_count import CHECK_PARTITION_COUNT
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.executor import changed
+from fencepost_proxy.native_view import RememberedMap
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy, is_safe
 
@@ -22,7 +22,8 @@ class TopicPolicies:
         self._config = config
         self._membership = membership
         self._topic_id = topic_id
-        self._policies: dict[str, TopicPolicy | None] = {}
+        self._policies = RememberedMap[str, TopicPolicy | None]()
+        self._known = self._policies.view
         self._safe_by_file = any(is_safe(configs) for configs in config.given_configs)
         self._safe = self._safe_by_file
         self._counts_by_file = any(TopicPolicy.of(configs).checks_count for configs in config.given_configs)
@@ -31,14 +32,14 @@ class TopicPolicies:
     def policy(self, topic: str) -> TopicPolicy | None:
         """None for a topic without append checks and partition-count checks."""
         try:
-            return self._policies[topic]
+            return self._known[topic]
         except KeyError:
             pass
         policy = self._membership.view.topic_policy(topic, self._topic_id(topic), self._config.configs_for)
-        if len(self._policies) > _POLICIES_MAX:
+        if len(self._known) > _POLICIES_MAX:
             self._policies.clear()
-            changed()
-        found = self._policies[topic] = policy if policy.read else None
+        found = policy if policy.read else None
+        self._policies.add(topic, found)
         return found
 
     def checks_count(self, topic: str) -> bool:
@@ -61,8 +62,7 @@ class TopicPolicies:
         return self._safe
 
     def forget(self, topic: str) -> None:
-        self._policies.pop(topic, None)
-        changed()
+        self._policies.discard(topic)
 
     def state_changed(self) -> None:
         self._policies.clear()

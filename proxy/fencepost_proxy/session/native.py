@@ -20,7 +20,7 @@ MODULE = EXECUTOR.module
 
 
 def shared(fresh_until: Callable[[], float], memory: object) -> native.Shared | None:
-    """For services whose every change is reported by `executor.changed`. `memory` – the native budget of memory."""
+    """For services whose every change is reported by `native_view`. `memory` – the native budget of memory."""
     if MODULE is None:
         return None
     made: native.Shared = MODULE.Shared(fresh_until, memory, VERIFY)

@@ -39,6 +39,7 @@ from fencepost_proxy.expansion.gated import KINDS as GROUP_KINDS
 from fencepost_proxy.expansion.gated import GatedView
 from fencepost_proxy.expansion.history import KINDS as EXPANSION_KINDS
 from fencepost_proxy.expansion.history import ExpansionHistories, ExpansionHistory
+from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.abort_only import ABORT_ONLY, AbortOnlyView
 from fencepost_proxy.topics.fencing import FENCE_BASE, PRODUCER_ID, FenceBaseRecords, SharedProducerIds
@@ -105,7 +106,7 @@ def encode_topic_config_tombstone(topic: str) -> StateRecord:
     return tombstone(f"{_TOPIC_CONFIG}/{topic}")
 
 
-class StateView:
+class StateView(NativeView, remembered=("_next_offset",)):
     """The state topic's content up to the last record applied. No I/O: the caller reads the topic.
 
     Each part holds the records of some kinds, and documents them.
