@@ -108,7 +108,7 @@ impl<'py> Watches<'_, 'py> {
     }
 }
 
-/// Looks at some bytes of a frame that is relayed as it arrives.
+/// Probes some bytes of a frame that is relayed as it arrives.
 pub struct Watch<'a, 'py>(pub &'a Bound<'py, PyAny>);
 
 impl Watch<'_, '_> {

@@ -27,7 +27,7 @@ class NativeView:
     """Base of the classes with values that native code remembers. They hold immutable values, or a `RememberedMap`.
 
     `remembered` – attributes whose every assignment is reported. `until` – times until when an answer holds, which
-    native code asks for: only an earlier one is a change.
+    native code has, too: only an earlier one is a change.
     """
 
     __slots__ = ()
