@@ -358,7 +358,7 @@ MUTANTS = (
         "a stale commit tag",
         "deleted unread records are not noticed",
         ("deleted rows",),
-        edit(driver_probe, "probe", ("Known(start, None, 0, unread=True)", "replace(before, below=start)")),
+        edit(driver_probe, "_from", ("Known(start, None, 0, unread=True)", "replace(known, below=start)")),
     ),
     Mutant(
         "read no further",

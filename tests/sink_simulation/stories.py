@@ -51,6 +51,7 @@ class Story:
     #: Rows are dealt to tasks one by one, so equal rows are in several tasks.
     dealt: bool = False
     unmatched: str = "auto"
+    same_split: bool = False
     rescued: bool = False
     speculation: float = 0.0
     restarts: int = 0
@@ -335,8 +336,9 @@ class _Driver:
                 return  # restarted, and arranged again
             hold = 10_000 if story.other_data or story.random_data else world.random.choice((100, 10_000))
             plan = Plan(
-                "s", arranged=self.arranged, unmatched=story.unmatched, patience_seconds=1e6,
-                append_bytes_max=world.random.choice((60, 150, 400)), buffer_bytes=800, hold_bytes=hold,
+                "s", arranged=self.arranged, unmatched=story.unmatched, same_split=story.same_split,
+                patience_seconds=1e6, append_bytes_max=world.random.choice((60, 150, 400)), buffer_bytes=800,
+                hold_bytes=hold,
             )  # fmt: skip
             again = batch in self.query.begun
             self.query.begun.add(batch)
@@ -669,6 +671,27 @@ STORIES = {
             zombies=0.0,
             keyless=True,
             quiet=True,
+        ),
+        *(
+            Story(
+                f"{'load' if load else 'stream'}, other splits, no keys{', equal rows' if equal else ''}, all searched",
+                Faults(retriable=0.1, unreadable=0.03, foreign=0.1),
+                restarts=4,
+                changed_split=True,
+                zombies=0.0,
+                keyless=True,
+                quiet=True,
+                equal_rows=equal,
+                tasks=1,
+                unmatched="compare",
+                same_split=True,
+                # Equal rows in several partitions may be found in one, and missed in another.
+                strict=not equal,
+                load=load,
+                batches=1 if load else 3,
+            )
+            for load in (False, True)
+            for equal in (False, True)
         ),
         Story("load", _CALM, load=True, batches=1),
         Story("load, lossy", replace(_SOME, kill=0.2), load=True, batches=1, restarts=3, tasks=3, zombies=0.0),

@@ -109,7 +109,7 @@ class Refusals:
             f"{name_of(topic_partition)} "
             "(restore spark.sql.shuffle.partitions, the file split or the number of cores until "
             "this batch is done, then give rows a key or a partition, or use fencepost.spark.arrange "
-            "with arranged=true; if only equal rows are in several tasks, set same.split=true; "
+            "with arranged=true; or set same.split=true and unmatched.rows=compare, which finds rows in other tasks; "
             f"{self._last_way_out()})"
         )
 

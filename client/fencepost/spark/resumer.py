@@ -281,9 +281,17 @@ class Resumer:
                 if other[0] == topic_partition[0] and self._claim(other, digest, most):
                     return False
         if not by_value and not self._write.complete:
+            if self.left_foreign and digest in self._of_others():
+                if not self._write.plan.same_split:
+                    raise self._refusals.other_split(topic_partition)
+                # An equal row of another task, or this one, which moved: the driver compares, and appends missing rows.
+                if any(
+                    self._claim(other, digest, FOREIGN)
+                    for other in self._write.partitions
+                    if other[0] == topic_partition[0]
+                ):
+                    return False
             self._write.spread = True
-            if not self._write.plan.same_split and self.left_foreign and digest in self._of_others():
-                raise self._refusals.other_split(topic_partition)
         if topic_partition in self._write.compacted or (
             topic_partition[0] in self._write.mixed and self._write.compacted
         ):
@@ -361,7 +369,7 @@ class UnmatchedRows:
             stated = REFUSE
         if stated in (REFUSE, KEEP):
             return stated == REFUSE
-        if self._write.spread:
+        if self._write.spread and not self._write.plan.same_split:
             return True  # no task searches other partitions for them
         if stated == COMPARE or not early:
             return False

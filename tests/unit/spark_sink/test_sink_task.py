@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -233,8 +234,46 @@ def test_other_data_is_refused_before_appending(
 
 def test_option_same_split_accepts_equal_rows_in_two_tasks(log: Log) -> None:
     write(log, probed(log), values(1, 2, 3), task=0)
-    write(log, probed(log), values(3, 4), replace(PLAN, same_split=True), task=1)
-    assert log.bodies() == values(1, 2, 3, 3, 4)
+    observed, plan = probed(log), replace(PLAN, same_split=True)
+    one = write(log, observed, values(1, 2, 3), plan, task=0)
+    two = write(log, observed, values(3, 4), plan, task=1)
+    assert log.bodies() == values(1, 2, 3, 4)
+    assert resolve(log, one, two, plan=plan) == Compared(found=1, unknown=0, appended=1)
+    assert log.bodies() == values(1, 2, 3, 4, 3)
+
+
+@pytest.mark.parametrize("query", ["", "q"])
+@pytest.mark.parametrize("split", [3, 4, 5, 2])
+def test_rows_without_a_key_are_written_once_after_another_split(query: str, split: int) -> None:
+    """Half a batch in four tasks, then half of it in three with `unmatched.rows=keep`, then all of it in any number."""
+    log = Log(2)
+
+    def run(rows: dict[int, list[int]], plan: Plan) -> list[Outcome]:
+        observed = probed(log)
+        return [
+            write(log, observed, values(*numbers), plan, task % 2, query=query, task=task)
+            for task, numbers in rows.items()
+        ]
+
+    run({0: [0, 1], 1: [3, 4]}, PLAN)
+    keeping = replace(PLAN, unmatched="keep")
+    with pytest.raises(SinkError, match="split into tasks differently"):
+        run({1: [4, 5, 6, 7], 2: [8, 9, 10, 11], 0: [0, 1, 2, 3]}, keeping)
+    assert logged(log) > Counter(values(0, 3, 5, 6, 8, 9, 10))
+    for unmatched in ("auto", "refuse"):
+        with suppress(SinkError):
+            run(
+                {3: [9, 10, 11], 2: [6, 7, 8], 0: [0, 1, 2], 1: [3, 4, 5]},
+                replace(PLAN, same_split=True, unmatched=unmatched),
+            )
+        assert logged(log) <= Counter(values(*range(12)))
+    finding = replace(PLAN, same_split=True, unmatched="compare")
+    size = -(-12 // split)
+    outcomes = run({task: [*range(task * size, min(12, (task + 1) * size))] for task in range(split)}, finding)
+    resolve(log, *outcomes, plan=finding)
+    if not query:
+        commit(log, outcomes, finding)
+    assert logged(log) == Counter(values(*range(12)))
 
 
 def test_arranged_rows_know_no_tasks(log: Log) -> None:
@@ -476,6 +515,13 @@ def test_log_shorter_than_acknowledged_raises(log: Log) -> None:
 
 def resolve(log: Log, *done: Outcome, plan: Plan = PLAN) -> Compared | None:
     return compare(plan, done, log=log, framing=ModelFraming(), clock=Clock())
+
+
+def logged(log: Log) -> Counter[bytes]:
+    """In all partitions."""
+    return Counter(
+        each for partition in log.world.topics[TOPIC] for stored in partition.stored for each in stored.bodies
+    )
 
 
 def lying(log: Log) -> Counter[bytes]:
