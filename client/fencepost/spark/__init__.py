@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from fencepost.spark.arranging import arrange
 from fencepost.spark.datasource import FencepostDataSource
@@ -40,8 +41,13 @@ def register(spark: SparkSession) -> None:
 
     Spark looks up formats in the thread's active session, and a new thread has none until it creates a frame.
     """
-    spark.dataSource.register(FencepostDataSource)
+    if spark not in _registered:  # Spark warns when a format is replaced
+        spark.dataSource.register(FencepostDataSource)
+        _registered.add(spark)
     spark.createDataFrame([], "nothing INT")
+
+
+_registered: WeakSet[SparkSession] = WeakSet()
 
 
 def stated(error: BaseException) -> str | None:

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from fencepost.records import CHECK_CONFIG, COUNT_CHECK_CONFIG
 from fencepost.spark import closing, comparing, driver_probe, encoding
-from fencepost.spark.arranging import COUNT_COLUMN
+from fencepost.spark.arranging import COLUMNS, COUNT_COLUMN
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
 from fencepost.spark.interfaces import Locks, TopicIdentity, TopicPartition
@@ -438,6 +438,8 @@ class FencepostDataSource(DataSource):
     def _checked(self, schema: StructType) -> Settings:
         chosen = settings(self.options)
         names = schema.fieldNames()
+        if twice := [each for each in (*COLUMNS, COUNT_COLUMN) if names.count(each) > 1]:
+            raise SinkError(f"several columns are named {twice[0]!r} (drop or rename all but one)")
         encoding.Encoder(_arrow_schema(schema), record_bytes_max=chosen.record_bytes_max)
         if chosen.topic_column and "topic" not in names:
             raise SinkError("no topic: set the option 'topic' or add a column `topic`")

@@ -31,7 +31,7 @@ from fencepost.spark.native import EXECUTOR
 EXPECTED_OFFSET_HEADER = "fencepost-expected-offset"
 #: On the first record: the partition count used for the rows.
 PARTITION_COUNT_HEADER = "fencepost-partition-count"
-#: On each record whose row has a timestamp: milliseconds since 1970, decimal.
+#: On each record whose row has a timestamp and not this header: milliseconds since 1970, decimal.
 EVENT_TIME_HEADER = "event-time"
 #: Headers that the sink may add to the first or last record of a batch.
 _ADDED = frozenset({COMMIT_TAG_HEADER, EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER})
@@ -40,7 +40,6 @@ _WRITE_ID_HEADER = "fencepost-write-id"
 RESERVED_HEADERS = (
     *sorted(_ADDED),
     _WRITE_ID_HEADER,
-    EVENT_TIME_HEADER,
     *(name.removeprefix("fencepost-") for name in (EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER, _WRITE_ID_HEADER)),
 )
 
@@ -90,7 +89,7 @@ class Encoder:
         """The body of each row. Raises UnfitRow."""
         key = as_binary(batch.column("key")) if "key" in self._has else None
         headers = _headers(batch.column("headers")) if "headers" in self._has else None
-        time = _event_times(batch.column("timestamp")) if "timestamp" in self._has else None
+        time = _event_times(batch.column("timestamp"), headers) if "timestamp" in self._has else None
         bodies = EXECUTOR.bodies(key, as_binary(batch.column("value")), headers, time)
         if len(bodies):
             byte_counts = sizes(bodies)
@@ -150,10 +149,16 @@ def _headers(column: Any) -> Headers:
 _UNITS_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
-def _event_times(column: Any) -> Decimals:
+def _event_times(column: Any, headers: Headers | None) -> Decimals:
+    """A row that was read with its header keeps that one: the timestamp of its record is when that was written."""
+    known = valid(column)
+    if headers is not None:
+        named = np.flatnonzero(pc.equal(headers.names, EVENT_TIME_HEADER.encode()).to_numpy(zero_copy_only=False))
+        known = known.copy()
+        known[np.searchsorted(np.cumsum(headers.counts), named, "right")] = False
     ticks = np.asarray(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     ms = ticks * 1000 if column.type.unit == "s" else ticks // _UNITS_PER_MS[column.type.unit]
-    return Decimals(EVENT_TIME_HEADER.encode(), valid(column), ms)
+    return Decimals(EVENT_TIME_HEADER.encode(), known, ms)
 
 
 def _is_binary(type_: pa.DataType) -> bool:

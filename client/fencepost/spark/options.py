@@ -95,8 +95,9 @@ OPTIONS = (
     Option(
         "same.split",
         "false",
-        "true: a retry splits rows without key and partition into the same tasks, even if "
-        "equal rows in several tasks suggest otherwise",
+        "true: go on if another task wrote a row that has neither key nor partition, because several tasks have equal "
+        "rows, or rows moved to other tasks. The whole batch is then compared before its commit; not with "
+        "unmatched.rows=keep",
         _truth,
     ),
     Option(
@@ -148,15 +149,39 @@ IGNORED = frozenset(
     linger.ms max.block.ms max.in.flight.requests.per.connection metadata.max.age.ms metadata.max.idle.ms
     receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms retries retry.backoff.max.ms retry.backoff.ms
     send.buffer.bytes socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
-    sasl.client.callback.handler.class ssl.protocol ssl.enabled.protocols""".split()  # noqa: SIM905 - a list of so many would fill the page
+    sasl.client.callback.handler.class ssl.protocol ssl.enabled.protocols enable.metrics.push metric.reporters
+    metrics.num.samples metrics.recording.level metrics.sample.window.ms metadata.recovery.strategy
+    metadata.recovery.rebootstrap.trigger.ms partitioner.adaptive.partitioning.enable
+    partitioner.availability.timeout.ms""".split()  # noqa: SIM905 - a list of so many would fill the page
 )
+#: By names and beginnings of names of well-known options, which no other option is like.
 _WHY_NOT = {
     "key.serializer": "keys are already bytes or strings",
     "value.serializer": "values are already bytes or strings",
-    "partitioner.class": "the partition is the Java default partitioner's, or the column `partition`",
-    "transactional.id": "the sink uses no transactions",
+    "partitioner.": "the partition is the Java default partitioner's, or the column `partition`",
+    "transaction": "the sink uses no transactions",
     "interceptor.classes": "the sink does not run in Java",
-}
+    "security.providers": "the sink does not run in Java",
+    "ssl.engine.factory.class": "the sink does not run in Java",
+    "ssl.provider": "the sink does not run in Java",
+    "ssl.keymanager.algorithm": "the sink does not run in Java",
+    "ssl.trustmanager.algorithm": "the sink does not run in Java",
+    "ssl.secure.random.implementation": "the sink does not run in Java",
+    "ssl.cipher.suites": "Python's cipher suites are used",
+    "ssl.truststore.password": "only PEM is supported, which has no store password",
+    "ssl.keystore.password": "only PEM is supported, whose key has the password kafka.ssl.key.password",
+    "ssl.keystore.key": "key and certificates are in the file kafka.ssl.keystore.location",
+    "ssl.keystore.certificate.chain": "key and certificates are in the file kafka.ssl.keystore.location",
+    "sasl.kerberos.": "of SASL, PLAIN and SCRAM are supported",
+    "sasl.login.": "of SASL, PLAIN and SCRAM are supported",
+    "sasl.oauthbearer.": "of SASL, PLAIN and SCRAM are supported",
+    **dict.fromkeys(("group.id", "auto.offset.reset", "isolation.level", "fetch."), "it is an option of consumers"),
+    **dict.fromkeys(
+        ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "failondataloss", "includeheaders",
+         "maxoffsetspertrigger", "minoffsetspertrigger", "minpartitions", "subscribe", "assign", "groupidprefix"),
+        "it is an option of Spark's Kafka source",
+    ),
+}  # fmt: skip
 #: Options that Spark reads or adds.
 _SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstrackingenabled"})
 
@@ -224,6 +249,11 @@ def settings(options: Mapping[str, str]) -> Settings:
         raise SinkError(
             "options 'topic' and 'topics' are both set (set 'topic' for all rows, or 'topics' with a column `topic`)"
         )
+    if given["same.split"] and given["unmatched.rows"] == KEEP:
+        raise SinkError(
+            "same.split=true and unmatched.rows=keep are both set: rows that moved to other tasks would be kept and "
+            "appended again (use unmatched.rows=compare, which finds them)"
+        )
     if (acks := given.text("kafka.acks").lower()) not in ("all", "-1"):
         raise SinkError(f"kafka.acks={acks} is not supported: exactly-once writes need all")
     compression, record_bytes_max = given["kafka.compression.type"], given["kafka.max.request.size"]
@@ -257,7 +287,8 @@ def _refuse_unknown(given: _Given) -> list[str]:
         if javas in IGNORED and javas != name:
             ignored.append(name)
             continue
-        why, near = _WHY_NOT.get(javas, ""), difflib.get_close_matches(name, _OPTIONS, 1)
+        why = next((why for beginning, why in _WHY_NOT.items() if javas.startswith(beginning)), "")
+        near = difflib.get_close_matches(name, _OPTIONS, 1)
         raise SinkError(
             f"unknown option {name!r}"
             + (f": {why}" if why else f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(_OPTIONS)})")

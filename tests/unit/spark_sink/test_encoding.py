@@ -206,6 +206,21 @@ def test_timestamp_column_becomes_header_not_record_timestamp(unit: str) -> None
     assert Logged(built).bodies == bodies_of(batch).to_pylist()
 
 
+def test_event_time_of_a_copied_row_is_kept() -> None:
+    """Its timestamp is when the record was written that it was read from."""
+    first, own = datetime(2026, 1, 2, tzinfo=UTC), [{"key": "a", "value": b""}, {"key": "event-time", "value": b"7"}]
+    batch = rows(
+        {"value": b"1", "headers": [], "timestamp": first},
+        {"value": b"2", "headers": own, "timestamp": first},
+        {"value": b"3", "headers": [{"key": "b", "value": b""}], "timestamp": first},
+        {"value": b"4", "headers": own, "timestamp": None},
+        more=[("timestamp", pa.timestamp("us", "UTC"))],
+    )
+    built = build(bodies_of(batch), commit_tag=None, expected=9, now_ms=NOW_MS)
+    added, kept = ("event-time", b"1767312000000"), [("a", b""), ("event-time", b"7")]
+    assert [headers for _, _, headers in contents(parsed(built))] == [[added], kept, [("b", b""), added], kept]
+
+
 def test_microseconds_before_1970_are_rounded_down() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([-1], pa.timestamp("us"))], ["value", "timestamp"])
     (record,) = parsed(build(bodies_of(batch), commit_tag=None, expected=1, now_ms=NOW_MS))
@@ -247,7 +262,6 @@ def test_too_long_row_names_the_option_to_raise() -> None:
         "fencepost-expected-offset",
         "fencepost-partition-count",
         "fencepost-write-id",
-        "event-time",
         "expected-offset",
         "partition-count",
         "write-id",

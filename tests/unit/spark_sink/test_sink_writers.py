@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StructType
 
 import pyspark_fencepost
 from fencepost.spark import datasource
@@ -122,6 +122,15 @@ def test_a_report_s_directory_is_made(tmp_path: Path) -> None:
     source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / "a" / "b" / "report.json")})
     source.writer(StructType().add("value", "string"), overwrite=False)
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["value", "key", "partition"])
+def test_column_that_occurs_twice_is_refused(name: str) -> None:
+    schema = (
+        StructType().add("value", "string").add("key", "string").add("partition", IntegerType()).add(name, "string")
+    )
+    with pytest.raises(SinkError, match=f"several columns are named '{name}'"):
+        FencepostDataSource(REQUIRED).writer(schema, overwrite=False)
 
 
 def test_complete_mode_is_refused_with_the_way_that_works() -> None:
