@@ -134,6 +134,17 @@ def test_load_into_a_recreated_topic_appends_all_rows(
     assert values(kafka, name) == numbers(1000)
 
 
+def test_micro_batches_of_foreach_batch_are_written_once_each(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    name = topic()
+    for batch, tasks in ((0, 2), (1, 2), (1, 3), (0, 2), (2, 2)):
+        save(rows(spark, 200, start=200 * batch, tasks=tasks), proxy, name, **{"batch.id": f"{batch}"})
+    assert values(kafka, name) == numbers(600)
+    assert "checkpoint" in refusal(lambda: save(rows(spark, 200, start=9000), proxy, name, **{"batch.id": "1"}))
+    assert values(kafka, name) == numbers(600)
+
+
 def test_thread_can_write_after_registering_the_format(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:

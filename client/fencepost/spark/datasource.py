@@ -54,6 +54,8 @@ _CONFIG_SECONDS = 30.0
 _COMPACTION_LAG_MS = 86_400_000
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
+#: The query of a micro-batch that foreachBatch writes: Spark does not say which one it is.
+_FOREACH_BATCH = "foreachBatch"
 
 
 class _Clock:
@@ -196,9 +198,6 @@ class TaskDone(WriterCommitMessage):
 class _Writer:
     """Created on the driver, then pickled for the tasks."""
 
-    #: Meaning of `first.run`. True: the sink never ran; False: no row of it was deleted.
-    _may_never_have_run = False
-
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
         self._probe: DriverProbe | None = None
@@ -234,7 +233,7 @@ class _Writer:
             topics,
             at=_Clock.time_ms(),
             count_checked=frozenset(topic for topic, each in facts.items() if each.count_checked),
-            never_ran=chosen.plan.first_run and self._may_never_have_run,
+            never_ran=chosen.plan.first_run and self._is_load(),
             nothing_deleted=chosen.plan.first_run,
             known=_known_of(chosen.plan.sink, topics),
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
@@ -253,6 +252,10 @@ class _Writer:
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         raise NotImplementedError
+
+    def _is_load(self) -> bool:
+        """Then `first.run` means that it never ran; else, that no row of it was deleted."""
+        return False
 
     @_without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -356,9 +359,11 @@ class _Writer:
 
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
-    """`df.write`: one write per sink.id. Another run continues the same write."""
+    """`df.write`: one write per sink.id. Another run continues the same write. With `batch.id`, one micro-batch of a
+    stream."""
 
-    _may_never_have_run = True
+    def _is_load(self) -> bool:
+        return self._settings.batch_id is None
 
     def _read_log_ends(self) -> None:
         # Not for patience.seconds: before the first row, a wrong address is likelier than a restart.
@@ -378,14 +383,18 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
             partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
-        return "", 0
+        batch = self._settings.batch_id
+        return ("", 0) if batch is None else (_FOREACH_BATCH, batch)
+
+    def _name(self) -> str:
+        return f"sink {self._plan.sink}" + ("" if self._is_load() else f", batch {self._settings.batch_id}")
 
     @_without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._committed(messages, f"sink {self._plan.sink}")
+        self._committed(messages, self._name())
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _logger.warning("sink %s: aborted (run it again to continue where it stopped)", self._plan.sink)
+        _logger.warning("%s: aborted (run it again to continue where it stopped)", self._name())
 
 
 class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -433,7 +442,10 @@ class FencepostDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         if overwrite:
             raise SinkError("outputMode('complete') overwrites, which a topic cannot (use foreachBatch: docs/spark.md)")
-        return _StreamWriter(self._checked(schema))
+        chosen = self._checked(schema)
+        if chosen.batch_id is not None:
+            raise SinkError("option batch.id is for df.write in foreachBatch (leave it out: Spark numbers the batches)")
+        return _StreamWriter(chosen)
 
     def _checked(self, schema: StructType) -> Settings:
         chosen = settings(self.options)

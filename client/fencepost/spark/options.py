@@ -54,6 +54,14 @@ def _number(least: int, most: int | None = None) -> Callable[[Option, str], int]
     return read
 
 
+def _count(_: Option, stated: str) -> int | None:
+    if not stated.strip():
+        return None
+    if not stated.strip().isdecimal():
+        raise ValueError("must be a whole number of at least 0")
+    return int(stated)
+
+
 def _unmatched(option: Option, stated: str) -> str:
     return _choice(option._replace(meaning=", ".join((AUTO, REFUSE, COMPARE, KEEP))), stated)
 
@@ -76,6 +84,12 @@ OPTIONS = (
         None,
         "permanent name of this stream or load. Rows of one sink.id are written once; another "
         "sink.id appends them again",
+    ),
+    Option(
+        "batch.id",
+        "",
+        "in foreachBatch, the number of the micro-batch. Each is written once, with one sink.id for all",
+        _count,
     ),
     Option(
         "arranged",
@@ -188,9 +202,10 @@ _SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstr
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Checked options. They are sent to the tasks, including the secrets in `client`."""
+    """Checked options. They are sent to the tasks, including the secrets in `client`. `batch_id`: None for a load."""
 
     plan: Plan
+    batch_id: int | None
     topics: tuple[str, ...]
     topic_column: bool
     report: str
@@ -268,6 +283,7 @@ def settings(options: Mapping[str, str]) -> Settings:
             patience_seconds=given["patience.seconds"],
             append_bytes_max=max(1_000, min(given["batch.bytes"], record_bytes_max - _OVERHEAD_BYTES)),
         ),
+        batch_id=given["batch.id"],
         topics=(topic,) if topic else tuple(topics),
         topic_column=not topic,
         report=given["report"],

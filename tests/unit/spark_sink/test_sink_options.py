@@ -50,6 +50,7 @@ def test_missing_required_option_is_named(missing: str) -> None:
         ({"kafka.sasl.mecanism": "x"}, "did you mean 'kafka.sasl.mechanism'"),
         ({"kafka.compresion.type": "x"}, "did you mean 'kafka.compression.type'"),
         ({"same.split": "true", "unmatched.rows": "keep"}, "use unmatched.rows=compare"),
+        ({"batch.id": "-1"}, "whole number of at least 0"),
         ({"arranged": "yes"}, "true or false"),
         ({"batch.bytes": "10"}, "at least 1000"),
         ({"patience.seconds": "soon"}, "whole number"),

@@ -173,9 +173,17 @@ def test_task_without_batch_identity_writes_nothing() -> None:
             writer()._identity(Context(**missing))
 
 
+def test_batch_of_foreach_batch_is_one_of_a_stream() -> None:
+    load, batch = (_BatchWriter(settings({**REQUIRED, **more})) for more in ({}, {"batch.id": "7"}))
+    assert load._identity(Context()) == ("", 0)
+    assert batch._identity(Context()) == ("foreachBatch", 7)
+    with pytest.raises(SinkError, match=r"option batch\.id is for df\.write in foreachBatch"):
+        FencepostDataSource({**REQUIRED, "batch.id": "7"}).streamWriter(StructType().add("value", "string"), False)
+
+
 @pytest.mark.usefixtures("no_kafka")
-@pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter])
-def test_first_run_means_never_ran_only_for_loads(kind: type[_Writer], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter, "foreachBatch"])
+def test_first_run_means_never_ran_only_for_loads(kind: type[_Writer] | str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a load it means that it never ran, for a stream that no rows of it were deleted."""
     stated = []
 
@@ -184,5 +192,6 @@ def test_first_run_means_never_ran_only_for_loads(kind: type[_Writer], monkeypat
         return DriverProbe("run", 0, {"t": 2}, frozenset(), {})
 
     monkeypatch.setattr("fencepost.spark.driver_probe.probe", probe)
-    pickle.dumps(kind(settings({**REQUIRED, "first.run": "true"})))
+    of, more = (_BatchWriter, {"batch.id": "0"}) if isinstance(kind, str) else (kind, {})
+    pickle.dumps(of(settings({**REQUIRED, "first.run": "true", **more})))
     assert stated == [kind is _BatchWriter]
