@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.types import IntegerType, StructType
 
 import pyspark_fencepost
-from fencepost.spark import datasource
+from fencepost.spark import datasource, register
 from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import SinkError
@@ -144,6 +144,25 @@ def test_complete_mode_is_refused_with_the_way_that_works() -> None:
 def test_spark_finds_the_format_in_an_installed_package() -> None:
     assert pyspark_fencepost.DefaultSource is FencepostDataSource
     assert pyspark_fencepost.DefaultSource.name() == "fencepost"
+
+
+def test_session_registers_the_format_once() -> None:
+    """Spark warns when a format is registered again. A frame makes the session the thread's active one each time."""
+
+    class Session:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+            self.dataSource = SimpleNamespace(register=lambda source: self.calls.append(source.name()))
+
+        def createDataFrame(self, *_: Any) -> None:
+            self.calls.append("frame")
+
+    first: Any = Session()
+    other: Any = Session()
+    for session in (first, first, other):
+        register(session)
+    assert first.calls == ["fencepost", "frame", "frame"]
+    assert other.calls == ["fencepost", "frame"]
 
 
 def test_spark_programs_start_without_the_packages_of_the_sink() -> None:
