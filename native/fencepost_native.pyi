@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, final
 from uuid import UUID
 
+from fencepost_policies.append import Append
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.sequencer.permits import IssuedPermit
+from fencepost_proxy.sequencer.permits import IssuedPermit, PermitTerms
+from fencepost_proxy.session import known
 from fencepost_proxy.session.cutter import Watch
 from fencepost_proxy.session.native_calls import Proxied, Services, Watches
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -31,6 +33,8 @@ class Maker(Protocol):
 
     def permitted_append(self, source: Source, sent_at: float, *, alone: bool, taken_over: bool) -> PendingAppend: ...
 
+#: When, monotonic seconds; requests in progress that Python keeps; bytes of the client before.
+ReadUp = tuple[float, int, int]
 Fence = tuple[int, int, int, int]
 #: Known start, grounds, the request's frame with its length, partition, start and end of the batch there.
 Source = tuple[Known, Grounds, bytes, int, int, int]
@@ -80,9 +84,8 @@ class Shared:
 class Settings:
     """What all connections of a process share.
 
-    `names`: record headers with expected offset, partition count and write id. `read_bytes_max`: of the batches of one
-    request. `producer_ids_end`: greater producer ids are for Python. `seconds`: bounds of the distributions.
-    `throttled_at`: `wire/throttle.py`.
+    `names`: record headers with expected offset, partition count and write id. `producer_ids_end`: greater producer ids
+    are for Python. `seconds`: bounds of the distributions. `throttled_at`: `wire/throttle.py`.
     `shared`: None if changes of the services are not reported by `changed`; then they are queried each time.
     """
 
@@ -91,8 +94,6 @@ class Settings:
         services: Services,
         names: tuple[bytes, bytes, bytes],
         digest_seed: int,
-        frame_bytes_max: int,
-        read_bytes_max: int,
         producer_ids_end: int,
         seconds: tuple[float, ...],
         throttled_at: dict[int, tuple[int, ...]],
@@ -126,17 +127,7 @@ class Known:
     """See `session/known.py`. `maker`: makes the sequencer's objects for appends in flight."""
 
     grounds: Grounds | None
-    def __new__(
-        cls,
-        version: int,
-        prefix: bytes,
-        before_acks: bytes,
-        timeout_ms: int,
-        topic_name: str,
-        topic: bytes,
-        is_checked: bool,
-        maker: Maker,
-    ) -> Known: ...
+    def __new__(cls, start: known.Known, maker: Maker) -> Known: ...
     @property
     def timeout_ms(self) -> int: ...
     @property
@@ -149,32 +140,9 @@ class Known:
 
 @final
 class Permit:
-    """What may be appended to one partition without its sequencer. Times are monotonic seconds.
+    """What may be appended to one partition without its sequencer."""
 
-    `is_open`: the log end is known. `fences`: appends may be fenced; else only those that keep their producer id.
-    """
-
-    def __new__(
-        cls,
-        issuer: IssuedPermit,
-        partition: TopicPartition,
-        *,
-        is_open: bool,
-        fences: bool,
-        producer_id: int,
-        producer_epoch: int,
-        sequence_offset: int,
-        log_end: int,
-        end_as_of: float,
-        confirmed_until: float,
-        confirmed_since: float,
-        confirmed_epoch: int,
-        expiration_seconds: float,
-        expiration_known_until: float,
-        clock_offset_seconds: float,
-        in_flight_max: int,
-        remembered_max: int,
-    ) -> Permit: ...
+    def __new__(cls, issuer: IssuedPermit, partition: TopicPartition, terms: PermitTerms) -> Permit: ...
     @property
     def issuer(self) -> IssuedPermit: ...
     @property
@@ -187,18 +155,8 @@ class Permit:
     def log_end(self) -> int: ...
     @property
     def sequence_offset(self) -> int: ...
-    def adopt(
-        self,
-        pending: PendingAppend,
-        connection: int,
-        mode: int,
-        at: int,
-        count: int,
-        max_timestamp_ms: int,
-        sent_at: float,
-        leader_epoch: int,
-    ) -> None:
-        """An append that was sent before. `mode`: 0 conditional, 1 sequenced, 2 pass-through."""
+    def adopt(self, pending: PendingAppend, append: Append, mode: int) -> None:
+        """An append that was sent before, and its batch. `mode`: 0 conditional, 1 sequenced, 2 pass-through."""
 
     def may_complete_adopted(self, pending: PendingAppend, base_offset: int, append_time_ms: int) -> bool: ...
     def complete_adopted(self, base_offset: int, now: float) -> None: ...
@@ -240,11 +198,11 @@ class Connection:
     @property
     def upstream_received_at(self) -> float: ...
     def take_collected(self) -> bytes | None: ...
-    def take_up(self, data: bytes, now: float, before: int, received: int) -> tuple[int, int, bytes | None]:
+    def take_up(self, data: bytes, read: ReadUp) -> tuple[int, int, bytes | None]:
         """Bytes done with, those of them that are whole frames, and what to send."""
 
     def take_down(self, data: bytes, now: float) -> tuple[int, bytes | None]: ...
-    def pump_up(self, from_: int, to: int, limit: int, now: float, before: int, received: int) -> Pumped:
+    def pump_up(self, from_: int, to: int, limit: int, read: ReadUp) -> Pumped:
         """`limit`: bytes to receive at most, 0 for no limit."""
 
     def pump_down(self, from_: int, to: int, limit: int, now: float) -> Pumped: ...

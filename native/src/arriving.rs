@@ -1,6 +1,7 @@
 //! What requests are judged by. Python is queried for what is not remembered.
 
 use memchr::memmem;
+use pyo3::Borrowed;
 use pyo3::prelude::*;
 
 use crate::framing::{LENGTH_BYTES, REQUEST_BYTES_MIN};
@@ -21,11 +22,29 @@ pub struct Arriving<'a, 'py> {
     pub read: &'a ReadUp,
 }
 
-/// A read from the client. `before`: requests in progress that Python keeps. `received`: bytes of the client before it.
+/// A read from the client, a tuple in Python. `before`: requests in progress that Python keeps. `received`: bytes of the
+/// client before it.
+#[derive(Clone, Copy)]
 pub struct ReadUp {
     pub now: f64,
     pub before: usize,
     pub received: i64,
+}
+
+impl ReadUp {
+    /// After so many more bytes of the client.
+    pub fn after(self, byte_count: usize) -> Self {
+        ReadUp { received: self.received + byte_count as i64, ..self }
+    }
+}
+
+impl FromPyObject<'_, '_> for ReadUp {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let (now, before, received) = object.extract()?;
+        Ok(ReadUp { now, before, received })
+    }
 }
 
 impl<'py> Arriving<'_, 'py> {

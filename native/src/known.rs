@@ -9,6 +9,7 @@ use pyo3::types::PyBytes;
 
 use crate::permit::Permit;
 use crate::topic::Grounds;
+use crate::upward::RequestStart;
 
 /// `maker`: makes the sequencer's objects for appends that are in flight when a permit is taken back.
 #[pyclass(module = "fencepost_native")]
@@ -49,30 +50,21 @@ impl Known {
     }
 
     #[new]
-    #[allow(clippy::too_many_arguments)]
-    fn new(
-        version: i16,
-        prefix: Vec<u8>,
-        before_acks: Vec<u8>,
-        timeout_ms: i32,
-        topic_name: Py<PyAny>,
-        topic: Vec<u8>,
-        is_checked: bool,
-        maker: Py<PyAny>,
-    ) -> Self {
-        Known {
-            version,
-            prefix,
-            before_acks,
-            timeout_ms,
-            topic_name,
-            topic,
-            is_checked,
+    fn new(start: &Bound<'_, PyAny>, maker: Py<PyAny>) -> PyResult<Self> {
+        let start = RequestStart(start);
+        Ok(Known {
+            version: start.version()?,
+            prefix: start.prefix()?,
+            before_acks: start.before_acks()?,
+            timeout_ms: start.timeout_ms()?,
+            topic_name: start.topic_name()?,
+            topic: start.topic()?,
+            is_checked: start.is_checked()?,
             maker,
             grounds: None,
             permits: HashMap::new(),
             hold_as_of: AtomicU64::new(0),
-        }
+        })
     }
 
     #[getter]

@@ -76,18 +76,16 @@ impl Connection {
         Ok(Some(PyBytes::new(py, &collecting.frame[..collecting.filled])))
     }
 
-    /// See `FastPath.take_up`. `before`: requests in progress that Python keeps; `received`: bytes before `data`.
+    /// See `FastPath.take_up`.
     #[pyo3(name = "take_up")]
     fn py_take_up<'py>(
         &mut self,
         py: Python<'py>,
         data: &[u8],
-        now: f64,
-        before: usize,
-        received: i64,
+        read: ReadUp,
     ) -> PyResult<(usize, usize, Option<Bound<'py, PyBytes>>)> {
         let mut out = Vec::new();
-        let taken = self.take_up(py, data, &ReadUp { now, before, received }, &mut out)?;
+        let taken = self.take_up(py, data, &read, &mut out)?;
         Ok((taken.data, taken.frames, joined(py, data, &out)))
     }
 
@@ -106,19 +104,16 @@ impl Connection {
 
     /// `take_up` for what the client's socket `from` has received; writes to the broker's socket `to`. `limit`: bytes to
     /// receive at most, 0 for no limit.
-    #[allow(clippy::too_many_arguments)]
     fn pump_up<'py>(
         &mut self,
         py: Python<'py>,
         from: RawFd,
         to: RawFd,
         limit: usize,
-        now: f64,
-        before: usize,
-        received: i64,
+        read: ReadUp,
     ) -> PyResult<Bound<'py, PyTuple>> {
         self.pump(py, Direction::Up, from, to, limit, |it, data, done, out| {
-            it.take_up(py, data, &ReadUp { now, before, received: received + done as i64 }, out)
+            it.take_up(py, data, &read.after(done), out)
         })?
         .into_pyobject(py)
     }

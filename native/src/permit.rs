@@ -14,7 +14,7 @@ use crate::batch::{Digest, Fence, Scan};
 use crate::frame::Frame;
 use crate::produce::Appended;
 use crate::topic::Grounds;
-use crate::upward::Issuer;
+use crate::upward::{Append, Issuer, PendingAppend, PermitTerms};
 
 const SEQUENCE_MODULUS: i64 = 1 << 31;
 
@@ -141,46 +141,27 @@ impl Permit {
     }
 
     #[new]
-    #[pyo3(signature = (issuer, partition, *, is_open, fences, producer_id, producer_epoch, sequence_offset, log_end, end_as_of, confirmed_until, confirmed_since, confirmed_epoch, expiration_seconds, expiration_known_until, clock_offset_seconds, in_flight_max, remembered_max))]
-    #[allow(clippy::too_many_arguments)]
-    fn new(
-        issuer: Py<PyAny>,
-        partition: Py<PyAny>,
-        is_open: bool,
-        fences: bool,
-        producer_id: i64,
-        producer_epoch: i16,
-        sequence_offset: i64,
-        log_end: i64,
-        end_as_of: f64,
-        confirmed_until: f64,
-        confirmed_since: f64,
-        confirmed_epoch: i64,
-        expiration_seconds: f64,
-        expiration_known_until: f64,
-        clock_offset_seconds: f64,
-        in_flight_max: usize,
-        remembered_max: usize,
-    ) -> Self {
-        Permit {
+    fn new(issuer: Py<PyAny>, partition: Py<PyAny>, terms: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let terms = PermitTerms(terms);
+        Ok(Permit {
             live: true,
-            is_open,
-            fences,
             issuer,
             partition,
-            producer_id,
-            producer_epoch,
-            sequence_offset,
-            log_end,
-            end_as_of,
-            confirmed_until,
-            confirmed_since,
-            confirmed_epoch,
-            expiration_seconds,
-            expiration_known_until,
-            clock_offset_seconds,
-            in_flight_max,
-            remembered_max,
+            is_open: terms.is_open()?,
+            fences: terms.fences()?,
+            producer_id: terms.producer_id()?,
+            producer_epoch: terms.producer_epoch()?,
+            sequence_offset: terms.sequence_offset()?,
+            log_end: terms.log_end()?,
+            end_as_of: terms.end_as_of()?,
+            confirmed_until: terms.confirmed_until()?,
+            confirmed_since: terms.confirmed_since()?,
+            confirmed_epoch: terms.confirmed_epoch()?,
+            expiration_seconds: terms.expiration_seconds()?,
+            expiration_known_until: terms.expiration_known_until()?,
+            clock_offset_seconds: terms.clock_offset_seconds()?,
+            in_flight_max: terms.in_flight_max()?,
+            remembered_max: terms.remembered_max()?,
             in_flight: VecDeque::new(),
             remembered: VecDeque::new(),
             producers: HashMap::new(),
@@ -189,35 +170,25 @@ impl Permit {
             next_id: 0,
             leader_epoch: (0, -1),
             kept: HashMap::new(),
-        }
+        })
     }
 
     /// An append that the sequencer sent before it issued the permit. `mode`: 0 conditional, 1 sequenced, 2 pass-through.
-    #[allow(clippy::too_many_arguments)]
-    fn adopt(
-        &mut self,
-        pending: Py<PyAny>,
-        connection: i64,
-        mode: u8,
-        at: i64,
-        count: i32,
-        max_timestamp_ms: i64,
-        sent_at: f64,
-        leader_epoch: i64,
-    ) {
-        let (id, mode) = (self.number(), [Mode::Conditional, Mode::Sequenced, Mode::PassThrough][usize::from(mode)]);
-        let origin = Origin::Adopted(pending);
-        self.in_flight.push_back(InFlight {
-            id,
-            connection,
-            mode,
-            at,
-            count,
-            max_timestamp_ms,
-            sent_at,
-            leader_epoch,
-            origin,
-        });
+    fn adopt(&mut self, pending: &Bound<'_, PyAny>, append: &Bound<'_, PyAny>, mode: u8) -> PyResult<()> {
+        let (sent, append) = (PendingAppend(pending), Append(append));
+        let in_flight = InFlight {
+            id: self.number(),
+            connection: sent.connection()?,
+            mode: [Mode::Conditional, Mode::Sequenced, Mode::PassThrough][usize::from(mode)],
+            at: sent.at()?.unwrap_or(-1),
+            count: append.record_count()?,
+            max_timestamp_ms: append.max_timestamp_ms()?,
+            sent_at: sent.sent_at()?.unwrap_or(0.0),
+            leader_epoch: sent.leader_epoch()?,
+            origin: Origin::Adopted(pending.clone().unbind()),
+        };
+        self.in_flight.push_back(in_flight);
+        Ok(())
     }
 
     /// Whether the answer to an adopted append is the expected success, and the next one due.

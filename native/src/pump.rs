@@ -206,10 +206,10 @@ impl Connection {
         let Some(armed) = self.armed.as_ref().filter(|armed| now < armed.login_ends) else {
             return Ok(None);
         };
-        let (from, to, received, waiting) = (armed.client_fd, armed.upstream_fd, armed.received, self.len());
-        let pumped = self.pump(py, Direction::Up, from, to, 0, |it, data, done, out| {
-            it.take_up(py, data, &ReadUp { now, before: 0, received: received + done as i64 }, out)
-        })?;
+        let (from, to, waiting) = (armed.client_fd, armed.upstream_fd, self.len());
+        let read = ReadUp { now, before: 0, received: armed.received };
+        let pumped = self
+            .pump(py, Direction::Up, from, to, 0, |it, data, done, out| it.take_up(py, data, &read.after(done), out))?;
         if let Pumped::Read(read) = &pumped {
             self.client_received_at = now;
             if let Some(armed) = &mut self.armed {

@@ -21,6 +21,7 @@ pub struct Settings {
     pub names: Box<HeaderNames>,
     pub digest_seed: u64,
     pub frame_bytes_max: usize,
+    /// Of the batches of one request.
     pub read_bytes_max: usize,
     pub producer_ids_end: i64,
     /// By API and version: where a response with its length has its throttle time. 0: at no fixed position.
@@ -97,29 +98,26 @@ impl Settings {
         visit.call(&self.shared)
     }
 
-    /// `seconds`: bounds of the distributions of added time. `read_bytes_max`: of the batches of one request.
+    /// `seconds`: bounds of the distributions of added time.
     /// `producer_ids_end`: greater producer ids are for Python. `throttled_at`: see `wire/throttle.py`.
     /// `shared`: None if changes are not reported.
     #[new]
-    #[allow(clippy::too_many_arguments)]
     fn new(
-        services: Py<PyAny>,
+        services: &Bound<'_, PyAny>,
         names: (Vec<u8>, Vec<u8>, Vec<u8>),
         digest_seed: u64,
-        frame_bytes_max: usize,
-        read_bytes_max: usize,
         producer_ids_end: i64,
         seconds: Vec<f64>,
         throttled_at: HashMap<i16, Vec<usize>>,
         shared: Option<Py<Shared>>,
-    ) -> Self {
+    ) -> PyResult<Self> {
         let names = Box::new(HeaderNames::new([names.0, names.1, names.2]));
-        Settings {
-            services,
+        Ok(Settings {
+            services: services.clone().unbind(),
             names,
             digest_seed,
-            frame_bytes_max,
-            read_bytes_max,
+            frame_bytes_max: Services(services).frame_bytes_max()?,
+            read_bytes_max: Services(services).read_here_bytes_max()?,
             producer_ids_end,
             throttled_at,
             shared,
@@ -132,7 +130,7 @@ impl Settings {
                 response_seconds: Distribution::new(seconds),
                 ..Counts::default()
             },
-        }
+        })
     }
 
     /// Requests by API key and version, admitted appends, bytes to Kafka and to clients; request and response seconds.

@@ -20,7 +20,6 @@ pub struct Grounds {
 #[pymethods]
 impl Grounds {
     #[new]
-    #[allow(clippy::too_many_arguments)]
     fn new(
         policy: Py<PyAny>,
         topic_id: Py<PyAny>,

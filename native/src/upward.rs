@@ -60,6 +60,14 @@ impl<'py> Services<'_, 'py> {
         self.0.call_method1(intern!(self.0.py(), "leader_epoch"), (partition,))?.extract()
     }
 
+    pub fn frame_bytes_max(self) -> PyResult<usize> {
+        self.0.getattr(intern!(self.0.py(), "frame_bytes_max"))?.extract()
+    }
+
+    pub fn read_here_bytes_max(self) -> PyResult<usize> {
+        self.0.getattr(intern!(self.0.py(), "read_here_bytes_max"))?.extract()
+    }
+
     pub fn reserve(self, byte_count: usize) -> PyResult<bool> {
         self.0.call_method1(intern!(self.0.py(), "reserve"), (byte_count,))?.extract()
     }
@@ -90,6 +98,138 @@ impl Issuer<'_, '_> {
     pub fn next_fenced_sequence(self, producer_id: i64, producer_epoch: i16) -> PyResult<Option<i32>> {
         let arguments = (producer_id, producer_epoch);
         self.0.call_method1(intern!(self.0.py(), "next_fenced_sequence"), arguments)?.extract()
+    }
+}
+
+/// What a permit allows.
+pub struct PermitTerms<'a, 'py>(pub &'a Bound<'py, PyAny>);
+
+impl PermitTerms<'_, '_> {
+    pub fn is_open(&self) -> PyResult<bool> {
+        self.0.getattr(intern!(self.0.py(), "is_open"))?.extract()
+    }
+
+    pub fn fences(&self) -> PyResult<bool> {
+        self.0.getattr(intern!(self.0.py(), "fences"))?.extract()
+    }
+
+    pub fn producer_id(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "producer_id"))?.extract()
+    }
+
+    pub fn producer_epoch(&self) -> PyResult<i16> {
+        self.0.getattr(intern!(self.0.py(), "producer_epoch"))?.extract()
+    }
+
+    pub fn sequence_offset(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "sequence_offset"))?.extract()
+    }
+
+    pub fn log_end(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "log_end"))?.extract()
+    }
+
+    pub fn end_as_of(&self) -> PyResult<f64> {
+        self.0.getattr(intern!(self.0.py(), "end_as_of"))?.extract()
+    }
+
+    pub fn confirmed_until(&self) -> PyResult<f64> {
+        self.0.getattr(intern!(self.0.py(), "confirmed_until"))?.extract()
+    }
+
+    pub fn confirmed_since(&self) -> PyResult<f64> {
+        self.0.getattr(intern!(self.0.py(), "confirmed_since"))?.extract()
+    }
+
+    pub fn confirmed_epoch(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "confirmed_epoch"))?.extract()
+    }
+
+    pub fn expiration_seconds(&self) -> PyResult<f64> {
+        self.0.getattr(intern!(self.0.py(), "expiration_seconds"))?.extract()
+    }
+
+    pub fn expiration_known_until(&self) -> PyResult<f64> {
+        self.0.getattr(intern!(self.0.py(), "expiration_known_until"))?.extract()
+    }
+
+    pub fn clock_offset_seconds(&self) -> PyResult<f64> {
+        self.0.getattr(intern!(self.0.py(), "clock_offset_seconds"))?.extract()
+    }
+
+    pub fn in_flight_max(&self) -> PyResult<usize> {
+        self.0.getattr(intern!(self.0.py(), "in_flight_max"))?.extract()
+    }
+
+    pub fn remembered_max(&self) -> PyResult<usize> {
+        self.0.getattr(intern!(self.0.py(), "remembered_max"))?.extract()
+    }
+}
+
+/// An append that the sequencer sent before it issued a permit.
+pub struct PendingAppend<'a, 'py>(pub &'a Bound<'py, PyAny>);
+
+impl PendingAppend<'_, '_> {
+    pub fn connection(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "connection"))?.extract()
+    }
+
+    pub fn at(&self) -> PyResult<Option<i64>> {
+        self.0.getattr(intern!(self.0.py(), "at"))?.extract()
+    }
+
+    pub fn sent_at(&self) -> PyResult<Option<f64>> {
+        self.0.getattr(intern!(self.0.py(), "sent_at"))?.extract()
+    }
+
+    pub fn leader_epoch(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "leader_epoch"))?.extract()
+    }
+}
+
+/// The batch of such an append.
+pub struct Append<'a, 'py>(pub &'a Bound<'py, PyAny>);
+
+impl Append<'_, '_> {
+    pub fn record_count(&self) -> PyResult<i32> {
+        self.0.getattr(intern!(self.0.py(), "record_count"))?.extract()
+    }
+
+    pub fn max_timestamp_ms(&self) -> PyResult<i64> {
+        self.0.getattr(intern!(self.0.py(), "max_timestamp_ms"))?.extract()
+    }
+}
+
+/// The start of a Produce request that Python has parsed.
+pub struct RequestStart<'a, 'py>(pub &'a Bound<'py, PyAny>);
+
+impl RequestStart<'_, '_> {
+    pub fn version(&self) -> PyResult<i16> {
+        self.0.getattr(intern!(self.0.py(), "version"))?.extract()
+    }
+
+    pub fn prefix(&self) -> PyResult<Vec<u8>> {
+        self.0.getattr(intern!(self.0.py(), "prefix"))?.extract()
+    }
+
+    pub fn before_acks(&self) -> PyResult<Vec<u8>> {
+        self.0.getattr(intern!(self.0.py(), "before_acks"))?.extract()
+    }
+
+    pub fn timeout_ms(&self) -> PyResult<i32> {
+        self.0.getattr(intern!(self.0.py(), "timeout_ms"))?.extract()
+    }
+
+    pub fn topic_name(&self) -> PyResult<Py<PyAny>> {
+        self.0.getattr(intern!(self.0.py(), "topic_name")).map(Bound::unbind)
+    }
+
+    pub fn topic(&self) -> PyResult<Vec<u8>> {
+        self.0.getattr(intern!(self.0.py(), "topic"))?.extract()
+    }
+
+    pub fn is_checked(&self) -> PyResult<bool> {
+        self.0.getattr(intern!(self.0.py(), "is_checked"))?.extract()
     }
 }
 

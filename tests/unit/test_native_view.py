@@ -97,8 +97,8 @@ _MADE_OF: dict[str, list[tuple[type[NativeView], str]]] = {
     "topic_id": [(MetadataCache, "known"), (TopicLookups, "_unverified")],
     "leader_epoch": [(MetadataCache, "known")],
 }
-#: They change nothing that native code would remember.
-_NOT_REMEMBERED = {"idempotence", "reserve", "release"}
+#: Read once, or not remembered.
+_NOT_REMEMBERED = {"idempotence", "reserve", "release", "frame_bytes_max", "read_here_bytes_max"}
 
 
 @pytest.mark.parametrize(

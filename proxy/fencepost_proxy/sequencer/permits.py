@@ -7,7 +7,7 @@ end is not known, a permit is for PASS_THROUGH appends only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fencepost_proxy.sequencer.events import AppendedBatch, AppendMode, Fence, PendingAppend
 from fencepost_proxy.sequencer.fence import Phase
@@ -21,6 +21,29 @@ if TYPE_CHECKING:
 
 #: As numbered by `Permit`.
 _MODES = (AppendMode.CONDITIONAL, AppendMode.SEQUENCED, AppendMode.PASS_THROUGH)
+
+
+class PermitTerms(NamedTuple):
+    """What a permit allows. Times are monotonic seconds.
+
+    `is_open`: the log end is known. `fences`: appends may be fenced; else only those that keep their producer id.
+    """
+
+    is_open: bool
+    fences: bool
+    producer_id: int
+    producer_epoch: int
+    sequence_offset: int
+    log_end: int
+    end_as_of: float
+    confirmed_until: float
+    confirmed_since: float
+    confirmed_epoch: int
+    expiration_seconds: float
+    expiration_known_until: float
+    clock_offset_seconds: float
+    in_flight_max: int
+    remembered_max: int
 
 
 class IssuedPermit:
@@ -83,9 +106,7 @@ def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartiti
         fences = limits.fencing and not (snapshot.log_append_time or snapshot.open_transactions)
         producer_id, clock_offset_seconds = snapshot.producer_id, snapshot.clock_offset_seconds
         expiration_seconds, known_until = snapshot.expiration_seconds, snapshot.expiration_known_until
-    permit = make(
-        issuer,
-        partition,
+    terms = PermitTerms(
         is_open=fence.phase is Phase.OPEN,
         fences=fences,
         producer_id=producer_id,
@@ -102,17 +123,9 @@ def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartiti
         in_flight_max=limits.in_flight_max,
         remembered_max=limits.remembered_batches_max,
     )
+    permit = make(issuer, partition, terms)
     for pending in appends.in_flight:
-        permit.adopt(
-            pending,
-            pending.connection,
-            _MODES.index(pending.kind),
-            -1 if pending.at is None else pending.at,
-            pending.append.record_count,
-            pending.append.max_timestamp_ms,
-            pending.sent_at or 0.0,
-            pending.leader_epoch,
-        )
+        permit.adopt(pending, pending.append, _MODES.index(pending.kind))
     appends.in_flight.clear()
     return permit
 

@@ -134,7 +134,7 @@ class FastPath:
             return None
         native.prepare()
         pumped = native.connection.pump_up(
-            client_fd, upstream_fd, limit, now, len(self._to_client), self._state.received_bytes
+            client_fd, upstream_fd, limit, (now, len(self._to_client), self._state.received_bytes)
         )
         if pumped[1]:
             self._holds.made_here = 0

@@ -36,8 +36,6 @@ def settings_for(services: Services, shared: native.Shared | None = None) -> tup
         services,
         (names.expected_offset, names.partition_count, names.write_id),
         SEED,
-        services.frame_bytes_max,
-        services.read_here_bytes_max,
         MADE_UP_IDS_FROM,
         ADDED_SECONDS,
         dict(THROTTLED_AT),

@@ -83,7 +83,7 @@ class NativePath:
         assert connection is not None
         for _ in range(_TRIES):
             count, frame_bytes, made = connection.take_up(
-                data[taken:], now, len(self._queue.to_client), state.received_bytes
+                data[taken:], (now, len(self._queue.to_client), state.received_bytes)
             )
             taken, out = taken + count, out + (made or b"")
             state.received_bytes += frame_bytes
@@ -98,16 +98,7 @@ class NativePath:
         self.connection.others_are_open = self._queue.others_are_open
         if known is not self._known:
             self._known = known
-            self.connection.known = self._native.Known(
-                known.version,
-                known.prefix,
-                known.before_acks,
-                known.timeout_ms,
-                known.topic_name,
-                known.topic,
-                known.is_checked,
-                self,
-            )
+            self.connection.known = self._native.Known(known, self)
 
     def permit(self, now: float) -> bool:
         """After it stopped: whether what it lacked is there now."""
