@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from fencepost_proxy.sequencer.permits import IssuedPermit
 from fencepost_proxy.session import cutter, native_calls
 from tests.unit.test_sizes import MODULE_LINES_MAX, ROOT
 
-SOURCES = ROOT / "native" / "src"
+SOURCES, PROXY = ROOT / "native" / "src", ROOT / "proxy" / "fencepost_proxy"
 #: It declares the modules, and exports from them.
 _ROOT_MODULE = "lib"
 _METHODS = re.compile(r"^impl(?:<.*?>)? (\w+)(?:<.*?>)? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
@@ -144,3 +145,25 @@ def test_what_native_code_gets_of_python_has_the_members(protocol: type, kind: t
     """mypy requires it of the others, by `fencepost_native.pyi`."""
     required, members = _members(protocol), _members(kind)
     assert {name: members.get(name) for name in required} == required
+
+
+def _branches(source: str) -> list[str]:
+    """Conditions that mention native code."""
+    conditions = [
+        node.test
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert)
+    ]
+    return [text for text in map(ast.unparse, conditions) if re.search(r"native|\breader\b", text)]
+
+
+def test_transport_does_not_depend_on_native_code() -> None:
+    branches = {path.name: _branches(path.read_text("utf-8")) for path in (PROXY / "transport").glob("*.py")}
+    assert not {name: found for name, found in branches.items() if found}, "decide it in session/native_path.py"
+
+
+def test_branch_on_native_code_is_noticed() -> None:
+    assert _branches("native = self.reader is not None\nx = 1 if native else 2\n") == ["native"]
+    assert _branches("if session.fast_path.native.connection is None: pass") == [
+        "session.fast_path.native.connection is None"
+    ]

@@ -102,7 +102,7 @@ class FastPath:
         """Whether both directions need nothing of Python until something unusual arrives."""
         if self._to_client or self._from_upstream or self._pipelines.failed or self._holds.throttling.watched_until:
             return False
-        return self._may_take_up(0.0) and self._may_take_down()
+        return self.native.connection is not None and self._may_take_up(0.0) and self._may_take_down()
 
     @property
     def awaits_append(self) -> bool:

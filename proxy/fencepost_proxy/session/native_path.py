@@ -6,6 +6,7 @@ over (`give_back`), as if `FastPath` had sent them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Check, Refusal
@@ -16,6 +17,7 @@ from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.messages import Tick
+from fencepost_proxy.session.native_calls import Proxied
 from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
 from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.response_queue import relayed
@@ -28,6 +30,7 @@ from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData
 if TYPE_CHECKING:
     import fencepost_native as native
 
+Reader = Callable[[], None]
 #: First the grounds of a topic, then the permits of its partitions.
 _TRIES = 3
 
@@ -139,6 +142,32 @@ class NativePath:
             self._services.header_names.cluster_id,
         )
         return grounds
+
+    # ---- the sockets
+
+    def connect(self, proxied: Proxied, *, in_pieces: bool) -> tuple[Reader | None, Reader | None]:
+        """What to call when the client's socket is readable, and the broker's; None where Python reads.
+
+        `in_pieces` – frames may be relayed as they arrive.
+        """
+        connection = self.connection
+        if connection is None:
+            return None, None
+        connection.connect(proxied)
+        if not in_pieces:
+            connection.watches = None
+        return connection.client_readable, connection.upstream_readable
+
+    def disconnect(self) -> None:
+        if self.connection is not None:
+            self.connection.disconnect()
+
+    @property
+    def received_at(self) -> tuple[float, float]:
+        """When native code last received bytes of the client and of the broker, monotonic seconds."""
+        if self.connection is None:
+            return 0.0, 0.0
+        return self.connection.client_received_at, self.connection.upstream_received_at
 
     # ---- back to the session
 

@@ -146,9 +146,19 @@ class Session:
         return len(self._queue.to_client) + (0 if native is None else len(native))
 
     @property
+    def answers_are_due(self) -> bool:
+        """At some time: a client waits for appends."""
+        return bool(self.answer_by) or self._native.awaits_appends
+
+    @property
+    def collecting_since(self) -> float | None:
+        """Since when a frame that is read here is incomplete."""
+        return self._native.collecting_since or self.state.collecting_since
+
+    @property
     def needs_ticks(self) -> bool:
         produce = self._holds.waiting_produce
-        if self.answer_by or self._native.awaits_appends or self.state.client_closed or self._holds.waits_for:
+        if self.answers_are_due or self.state.client_closed or self._holds.waits_for:
             return True
         if produce is None:
             return self._holds.client_paused and not self.state.full

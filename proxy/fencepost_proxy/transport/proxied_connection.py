@@ -103,11 +103,12 @@ class _ConnectionSocket(ProxiedSocket):
         """What native code has relayed, for the metrics."""
         raise NotImplementedError
 
-    def _readable(self) -> None:
+    def read(self) -> None:
+        """In place of native code, which has left this to Python: it may still do a part."""
         proxied, other = self._proxied, self.other
         session = proxied.session
-        if self.reader is None or session is None or other is None:
-            super()._readable()
+        if session is None or other is None:
+            self._readable()
             return
         pumped = None
         if self._may_pump(other):
@@ -115,7 +116,7 @@ class _ConnectionSocket(ProxiedSocket):
             waiting = session.unanswered_count
             pumped = self._pump(session.fast_path, other._fd, now)
         if pumped is None:
-            super()._readable()
+            self._readable()
         else:
             if pumped[1]:
                 self._count(pumped[1], monotonic() - now, abs(session.unanswered_count - waiting))
@@ -161,16 +162,13 @@ class UpstreamSocket(_ConnectionSocket):
         self.received_at = now = monotonic()
         session = proxied.session
         assert session is not None
-        requests, native = session.requests, self.reader is not None
-        waiting = session.unanswered_count if native else len(requests)
+        waiting = session.unanswered_count
         taken, out = session.fast_path.take_down(data, now)
         if taken:
             proxied.client.write(out)
             traffic = proxied.driver.traffic
             traffic.bytes_to_clients += taken
-            traffic.response_seconds.observe(
-                monotonic() - now, waiting - (session.unanswered_count if native else len(requests))
-            )
+            traffic.response_seconds.observe(monotonic() - now, waiting - session.unanswered_count)
             if taken == len(data):
                 return
             data = data[taken:]
@@ -235,7 +233,7 @@ class ClientSocket(_ConnectionSocket):
         traffic, session = proxied.driver.traffic, proxied.session
         traffic.bytes_to_kafka += byte_count
         traffic.request_seconds.observe(seconds, requests)
-        if session is not None and (session.answer_by or session.fast_path.native.awaits_appends):
+        if session is not None and session.answers_are_due:
             proxied.driver.keep_time(session)
 
     def _received(self, data: memoryview) -> None:
@@ -244,23 +242,16 @@ class ClientSocket(_ConnectionSocket):
         session, upstream = proxied.session, proxied.upstream
         assert session is not None
         assert upstream is not None
-        requests, native = session.requests, self.reader is not None
-        if native:
-            session.fast_path.native.disarm()
-            received = session.state.received_bytes
-            waiting = session.unanswered_count
-        else:
-            waiting = len(requests)
+        session.fast_path.native.disarm()
+        waiting, received = session.unanswered_count, session.state.received_bytes
         taken, out = session.fast_path.take_up(data, now)
         if taken:
             upstream.write(out)
             traffic = proxied.driver.traffic
             # Of a frame that native code collects, all bytes count when it is complete.
-            traffic.bytes_to_kafka += session.state.received_bytes - received if native else taken
-            traffic.request_seconds.observe(
-                monotonic() - now, (session.unanswered_count if native else len(requests)) - waiting
-            )
-            if session.answer_by or (native and session.fast_path.native.awaits_appends):
+            traffic.bytes_to_kafka += session.state.received_bytes - received
+            traffic.request_seconds.observe(monotonic() - now, session.unanswered_count - waiting)
+            if session.answers_are_due:
                 proxied.driver.keep_time(session)
             if taken == len(data):
                 return
@@ -366,23 +357,20 @@ class ProxiedConnection:
         self.session = session = self.driver.proxied_opened(self)
         self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
-        native = session.fast_path.native.connection
-        if native is not None:
-            native.connect(self)
-            if self.client.secured or upstream.secured:
-                native.watches = None  # a TLS socket has to know how many bytes of a frame are left
-            self.client.reader, upstream.reader = native.client_readable, native.upstream_readable
+        # A TLS socket has to know how many bytes of a frame are left.
+        in_pieces = not (self.client.secured or upstream.secured)
+        self.client.reader, upstream.reader = session.fast_path.native.connect(self, in_pieces=in_pieces)
         upstream.resume()
         self.client.resume(Paused.CONNECTING)
 
     # ---- calls of native code
 
     def read_client(self) -> None:
-        self._or_abort(self.client._readable)
+        self._or_abort(self.client.read)
 
     def read_upstream(self) -> None:
         assert self.upstream is not None
-        self._or_abort(self.upstream._readable)
+        self._or_abort(self.upstream.read)
 
     def read_from_client(self, pumped: Pumped) -> None:
         self._or_abort(self.client._left, pumped)
@@ -412,7 +400,7 @@ class ProxiedConnection:
     def arm(self) -> None:
         """From now on native code reads, if nothing here needs Python."""
         session, client, upstream = self.session, self.client, self.upstream
-        if session is None or upstream is None or session.fast_path.native.connection is None:
+        if session is None or upstream is None:
             return
         if client.read_bytes_max or upstream.read_bytes_max or client.paused or upstream.paused:
             return
@@ -420,10 +408,10 @@ class ProxiedConnection:
             session.fast_path.arm(client._fd, upstream._fd)
 
     def update_received_at(self) -> None:
-        native = None if self.session is None else self.session.fast_path.native.connection
-        if native is not None and self.upstream is not None:
-            self.client.received_at = max(self.client.received_at, native.client_received_at)
-            self.upstream.received_at = max(self.upstream.received_at, native.upstream_received_at)
+        if self.session is not None and self.upstream is not None:
+            of_client, of_upstream = self.session.fast_path.native.received_at
+            self.client.received_at = max(self.client.received_at, of_client)
+            self.upstream.received_at = max(self.upstream.received_at, of_upstream)
 
     def perform(self, command: messages.Command) -> None:
         match command:
@@ -482,6 +470,6 @@ class ProxiedConnection:
 
     def _closed_if_both(self) -> None:
         if self._client_closed and self._upstream_closed:
-            if self.session is not None and self.session.fast_path.native.connection is not None:
-                self.session.fast_path.native.connection.disconnect()
+            if self.session is not None:
+                self.session.fast_path.native.disconnect()
             self.driver.proxied_closed(self)

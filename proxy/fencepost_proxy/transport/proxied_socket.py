@@ -110,7 +110,7 @@ class ProxiedSocket:
     """A subclass handles received bytes, spliced bytes and the end: `_received`, `_passed`, `_lost`.
 
     `passing_bytes` – how many of the next bytes are relayed to the other socket; the subclass keeps it current.
-    `reader` – called instead of `_readable`, if it is set before the first read.
+    `reader` – called instead of `_readable`, unless it is None. It is set before the first read.
     """
 
     __slots__ = (
