@@ -1,21 +1,27 @@
-"""The files of `native/src`: sizes, layers, and what they call of Python."""
+"""The files of `native/src`: sizes, layers, what they call of Python, and what Python calls of them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from types import FunctionType
 
 import pytest
 
 from fencepost_proxy.sequencer.permits import IssuedPermit
 from fencepost_proxy.session import cutter, native_calls
+from tests.support.executors import needs_native
 from tests.unit.test_sizes import MODULE_LINES_MAX, ROOT
 
 SOURCES, PROXY = ROOT / "native" / "src", ROOT / "proxy" / "fencepost_proxy"
+STUB = ROOT / "native" / "fencepost_native.pyi"
 #: It declares the modules, and exports from them.
 _ROOT_MODULE = "lib"
 _METHODS = re.compile(r"^impl(?:<.*?>)? (\w+)(?:<.*?>)? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
@@ -167,3 +173,28 @@ def test_branch_on_native_code_is_noticed() -> None:
     assert _branches("if session.fast_path.native.connection is None: pass") == [
         "session.fast_path.native.connection is None"
     ]
+
+
+# ---- calls of native code
+
+
+def _only_types(stub: str) -> list[str]:
+    """What a stub names for type checkers: aliases and Protocols."""
+    body = ast.parse(stub).body
+    aliases = [ast.unparse(target) for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    protocols = [
+        node.name for node in body if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    ]
+    return [*aliases, *protocols, "__all__"]
+
+
+@needs_native
+def test_stub_describes_the_built_module(tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.write_text("".join(rf"fencepost_native\.{name}" + "\n" for name in _only_types(STUB.read_text("utf-8"))))
+    path = os.pathsep.join(str(ROOT / each) for each in ("native", "proxy", "policies", "client"))
+    command = [sys.executable, "-m", "mypy.stubtest", "fencepost_native", "--concise", "--allowlist", str(allowed)]
+    done = subprocess.run(
+        command, env={**os.environ, "MYPYPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
