@@ -115,6 +115,11 @@ class FastPath:
         return self._from_upstream[0].inner or self._from_upstream[0].direct is not None
 
     @property
+    def collecting_since(self) -> float | None:
+        """Since when a frame that is collected is incomplete."""
+        return self.native.collecting_since or self._state.collecting_since
+
+    @property
     def client_is_paused(self) -> bool:
         """By the session."""
         return self._holds.client_paused

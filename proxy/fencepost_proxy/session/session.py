@@ -151,11 +151,6 @@ class Session:
         return bool(self.answer_by) or self._native.awaits_appends
 
     @property
-    def collecting_since(self) -> float | None:
-        """Since when a frame that is read here is incomplete."""
-        return self._native.collecting_since or self.state.collecting_since
-
-    @property
     def needs_ticks(self) -> bool:
         produce = self._holds.waiting_produce
         if self.answers_are_due or self.state.client_closed or self._holds.waits_for:

@@ -66,7 +66,7 @@ class StalledConnections:
             return None
         if session.state.mid_header and not proxied.client.paused and silent > limits.header_seconds:
             return _WITHIN_HEADER.format(limits.header_seconds)
-        since = session.collecting_since
+        since = session.fast_path.collecting_since
         if since is not None and not proxied.client.paused:
             # The frame occupies shared memory: it must not stop, nor trickle.
             if silent > limits.header_seconds:
