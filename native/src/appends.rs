@@ -11,7 +11,7 @@ use crate::frame::Frame;
 use crate::framing::{LENGTH_BYTES, PRODUCE, REQUEST_BYTES_MIN, request_start};
 use crate::known::Known;
 use crate::output::Piece;
-use crate::permit::{Circumstances, Mode, Permit, Source};
+use crate::permit::{AppendContext, Mode, Permit, Source};
 use crate::produce::{self, Batch};
 use crate::topic::Grounds;
 use crate::upward::{Idempotence, Services};
@@ -19,13 +19,13 @@ use crate::upward::{Idempotence, Services};
 /// Clients give up at their timeout; an unknown outcome is reported a little earlier.
 const ANSWER_BY: f64 = 0.9;
 
-struct Fitting {
+struct Admitted {
     permit: Py<Permit>,
     scan: Scan,
     mode: Mode,
     at: i64,
     header: [u8; HEADER_BYTES],
-    circumstances: Circumstances,
+    context: AppendContext,
 }
 
 impl Connection {
@@ -60,7 +60,7 @@ impl Connection {
             self.missing = Some(missing);
             return Ok(false);
         }
-        let Some(fitting) = self.fitting(frame, &batches, it, &known, grounds.get())? else {
+        let Some(admitted) = self.admit_all(frame, &batches, it, &known, grounds.get())? else {
             return Ok(false);
         };
         if collected.is_none() && !it.reserve(frame.len() - LENGTH_BYTES)? {
@@ -70,8 +70,8 @@ impl Connection {
 
         let mut heads = Vec::with_capacity(batches.len());
         let mut appends = Vec::with_capacity(batches.len());
-        for (batch, fits) in batches.iter().zip(fitting) {
-            let Fitting { permit, scan, mode, at, header, circumstances } = fits;
+        for (batch, append) in batches.iter().zip(admitted) {
+            let Admitted { permit, scan, mode, at, header, context } = append;
             heads.push(produce::partition_head(batch.partition, batch.end - batch.start, &header));
             let source = Source {
                 known: known_start.clone_ref(py).into_any(),
@@ -81,7 +81,7 @@ impl Connection {
                 start: batch.start,
                 end: batch.end,
             };
-            let id = permit.borrow_mut(py).take(scan, mode, at, &circumstances, source);
+            let id = permit.borrow_mut(py).take(scan, mode, at, &context, source);
             appends.push((batch.partition, permit, id));
         }
         let rest_bytes =
@@ -118,17 +118,17 @@ impl Connection {
     }
 
     /// Each batch with its permit; None if not all of them fit at once.
-    fn fitting(
+    fn admit_all(
         &self,
         frame: &[u8],
         batches: &[Batch],
         it: &Arriving<'_, '_>,
         known: &Known,
         grounds: &Grounds,
-    ) -> PyResult<Option<Vec<Fitting>>> {
-        let (py, standing) = (it.py(), it.standing());
+    ) -> PyResult<Option<Vec<Admitted>>> {
+        let (py, process) = (it.py(), it.process());
         let mut bytes_left = it.settings.read_bytes_max;
-        let mut fitting = Vec::with_capacity(batches.len());
+        let mut admitted = Vec::with_capacity(batches.len());
         for batch in batches {
             let bytes = &frame[batch.start..batch.end];
             let Some(left) = bytes_left.checked_sub(bytes.len()) else {
@@ -143,31 +143,31 @@ impl Connection {
                 return Ok(None);
             };
             if scan.producer_id >= 0
-                && (scan.producer_id >= settings.producer_ids_end || standing.producer_ids.contains(&scan.producer_id))
+                && (scan.producer_id >= settings.producer_ids_end || process.producer_ids.contains(&scan.producer_id))
             {
                 return Ok(None);
             }
             let permit = known.permits[&batch.partition].clone_ref(py);
-            let circumstances = Circumstances {
+            let context = AppendContext {
                 connection: self.connection,
                 opened_at: self.opened_at,
                 now: it.read.now,
                 leader_epoch: it.leader_epoch(&mut permit.borrow_mut(py))?,
-                instance_id: standing.instance_id,
-                alone: standing.alone,
-                taken_over: standing.taken_over,
+                instance_id: process.instance_id,
+                alone: process.alone,
+                taken_over: process.taken_over,
                 required: grounds.required,
             };
-            let Some((mode, at)) = permit.borrow_mut(py).admits(py, &scan, &circumstances)? else {
+            let Some((mode, at)) = permit.borrow_mut(py).admits(py, &scan, &context)? else {
                 return Ok(None);
             };
-            let fence = permit.borrow(py).fence(mode, at, standing.instance_id);
+            let fence = permit.borrow(py).fence(mode, at, process.instance_id);
             let Some(header) = batch::header_to_send(bytes, fence.as_ref()) else {
                 return Ok(None);
             };
-            fitting.push(Fitting { permit, scan, mode, at, header, circumstances });
+            admitted.push(Admitted { permit, scan, mode, at, header, context });
         }
-        Ok(Some(fitting))
+        Ok(Some(admitted))
     }
 
     /// The answer to a request's appends, if all of it is the expected success. None: nothing has happened.

@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use crate::framing::{LENGTH_BYTES, REQUEST_BYTES_MIN};
 use crate::known::Known;
 use crate::permit::Permit;
+use crate::process_state::{ProcessState, unreported};
 use crate::produce;
 use crate::settings::Settings;
-use crate::standing::{Standing, unreported};
 use crate::topic::Grounds;
 use crate::upward::Services;
 
@@ -52,8 +52,8 @@ impl<'py> Arriving<'_, 'py> {
         self.services.0.py()
     }
 
-    pub fn standing(&self) -> &Standing {
-        &self.settings.remembered.standing
+    pub fn process(&self) -> &ProcessState {
+        &self.settings.remembered.process
     }
 
     pub fn reserve(&self, byte_count: usize) -> PyResult<bool> {
@@ -73,7 +73,7 @@ impl<'py> Arriving<'_, 'py> {
             let (held, topic) = (grounds.get(), &known.topic_name);
             Ok(self.services.policy(topic)?.is(&held.policy) && self.services.topic_id(topic)?.is(&held.topic_id))
         })?;
-        Ok((holds && self.standing().produce_version_max >= PRODUCE_BY_ID).then_some(grounds))
+        Ok((holds && self.process().produce_version_max >= PRODUCE_BY_ID).then_some(grounds))
     }
 
     /// Whether a Produce request for a topic without checks may be relayed unread.
@@ -82,7 +82,7 @@ impl<'py> Arriving<'_, 'py> {
         let Some(producer_ids) = produce::producer_ids(frame, after_topic, version) else {
             return Ok(false);
         };
-        if producer_ids.iter().any(|id| self.standing().producer_ids.contains(id)) {
+        if producer_ids.iter().any(|id| self.process().producer_ids.contains(id)) {
             return Ok(false);
         }
         self.is_unchecked(known)
@@ -125,6 +125,6 @@ impl<'py> Arriving<'_, 'py> {
     }
 
     pub fn concerns_state_topic(&self, frame: &[u8]) -> bool {
-        self.standing().state_topic_marks.iter().any(|mark| memmem::find(frame, mark).is_some())
+        self.process().state_topic_marks.iter().any(|mark| memmem::find(frame, mark).is_some())
     }
 }

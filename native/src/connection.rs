@@ -32,7 +32,7 @@ pub const UP: usize = Direction::Up as usize;
 pub const DOWN: usize = Direction::Down as usize;
 
 /// While nothing is in progress in Python, readable sockets are handled here alone.
-pub struct Armed {
+pub struct NativeReading {
     pub client_fd: RawFd,
     pub upstream_fd: RawFd,
     pub login_ends: f64,
@@ -84,7 +84,7 @@ pub struct Connection {
     pub large: [bool; 2],
     /// The `ProxiedConnection`, from when both sockets are open until both are closed.
     pub proxied: Option<Py<PyAny>>,
-    pub armed: Option<Armed>,
+    pub reading: Option<NativeReading>,
     /// Whether the session is ticked while appends are in flight.
     #[pyo3(get, set)]
     pub ticking: bool,

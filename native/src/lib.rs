@@ -18,13 +18,13 @@ mod methods;
 mod output;
 mod passing;
 mod permit;
+mod process_state;
 mod produce;
 mod pump;
 mod requests;
 mod responses;
 mod settings;
 mod splicing;
-mod standing;
 mod topic;
 mod upward;
 
@@ -62,9 +62,9 @@ mod fencepost_native {
     #[pymodule_export]
     use crate::permit::Permit;
     #[pymodule_export]
-    use crate::settings::{Settings, Shared};
+    use crate::process_state::changed;
     #[pymodule_export]
-    use crate::standing::changed;
+    use crate::settings::{Settings, Shared};
     #[pymodule_export]
     use crate::topic::Grounds;
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::arriving::ReadUp;
-use crate::connection::{Armed, Connection, Direction};
+use crate::connection::{Connection, Direction, NativeReading};
 use crate::framing::LENGTH_BYTES;
 use crate::output::joined;
 use crate::passing::{Left, Passing};
@@ -34,7 +34,7 @@ impl Connection {
             down: None,
             large: [false; 2],
             proxied: None,
-            armed: None,
+            reading: None,
             ticking: false,
             client_received_at: 0.0,
             upstream_received_at: 0.0,
@@ -153,23 +153,23 @@ impl Connection {
         self.proxied = None;
         self.watches = None;
         self.known = None;
-        self.armed = None;
+        self.reading = None;
     }
 
     /// From now on readable sockets are handled without Python, as long as everything is done with.
     fn arm(&mut self, client_fd: RawFd, upstream_fd: RawFd, login_ends: f64, received: i64) {
-        self.armed = Some(Armed { client_fd, upstream_fd, login_ends, received });
+        self.reading = Some(NativeReading { client_fd, upstream_fd, login_ends, received });
     }
 
-    /// Returns how many bytes the client has sent in total; None if it was not armed.
+    /// Returns how many bytes the client has sent in total; None if it did not read.
     fn disarm(&mut self) -> Option<i64> {
-        self.armed.take().map(|armed| armed.received)
+        self.reading.take().map(|reading| reading.received)
     }
 
     fn client_readable(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let mut it = slf.borrow_mut();
-        let pumped = it.pump_armed_up(py);
+        let pumped = it.pump_from_client(py);
         let Some(proxied) = it.proxied.as_ref().map(|proxied| proxied.clone_ref(py)) else {
             return Ok(());
         };
@@ -191,7 +191,7 @@ impl Connection {
     fn upstream_readable(slf: &Bound<'_, Self>) -> PyResult<()> {
         let py = slf.py();
         let mut it = slf.borrow_mut();
-        let pumped = it.pump_armed_down(py);
+        let pumped = it.pump_from_upstream(py);
         let Some(proxied) = it.proxied.as_ref().map(|proxied| proxied.clone_ref(py)) else {
             return Ok(());
         };

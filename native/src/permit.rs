@@ -32,7 +32,7 @@ impl Mode {
 }
 
 /// What holds for an append when it arrives, besides the permit.
-pub struct Circumstances {
+pub struct AppendContext {
     pub connection: i64,
     pub opened_at: f64,
     pub now: f64,
@@ -289,7 +289,7 @@ impl Permit {
     }
 
     /// How the append would be sent, and the offset for a fenced one. None: the sequencer must decide.
-    pub fn admits(&mut self, py: Python<'_>, scan: &Scan, it: &Circumstances) -> PyResult<Option<(Mode, i64)>> {
+    pub fn admits(&mut self, py: Python<'_>, scan: &Scan, it: &AppendContext) -> PyResult<Option<(Mode, i64)>> {
         if !self.live || self.in_flight.len() >= self.in_flight_max {
             return Ok(None);
         }
@@ -341,7 +341,7 @@ impl Permit {
     }
 
     /// After `admits`. Returns its number, and its fence.
-    pub fn take(&mut self, scan: Scan, mode: Mode, at: i64, it: &Circumstances, source: Source) -> u64 {
+    pub fn take(&mut self, scan: Scan, mode: Mode, at: i64, it: &AppendContext, source: Source) -> u64 {
         let id = self.number();
         let producer = (scan.producer_id, scan.producer_epoch);
         if scan.producer_id >= 0 {

@@ -201,19 +201,19 @@ impl Connection {
     }
 
     /// None: Python has to read.
-    pub fn pump_armed_up<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Pumped<'py>>> {
+    pub fn pump_from_client<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Pumped<'py>>> {
         let now = monotonic();
-        let Some(armed) = self.armed.as_ref().filter(|armed| now < armed.login_ends) else {
+        let Some(reading) = self.reading.as_ref().filter(|reading| now < reading.login_ends) else {
             return Ok(None);
         };
-        let (from, to, waiting) = (armed.client_fd, armed.upstream_fd, self.len());
-        let read = ReadUp { now, before: 0, received: armed.received };
+        let (from, to, waiting) = (reading.client_fd, reading.upstream_fd, self.len());
+        let read = ReadUp { now, before: 0, received: reading.received };
         let pumped = self
             .pump(py, Direction::Up, from, to, 0, |it, data, done, out| it.take_up(py, data, &read.after(done), out))?;
         if let Pumped::Read(read) = &pumped {
             self.client_received_at = now;
-            if let Some(armed) = &mut self.armed {
-                armed.received += read.frame_bytes as i64;
+            if let Some(reading) = &mut self.reading {
+                reading.received += read.frame_bytes as i64;
             }
             let counts = &mut self.settings.borrow_mut(py).counts;
             counts.bytes_up += read.frame_bytes as u64;
@@ -223,12 +223,12 @@ impl Connection {
     }
 
     /// None: Python has to read.
-    pub fn pump_armed_down<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Pumped<'py>>> {
+    pub fn pump_from_upstream<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Pumped<'py>>> {
         let now = monotonic();
-        let Some(armed) = &self.armed else {
+        let Some(reading) = &self.reading else {
             return Ok(None);
         };
-        let (from, to, waiting) = (armed.upstream_fd, armed.client_fd, self.len());
+        let (from, to, waiting) = (reading.upstream_fd, reading.client_fd, self.len());
         let pumped =
             self.pump(py, Direction::Down, from, to, 0, |it, data, _, out| it.take_down(py, data, now, out))?;
         if let Pumped::Read(read) = &pumped {

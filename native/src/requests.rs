@@ -37,7 +37,7 @@ impl Connection {
 
     fn take_frames(&mut self, it: &Arriving<'_, '_>, data: &[u8], out: &mut Vec<Piece>) -> PyResult<Taken> {
         let (py, settings, before) = (it.py(), it.settings, it.read.before);
-        let in_flight_max = it.standing().in_flight_max;
+        let in_flight_max = it.process().in_flight_max;
         let (mut taken, mut relayed) = (Taken::default(), Relayed { from: 0 });
         if let Some(passing) = &mut self.up {
             taken.data = passing.take(py, data)?;
@@ -76,7 +76,7 @@ impl Connection {
                 let Some(known) = self.matching(py, frame, version) else {
                     break;
                 };
-                if !it.standing().fresh {
+                if !it.process().fresh {
                     break;
                 }
                 if !known.borrow(py).is_checked {
@@ -148,7 +148,7 @@ impl Connection {
                     return Ok(None);
                 };
                 let known = known.borrow(py);
-                if known.is_checked || !it.standing().fresh || !it.is_unchecked(&known)? {
+                if known.is_checked || !it.process().fresh || !it.is_unchecked(&known)? {
                     return Ok(None);
                 }
                 let head = &rest[LENGTH_BYTES..rest.len().min(REQUEST_HEAD_BYTES)];
@@ -224,7 +224,7 @@ impl Connection {
         let known = if is_free { self.matching(it.py(), &frame, version) } else { None };
         if let Some(known) = known {
             let starts_at = it.read.received + LENGTH_BYTES as i64;
-            if it.standing().fresh && self.append(it, &known, &frame, Some(&frame), starts_at, out)? {
+            if it.process().fresh && self.append(it, &known, &frame, Some(&frame), starts_at, out)? {
                 return Ok(None);
             }
         }

@@ -8,8 +8,8 @@ use pyo3::types::PyTuple;
 
 use crate::batch::HeaderNames;
 use crate::memory::MemoryBudget;
+use crate::process_state::{Remembered, Versions};
 use crate::splicing::{CAN_SPLICE, Pipe};
-use crate::standing::{Remembered, Versions};
 use crate::upward::Services;
 
 const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
@@ -185,6 +185,6 @@ impl Settings {
     }
 
     pub fn relayed(&self, api_key: i16) -> Option<Versions> {
-        self.remembered.standing.relayed.versions.get(&api_key).copied()
+        self.remembered.process.relayed.versions.get(&api_key).copied()
     }
 }

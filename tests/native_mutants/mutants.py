@@ -214,11 +214,15 @@ MUTANTS = [
         ),
         (
             "what Python reported is remembered after a change",
-            ("standing.rs", "now < self.until && self.changes == CHANGES.load(Ordering::Relaxed)", "now < self.until"),
+            (
+                "process_state.rs",
+                "now < self.until && self.changes == CHANGES.load(Ordering::Relaxed)",
+                "now < self.until",
+            ),
         ),
         (
             "virtual configs are fresh for ever",
-            ("standing.rs", "now < self.until && self.changes", "self.changes"),
+            ("process_state.rs", "now < self.until && self.changes", "self.changes"),
         ),
         (
             "a policy is remembered after a change",

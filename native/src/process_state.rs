@@ -23,7 +23,7 @@ pub fn changed() {
 }
 
 #[derive(PartialEq, Default)]
-pub struct Standing {
+pub struct ProcessState {
     pub fresh: bool,
     pub alone: bool,
     pub taken_over: bool,
@@ -63,14 +63,14 @@ impl Relayed {
 #[derive(Default)]
 pub struct Remembered {
     pub number: u64,
-    pub standing: Standing,
+    pub process: ProcessState,
     changes: u64,
     until: f64,
 }
 
-impl Standing {
+impl ProcessState {
     fn query(services: Services<'_, '_>, earlier: &Self, now: f64) -> PyResult<Self> {
-        Ok(Standing {
+        Ok(ProcessState {
             fresh: services.fresh(now)?,
             alone: services.alone(now)?,
             taken_over: services.taken_over(now)?,
@@ -93,18 +93,18 @@ impl Remembered {
     /// `fresh_until`: None if changes are not reported.
     pub fn renewed(&self, services: Services<'_, '_>, fresh_until: Option<f64>, now: f64) -> PyResult<Self> {
         let changes = CHANGES.load(Ordering::Relaxed);
-        let standing = Standing::query(services, &self.standing, now)?;
+        let process = ProcessState::query(services, &self.process, now)?;
         // What time alone changes is not remembered.
-        let until = fresh_until.filter(|_| standing.fresh && standing.taken_over).unwrap_or(f64::NEG_INFINITY);
-        Ok(Remembered { number: self.number + 1, standing, changes, until })
+        let until = fresh_until.filter(|_| process.fresh && process.taken_over).unwrap_or(f64::NEG_INFINITY);
+        Ok(Remembered { number: self.number + 1, process, changes, until })
     }
 
     /// For tests: an error if a change was not reported.
     pub fn verify(&self, services: Services<'_, '_>, now: f64) -> PyResult<()> {
-        let current = Standing::query(services, &self.standing, now)?;
+        let current = ProcessState::query(services, &self.process, now)?;
         // With time, other processes leave: that is noticed later.
-        let as_remembered = Standing { alone: current.alone && self.standing.alone, ..current };
-        if as_remembered == self.standing { Ok(()) } else { Err(unreported("the services' answers")) }
+        let as_remembered = ProcessState { alone: current.alone && self.process.alone, ..current };
+        if as_remembered == self.process { Ok(()) } else { Err(unreported("the services' answers")) }
     }
 }
 
