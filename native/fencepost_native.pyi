@@ -54,7 +54,7 @@ TakenBack = tuple[
 ]
 #: API key, version, correlation id; of appends: known start, grounds, frame, where it starts, when the answer is due,
 #: and the permit and number of each.
-GivenBack = tuple[int, int, int, tuple[Known, Grounds, bytes, int, float, list[tuple[Permit, int]]] | None]
+GivenBack = tuple[int, int, int, tuple[bytes, int, float, list[tuple[Permit, int]]] | None]
 #: Whether anything was received, bytes of frames done with, received bytes that are not, bytes that could not be sent,
 #: errno of the other socket, errno of this one (0: the peer has closed).
 Pumped = tuple[bool, int, bytes | None, bytes | None, int | None, int | None]

@@ -41,7 +41,7 @@ const _: () = assert!(align_of::<known::Known>() <= ALIGNMENT_MAX);
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 8;
+    const INTERFACE: u32 = 9;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;

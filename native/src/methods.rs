@@ -205,22 +205,15 @@ impl Connection {
         }
     }
 
-    /// Removes all requests. Each: API key, version, correlation id, and for appends their `Known`, the frame, where it
-    /// starts, when its answer is due, and for each append its permit and number there.
+    /// Removes all requests. Each: API key, version, correlation id, and for appends the frame, where it starts,
+    /// when its answer is due, and for each append its permit and number there.
     fn give_back<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         self.queue
             .drain(..)
             .map(|sent| {
                 let checked = sent.checked.map(|checked| {
                     let appends: Vec<_> = checked.appends.into_iter().map(|(_, permit, id)| (permit, id)).collect();
-                    (
-                        checked.known,
-                        checked.grounds,
-                        PyBytes::new(py, &checked.frame[LENGTH_BYTES..]),
-                        checked.starts_at,
-                        checked.answer_by,
-                        appends,
-                    )
+                    (PyBytes::new(py, &checked.frame[LENGTH_BYTES..]), checked.starts_at, checked.answer_by, appends)
                 });
                 (sent.api_key, sent.version, sent.correlation_id, checked).into_pyobject(py)
             })

@@ -84,6 +84,9 @@ impl Passing {
 impl Watch {
     /// After it has read the next bytes.
     fn is_for_python(&mut self, py: Python<'_>, head: &[u8]) -> PyResult<bool> {
+        if self.error.is_some() {
+            return Ok(true);
+        }
         let watch = upward::Watch(self.watch.bind(py));
         match watch.probe(head) {
             Ok(until_probe) => {

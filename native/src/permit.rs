@@ -1,7 +1,7 @@
 //! A permit: what may be appended to one partition without its sequencer.
 //!
 //! The sequencer issues it while nothing is unusual (`sequencer/permits.py`), and takes it back before it decides
-//! anything itself. Both rules are those of `PartitionSequencer.may_take` and `may_complete`.
+//! anything itself. What it admits and completes, `Admitter` and `KafkaAnswers` would too (`tests/unit/test_fast_path.py`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -31,7 +31,6 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.transactions import PartitionTransactions
 from fencepost_proxy.session import appends as appends_module
 from fencepost_proxy.session import drafts as drafts_module
-from fencepost_proxy.session import fast_path as fast_path_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session.admission import Admission
 from fencepost_proxy.session.arrival import Arrival
@@ -60,7 +59,6 @@ _EXPANSIONS = ("expansion", "expansion-required")
 
 
 def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) -> None:
-    self._appends.completion.convert_direct()
     for produce in self._queue.in_flight.values():
         for key, pending in produce.pending_appends.items():
             if key in produce.sent and key not in produce.results:
@@ -613,7 +611,6 @@ MUTANTS = (
         "appends are sent by topic name",
         ("recreated",),
         body(Forwarding, "_sent_by_id", "return False"),
-        body(FastPath, "_take_direct", "return None"),
         rule="a recreated topic is another topic: rule 11",
     ),
     Mutant(
@@ -625,7 +622,6 @@ MUTANTS = (
             "upstream_request",
             ("ACKS_ALL if self.admitted or self.request.acks == 0 else self.request.acks", "self.request.acks"),
         ),
-        edit(fast_path_module, "encode_one_topic", ("ACKS_ALL", "1")),
         rule="acks=all, or a truncation assigns an offset twice",
     ),
     # ---- refusals
@@ -640,10 +636,7 @@ MUTANTS = (
         "shared-id-accepted",
         "clients may use the shared producer id",
         ("liars", "liars-true"),
-        *(
-            edit(module, "make_pending_append", ("header.producer_id in draft.shared_producer_ids", "False"))
-            for module in (drafts_module, fast_path_module)
-        ),
+        edit(drafts_module, "make_pending_append", ("header.producer_id in draft.shared_producer_ids", "False")),
         rule="refuse client batches under it: rule 9",
     ),
     Mutant(
@@ -891,166 +884,54 @@ MUTANTS = (
         body(Session, "needs_ticks", "return bool(self._queue.answer_by) or self.state.client_closed"),
         rule="no stuck connection",
     ),
-    # ---- fast path
-    # tests/unit/test_fast_path.py compares the fast path with the ordinary one, for defects that no run here shows.
+    # ---- decisions of a sequencer
     Mutant(
-        "fast-path-unconfirmed",
-        "the fast path sends while the fence is unconfirmed",
-        ("idle-pipelines",),
-        edit(
-            PartitionSequencer,
-            "_fence_at_end",
-            ("not (in_flight or fence.is_confirmed(pending, now) or fence.is_fresh(now))", "False"),
-        ),
-        rule="unconfirmed: send soon after the read: rule 12",
+        "expected-offset-not-compared",
+        "any expected offset is admitted",
+        ("race", "liars"),
+        edit(Admitter, "_decide", ("expected == end", "True")),
+        rule="0 means success only at the expected offset",
     ),
     Mutant(
-        "fast-path-retry",
-        "the fast path treats a retry as a new append",
-        ("true-one",),
-        edit(
-            PartitionSequencer,
-            "may_take",
-            ("its_retry_is_known_here and (retries.retry_of(pending) or appends.earlier_attempt(pending))", "False"),
-        ),
-        rule="recognize retries before comparing offsets",
-    ),
-    Mutant(
-        "fast-path-without-policy",
-        "the fast path skips the policy",
+        "statements-not-checked",
+        "an append without a required expected offset is admitted",
         ("liars", "config-changes", "race"),
-        edit(
-            PartitionSequencer,
-            "may_take",
-            ("append.transactional or check_statements(append, pending.check) is not None", "False"),
-        ),
+        edit(Admitter, "submit", ("check_statements(pending.append, pending.check)", "None")),
         rule="what the policy refuses is refused",
     ),
     Mutant(
-        "fast-path-any-timestamp",
-        "the fast path fences old timestamps",
-        ("expiry",),
-        edit(PartitionSequencer, "_fence_at_end", ("fence.too_old(pending, snapshot, now) is not None", "False")),
-        rule="fence only fresh timestamps: rules 2, 3",
-    ),
-    Mutant(
-        "fast-path-contradiction",
-        "the fast path accepts contradictory expected offsets",
-        ("liars-true",),
-        edit(PartitionSequencer, "_fence_at_end", ("append.contradiction is not None", "False")),
-        rule="an expected offset that contradicts its place is a mismatch",
-    ),
-    Mutant(
-        "fast-path-past-the-queue",
-        "the fast path overtakes queued appends",
-        ("queues", "crowd"),
-        edit(PartitionSequencer, "may_take", ("appends.queue", "False")),
-        rule="a sequencer is fair",
-    ),
-    Mutant(
-        "fast-path-without-comparison",
-        "the fast path ignores the expected offset",
-        ("race", "liars"),
-        edit(PartitionSequencer, "_fence_at_end", ("expected != end", "False")),
-        rule="0 means success only at the expected offset",
-    ),
-    Mutant(
-        "fast-path-any-base-offset",
-        "the fast path does not compare a response's base offset",
-        ("bypass", "bypass-true"),
-        edit(PartitionSequencer, "may_complete", ("result.base_offset == pending.at", "True")),
-        rule="0 means success only at the expected offset",
-    ),
-    Mutant(
-        "fast-path-duplicate",
-        "the fast path reports a duplicate as success",
-        ("race", "one-broker"),
-        edit(PartitionSequencer, "may_complete", ("result.log_append_time_ms == -1", "True")),
-        rule="the batch there may be another writer's: rule 5",
-    ),
-    Mutant(
-        "fast-path-out-of-order",
-        "the fast path completes appends out of order",
-        ("true-many", "true-one", "true-cluster"),
-        edit(PartitionSequencer, "may_complete", ("in_flight[0] is not pending", "False")),
-        rule="no stuck sequencer",
-    ),
-    Mutant(
-        "fast-path-not-remembered",
-        "the fast path does not record appended batches",
-        ("retries",),
+        "error-is-success",
+        "an error is reported as success",
+        ("one-broker",),
         edit(
-            PartitionSequencer,
-            "complete",
-            ("state.record_appended(pending, result.log_append_time_ms, now)", "pass"),
-        ),
-        rule="recognize retries before comparing offsets",
-    ),
-    Mutant(
-        "fast-path-sequence-offset",
-        "the fast path ignores unfenced appends",
-        ("true-one",),
-        edit(
-            PartitionSequencer,
-            "complete",
-            ("state.fence.appended_unfenced(pending, result.base_offset + pending.append.record_count)", "pass"),
-        ),
-        rule="every unfenced append changes the sequence offset: rule 6",
-    ),
-    Mutant(
-        "fast-path-error",
-        "the fast path reports an error as success",
-        ("resends",),
-        edit(
-            FastPath,
-            "end_direct",
-            (
-                "PartitionResult(partition, error, base_offset, append_time, log_start)",
-                "PartitionResult(partition, 0, direct.pending_appends[0].at or base_offset, append_time, log_start)",
-            ),
+            KafkaAnswers,
+            "answered",
+            ("error == Error.NONE", "pending.kind.fenced"),
+            ("self._fenced_success(pending, result, now)", "self._state.appended(pending, -1, -1, now)"),
         ),
         rule="an error is no success",
     ),
-    Mutant(
-        "fast-path-after-failure",
-        "the fast path continues after a failed batch",
-        ("pipelines", "queues"),
-        edit(FastPath, "_take_direct", ("self._pipelines.failed", "False")),
-        rule="a pipeline fails as a whole: rule 13",
-    ),
-    Mutant(
-        "fast-path-state-lost",
-        "the oldest fast-path append gets no ordinary state",
-        ("one-broker", "pipelines", "cluster"),
-        edit(Completion, "convert_direct", ("direct is None", "direct is None or index == 0")),
-        rule="in-doubt appends are always resolved",
-    ),
-    Mutant(
-        "fast-path-keeps-memory",
-        "the fast path does not release memory",
-        ("race",),
-        edit(FastPath, "end_direct", ("self._services.release(pending_response.reserved_bytes)", "pass")),
-        rule="bounded memory",
-    ),
+    # ---- fast path
+    # tests/unit/test_fast_path.py compares the fast path with the ordinary one, for defects that no run here shows.
     Mutant(
         "fast-path-without-lease",
         "the fast path uses expired configs",
         ("config-changes",),
-        edit(FastPath, "take_up", ("not services.fresh(now)", "False")),
+        edit(FastPath, "take_up", ("services.fresh(now)", "True")),
         rule="a view of the configs has a lease: rule 10",
     ),
     Mutant(
         "unchecked-stays-unchecked",
         "a topic that was unchecked stays unchecked",
         ("config-changes",),
-        edit(FastPath, "take_up", ("services.policy(known.topic_name) is not None", "False")),
+        edit(FastPath, "_may_relay_appends", ("self._services.policy(known.topic_name) is None", "True")),
         rule="the current configs apply",
     ),
     Mutant(
         "any-topic-matches",
         "a request that starts like the previous one may name any topic",
         ("wide", "wide-required"),
-        body(fast_path_module, "_is_known", "return version == known.version"),
+        edit(FastPath, "_may_relay_appends", ("frame[start:topic_end] != known.prefix", "False")),
         rule="the whole beginning identifies a request",
     ),
     Mutant(
@@ -1093,13 +974,6 @@ MUTANTS = (
         _EXPANSIONS,
         edit(AppendBarrier, "__init__", ("self._clear_at = clear_at", 'self._clear_at = float("-inf")')),
         rule="its predecessor's requests may be queued",
-    ),
-    Mutant(
-        "fast-path-past-the-barrier",
-        "the fast path skips append barriers",
-        _EXPANSIONS,
-        edit(FastPath, "_take_direct", ("policy.checks_count", "False")),
-        rule="every append to a topic with count checks enters its barrier",
     ),
     Mutant(
         "barrier-fails-no-pipeline",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.dispatcher import Dispatcher
@@ -59,25 +57,6 @@ class WatchedDispatcher(Dispatcher):
 
     def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
         return _WatchedSequencer(partition, self._limits, self._names, self)
-
-    def take(
-        self,
-        sequencer: PartitionSequencer,
-        take: Callable[[g.PendingAppend, float], None],
-        pending: g.PendingAppend,
-        now: float,
-    ) -> None:
-        """The fast path: submit, admit and send in one call."""
-        view = view_of(sequencer, now)
-        overtakable = {_pipeline(t) for t in view.overtakable}
-        before = [t for t in view.queued if t.connection != pending.connection and _pipeline(t) not in overtakable]
-        take(pending, now)
-        self._submits += 1
-        self._order[pending] = self._submits
-        if not (view.in_flight or view.fence_confirmed):
-            self._check_read(view, pending)
-        if before:
-            self._record(f"UNFAIR: an append to {sequencer.partition} overtakes {len(before)} earlier ones")
 
     def record_overtakable(self, sequencer: PartitionSequencer) -> None:
         self._overtakable |= view_of(sequencer, self._sim.now).overtakable
@@ -184,6 +163,3 @@ class _WatchedSequencer(PartitionSequencer):
         effects = super()._finish(now)
         self._by.record_overtakable(self)  # this call decided which appends may overtake
         return effects
-
-    def take(self, pending: g.PendingAppend, now: float) -> None:
-        self._by.take(self, super().take, pending, now)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fencepost_proxy.sequencer import permits
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.wire.apis import PRODUCE
 
 _HEAD = struct.Struct(">ihhi")
@@ -45,19 +44,20 @@ def count(services: Any, counts: Counter[str]) -> None:
 
 
 def count_adopted(patch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
-    issue, complete = permits.permit_for, PartitionSequencer.complete
+    issue, complete = permits.permit_for, permits.IssuedPermit.complete
 
     def issue_and_count(make: Any, issuer: Any, partition: Any, state: Any) -> Any:
         counts["native: permits"] += 1
         counts["native: adopted"] += len(state.appends.in_flight)
         return issue(make, issuer, partition, state)
 
-    def complete_and_count(self: PartitionSequencer, *arguments: Any) -> None:
-        counts["native: adopted completed"] += self.issued.permit is not None
-        complete(self, *arguments)
+    def complete_and_count(self: permits.IssuedPermit, *arguments: Any) -> bool:
+        completed = complete(self, *arguments)
+        counts["native: adopted completed"] += completed
+        return completed
 
     patch.setattr(permits, "permit_for", issue_and_count)
-    patch.setattr(PartitionSequencer, "complete", complete_and_count)
+    patch.setattr(permits.IssuedPermit, "complete", complete_and_count)
 
 
 class _Counted:

@@ -16,7 +16,7 @@ def call(name: str, *arguments: Any) -> Call:
 
 
 class SequencerCalls:
-    """Partition sequencers that only record; no admission expires, and no append takes the fast path."""
+    """Partition sequencers that only record; no admission expires."""
 
     admissions_hold = True
 

@@ -1,4 +1,4 @@
-"""The fast path and the general path of checked appends have the same results.
+"""The fast path, native code and the general path have the same results.
 
 A dialogue is a program of the fuzzer's kind: requests of several clients in pieces of any size, an upstream that
 answers rightly, wrongly, late or never, connections that break, time that passes. It is run twice: as
@@ -15,18 +15,12 @@ from typing import Any
 
 import pytest
 
-from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.appends import AppendDraft, make_pending_append
-from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.fast_path import FastPath
-from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.services import RELAYED_VERSIONS
-from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch_scan import HeaderNames
@@ -39,22 +33,20 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from tests.fuzz import dialogue as dialogue_module
-from tests.fuzz import sequencers
 from tests.fuzz.dialogue import LIMITS, NOW_MS, SERVED, TOPIC_IDS, Dialogue, Requested, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
-from tests.fuzz.log import SHARED
 from tests.support import native_counts
 from tests.support.batches import batch, expecting
-from tests.support.executors import NATIVE, PYTHON, each_executor, executing
+from tests.support.executors import MODULE, NATIVE, NOT_BUILT, PYTHON, each_executor, executing, needs_native
 from tests.support.mutants import Change, Mutant, edit
 from tests.support.sequencer_view import log_end_read
 from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
+from tests.unit.test_throttling import test_fast_path_leaves_throttled_responses_and_clients
 
 _PROGRAMS = 40
 #: How often each thing happens in a block of programs.
 _LEAST = {PYTHON: 5, NATIVE: 1}
 _RELAYED = [(key, version) for key, version in SERVED if key in RELAYED_VERSIONS]
-_SEQUENCER_PROGRAMS = 150
 _OPS = 60
 #: In how many steps of native code the states of sequencers are compared.
 _STATES_SHARE = 0.05
@@ -64,11 +56,10 @@ _NOT_COMPARED = ("_submitted_count", "_sent_count", "names")
 
 
 class _GeneralRun(_Run):
-    """Every byte is an event, and no append takes the fast path."""
+    """Every byte is an event."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.dispatcher.sequencer = lambda partition: None  # type: ignore[method-assign]
         self.call = self._event_only(self.call)
 
     @staticmethod
@@ -227,33 +218,22 @@ def _run_both(
     for run in (general, short):
         # The general path buffers long relayed requests; waiting for memory is not compared.
         run.services.free_bytes = run.services.memory_bytes = 1 << 30
-    take, end, back = FastPath._take_direct, FastPath.end_direct, Completion.convert_direct
+    up, down = FastPath.take_up, FastPath.take_down
 
-    def count_take(self: FastPath, *args: Any) -> Any:
-        chunks = take(self, *args)
-        taken["not taken" if chunks is None else "taken"] += 1
-        if chunks is not None and (direct := self._queue.from_upstream[-1].direct) is not None:
-            taken["several taken"] += len(direct.pending_appends) > 1
-        return chunks
+    def count_up(self: FastPath, *args: Any) -> Any:
+        result = up(self, *args)
+        taken["taken up" if result[0] else "not taken up"] += 1
+        return result
 
-    def count_end(self: FastPath, pending_response: PendingResponse, *args: Any) -> bytes | None:
-        answer = end(self, pending_response, *args)
-        taken["not ended" if answer is None else "ended"] += 1
-        several = pending_response.direct is not None and len(pending_response.direct.pending_appends) > 1
-        taken["several ended"] += answer is not None and several
-        return answer
-
-    def count_back(self: Completion) -> None:
-        taken["taken back"] += sum(
-            pending_response.direct is not None for pending_response in self._queue.from_upstream
-        )
-        back(self)
+    def count_down(self: FastPath, *args: Any) -> Any:
+        result = down(self, *args)
+        taken["taken down" if result[0] else "not taken down"] += 1
+        return result
 
     patch = pytest.MonkeyPatch()
     with patch.context() as on:
-        on.setattr(FastPath, "_take_direct", count_take)
-        on.setattr(FastPath, "end_direct", count_end)
-        on.setattr(Completion, "convert_direct", count_back)
+        on.setattr(FastPath, "take_up", count_up)
+        on.setattr(FastPath, "take_down", count_down)
         native_counts.count_adopted(on, taken)
         for number, op in enumerate(program.ops):
             general._do(op)
@@ -289,6 +269,9 @@ class _TwoPartitions(_Programs):
 class _Steady(_Programs):
     """Clients that keep to their habits for a while, as real ones do: most requests need no decision."""
 
+    topics = (0, 0, 1, 1, 1, 2)
+    relayed_share = 0.2
+
     def program(self, seed: int) -> Program:
         rng = random.Random(f"steady {seed}")
         setup = self.setup(rng) | {"produce": 13, "append_time": False, "whole": False}
@@ -307,9 +290,8 @@ class _Steady(_Programs):
             ops += self._steady_round(rng, connection, habits[connection], ahead, sequences)
         return Program(setup, ops)
 
-    @staticmethod
-    def _habit(rng: random.Random) -> dict[str, Any]:
-        topic = rng.choice((0, 0, 1, 1, 1, 2))
+    def _habit(self, rng: random.Random) -> dict[str, Any]:
+        topic = rng.choice(self.topics)
         return {
             "version": rng.choice((8, 9, 12, 13)),
             "acks": rng.choice((-1, -1, -1, 1)),
@@ -332,7 +314,7 @@ class _Steady(_Programs):
         frames: list[dict[str, Any]] = []
         topic, producer = habit["topic"], habit["producer"]
         for _ in range(rng.choice((1, 1, 2, 3))):
-            if rng.random() < 0.2:
+            if rng.random() < self.relayed_share:
                 key, version = rng.choice(_RELAYED)
                 frames.append({"kind": "api", "key": key, "version": version, "variant": 1, "changes": []})
             parts = []
@@ -367,27 +349,38 @@ class _Steady(_Programs):
         return ops
 
 
+class _Relaying(_Steady):
+    """Most requests are relayed: without native code, only these take the fast path."""
+
+    topics = (0, 1, 2, 2, 2, 2)
+    relayed_share = 0.5
+
+
 @pytest.mark.parametrize(
-    "programs", [_Programs(), _TwoPartitions(), _Steady()], ids=["one partition", "two partitions", "steady"]
+    ("executor", "programs"),
+    [
+        pytest.param(PYTHON, _Relaying(), id="relaying"),
+        pytest.param(NATIVE, _Programs(), id="native, one partition", marks=needs_native),
+        pytest.param(NATIVE, _TwoPartitions(), id="native, two partitions", marks=needs_native),
+        pytest.param(NATIVE, _Steady(), id="native, steady", marks=needs_native),
+    ],
 )
 @pytest.mark.parametrize("block", [0, *(pytest.param(number, marks=pytest.mark.soak) for number in (1, 2, 3))])
-@each_executor
-def test_fast_path_and_general_path_agree(executor: str, block: int, programs: _Programs) -> None:
+def test_fast_path_and_general_path_agree(block: int, executor: str, programs: _Programs) -> None:
     taken: Counter[str] = Counter()
-    count = 2 * _PROGRAMS if isinstance(programs, _Steady) else _PROGRAMS
+    count = 2 * _PROGRAMS if type(programs) is _Steady else _PROGRAMS
     for seed in range(block * count, (block + 1) * count):
         remembers = isinstance(programs, _Steady) and seed % 2
         kinds = (_GeneralRemembers, _Remembers) if remembers else (_GeneralRun, _Run)
         taken += _run_both(programs.program(seed), executor, kinds)
     print(taken)
     # Not by never taking it, nor by never leaving it.
-    expected = ["taken", "not taken", "ended", "not ended", "taken back"]
-    if type(programs) is not _Programs:
-        expected += ["several taken", "several ended"]
-    if executor == NATIVE and isinstance(programs, _Steady):
-        expected = [*native_counts.EXPECTED]
-    if executor == PYTHON or isinstance(programs, _Steady):
-        assert min(taken[each] for each in expected) > _LEAST[executor], taken
+    expected: tuple[str, ...] = ()
+    if executor == PYTHON:
+        expected = ("taken up", "not taken up", "taken down", "not taken down")
+    elif isinstance(programs, _Steady):
+        expected = native_counts.EXPECTED
+    assert all(taken[each] > _LEAST[executor] for each in expected), taken
 
 
 @pytest.mark.parametrize(
@@ -400,148 +393,6 @@ def test_fast_path_and_general_path_agree(executor: str, block: int, programs: _
 @each_executor
 def test_past_path_differences_stay_fixed(executor: str, seed: int) -> None:
     _run_both(_Programs().program(seed), executor)
-
-
-# --- a sequencer alone ------------------------------------------------------------------------------------------------
-
-
-class _SequencerPrograms(sequencers.Sequencers):
-    """With transactions; and more honest operations, or the fence would never be confirmed."""
-
-    def program(self, seed: int) -> Program:
-        rng = random.Random(f"gate {seed}")
-        setup: dict[str, Any] = {
-            "required": rng.random() < 0.3,
-            "append_time": rng.random() < 0.1,
-            "calm": rng.random() < 0.7,
-            "takes over": rng.random() < 0.1,
-        }
-        noise, ops = rng.choice((0.05, 0.15, 0.4)), []
-        while len(ops) < _OPS:
-            ops += [self._noise(rng)] if rng.random() < noise else self._round(rng)
-        return Program(setup, ops)
-
-    def _noise(self, rng: random.Random) -> Op:
-        draw = rng.random()
-        if draw < 0.1:
-            return ["join", rng.randrange(2), rng.choice((0, 1, 2))]
-        if draw < 0.3:
-            return rng.choice((["control", 0, "open", 0], ["again", rng.randrange(60), rng.randrange(2)]))
-        return self.op(rng)
-
-    @staticmethod
-    def _round(rng: random.Random) -> list[Op]:
-        connection, ahead, ops = rng.randrange(2), 0, []
-        for _ in range(rng.choice((1, 1, 2))):
-            how, count = rng.choice(("end", "end", "none")), rng.randint(1, 2)
-            sequence, flags = rng.choice((rng.randrange(4), rng.randrange(500))), rng.choice((0, 0, 0, 0, 1))
-            submit: Op = ["submit", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
-            ahead += count
-            ops += [submit, ["control", 0, "true", 0], ["control", 0, "true", 0], ["send"]]
-        return ops + [["answer", connection, "ok", 0]] * rng.choice((0, 1, 1, 2, 2))
-
-
-class _SequencerRun(sequencers._Run):
-    """`short` – appends take the fast path where the sequencer allows it."""
-
-    def __init__(self, program: Program, *, short: bool) -> None:
-        super().__init__(program, set(), Untraced())
-        self.short = short
-        self.took = False
-        self.taken: set[g.PendingAppend] = set()
-
-    def _do(self, op: Op) -> None:
-        self.took = False
-        if op[0] == "join":
-            if op[2]:
-                self._call(self.sequencer.joined, str(op[1]), op[2] == 1)
-            else:
-                self._call(self.sequencer.join, str(op[1]), 1)
-        else:
-            super()._do(op)
-
-    def _submit(self, records: bytes, connection: int) -> None:
-        setup = self.program.setup
-        check = Check.REQUIRED if setup["required"] else Check.ON
-        draft = AppendDraft(
-            connection,
-            TopicPolicy(check),
-            HeaderNames(),
-            20_000,
-            frozenset({SHARED}),
-            self.now,
-            self.now + 1.0,
-            instance_id=5,
-            connected_at=0.0,
-            alone=setup["calm"],
-            taken_over=not setup["takes over"] or len(self.submitted) > 2,
-        )
-        pending = make_pending_append(draft, sequencers.PARTITION, PartitionData(0, memoryview(records)))
-        if isinstance(pending, Refusal):
-            return
-        self.submitted.append(pending)
-        self.waiting[pending] = None
-        if self.short and self.sequencer.may_take(pending, self.now):
-            self.sequencer.take(pending, self.now)
-            self.took = True
-            self.taken.add(pending)
-            self.sent.append(pending)
-        else:
-            self._call(self.sequencer.submit, pending)
-
-    def _call(self, function: Any, *arguments: Any) -> None:
-        if self.short and function == self.sequencer.answered and arguments[0] in self.taken:
-            pending, result = arguments
-            self.taken.discard(pending)
-            if self.sequencer.may_complete(pending, result):
-                self.sequencer.complete(pending, result, self.now)
-                self.transcript += ["Answer", f"{result.error_code} {result.base_offset} None"]
-                if pending not in self.left:
-                    self._answered(pending, result, None)
-                return
-        super()._call(function, *arguments)
-
-    def everything(self) -> list[Any]:
-        reported = [line for line in self.transcript if line != "Admit"]
-        queried = [(type(each), getattr(each, "offset", None), at) for each, at in self.control]
-        return [
-            _state_of(self.sequencer.state),
-            reported,
-            queried,
-            self.log.end,
-            self.log.batches,
-            len(self.sent),
-            len(self.waiting),
-        ]
-
-
-def _run_sequencers(seed: int) -> Counter[str]:
-    """One sequencer takes appends, the other gets events. What the first takes, the second admits at once."""
-    program = _SequencerPrograms().program(seed)
-    general, short = _SequencerRun(program, short=False), _SequencerRun(program, short=True)
-    taken: Counter[str] = Counter()
-    for number, op in enumerate(program.ops):
-        short._do(op)
-        general._do(op)
-        if short.took:
-            taken[short.submitted[-1].kind.name] += 1
-            assert general.admitted is general.submitted[-1], (
-                f"taken and not admitted: op {number} of {program.to_json()}"
-            )
-            general._send()
-        assert short.everything() == general.everything(), f"after op {number} {op} of {program.to_json()}"
-    for run in (general, short):
-        run._end()
-    assert short.everything()[-6:] == general.everything()[-6:], program.to_json()
-    return taken
-
-
-def test_sequencer_fast_path_agrees_with_general_path() -> None:
-    taken: Counter[str] = Counter()
-    for seed in range(_SEQUENCER_PROGRAMS):
-        taken += _run_sequencers(seed)
-    print(taken)
-    assert min(taken[each] for each in ("CONDITIONAL", "SEQUENCED", "PASS_THROUGH")) > 10, taken
 
 
 # --- requests that only look like the one before ----------------------------------------------------------------------
@@ -735,61 +586,39 @@ def _is_noticed(defect: Change, run: Callable[[int], object], first: int) -> boo
     return False
 
 
-_SEQUENCER_DEFECTS = {
-    ("does not wait for what is queued", 109): edit(
-        PartitionSequencer, "may_take", ("state.queued.block(pending, now)", "False")
-    ),
-    ("ignores transactions", 182): edit(
-        PartitionSequencer, "_fence_at_end", ("state.transactions.another_is_open(pending, snapshot)", "False")
-    ),
-    ("pipelines while unconfirmed", 6): edit(
-        PartitionSequencer, "may_take", ("not admitter.fits_with_in_flight(pending, now)", "False")
-    ),
-    ("forgets a producer whose sequences stay here", 1): edit(
-        PartitionSequencer, "take", ("state.retries.record_fenced(pending)", "pass")
-    ),
-}
 _SESSION_DEFECTS = {
-    ("takes any leader for the one that acknowledged", 2): edit(
-        FastPath, "_fitting", ("pending.leader_epoch = services.leader_epoch(key)", "pass")
-    ),
-    ("uses topic ids where the broker cannot", 0): edit(
-        FastPath, "_take_direct", ("services.produce_version_max() < PRODUCE_BY_ID", "False")
-    ),
-    ("does not remember the write authorization", 248): edit(
-        FastPath, "end_direct", ("self._proofs.may_write[direct.pending_appends[0].partition.topic] = now", "pass")
-    ),
-    ("loses a throttle time", 1): edit(
-        FastPath, "end_direct", ("throttle, partitions = fields", "throttle, partitions = 0, fields[1]")
-    ),
-    ("ignores the throttle time of a relayed response", 1): edit(
+    ("ignores the throttle time of a relayed response", 0): edit(
         FastPath, "take_down", ("data[at + throttled_at : at + throttled_at + 4] != NOT_THROTTLED", "False")
     ),
-    ("sends appends of a throttled client", 1): edit(
+    ("sends requests of a throttled client", 0): edit(
         FastPath, "_may_take_up", ("holds.throttling.is_watched(now)", "False")
     ),
-    ("leaves an answer unsent", 58): edit(FastPath, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
-    ("overtakes a waiting request", 26): edit(
+    ("leaves an answer unsent", 40): edit(FastPath, "take_down", ("len(to_client) > 1 and to_client[1].done", "False")),
+    ("overtakes a waiting request", 45): edit(
         FastPath,
         "_may_take_up",
         ("holds.waiting_produce is not None", "False"),
         ("holds.client_paused", "False"),
     ),
-    ("lets a client near the state topic", 845): edit(
+    ("lets a client near the state topic", 501): edit(
         FastPath, "take_up", ("self._concerns_state_topic(data[at:end])", "False")
     ),
 }
 
 
 @pytest.mark.no_cover  # of what is broken
-@pytest.mark.parametrize(("defect", "first"), _SEQUENCER_DEFECTS)
-def test_defective_sequencer_fast_path_is_noticed(defect: str, first: int) -> None:
-    assert _is_noticed(_SEQUENCER_DEFECTS[defect, first], _run_sequencers, first)
-
-
-@pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize(("defect", "first"), _SESSION_DEFECTS)
-def test_defective_session_fast_path_is_noticed(defect: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "throttle" in defect:
-        monkeypatch.setattr(dialogue_module, "THROTTLED_EVERY", 4)
-    assert _is_noticed(_SESSION_DEFECTS[defect, first], lambda seed: _run_both(_Programs().program(seed)), first)
+def test_defective_session_fast_path_is_noticed(defect: str, first: int) -> None:
+    programs, executor = _Relaying() if "state topic" in defect else _Programs(), PYTHON
+    if "overtakes" in defect:  # only appends do, in native code
+        if MODULE is None:
+            pytest.skip(NOT_BUILT)
+        programs, executor = _Steady(), NATIVE
+
+    def run(seed: int) -> None:
+        if "throttle" in defect:
+            test_fast_path_leaves_throttled_responses_and_clients()
+        else:
+            _run_both(programs.program(seed), executor)
+
+    assert _is_noticed(_SESSION_DEFECTS[defect, first], run, first)

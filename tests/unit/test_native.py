@@ -470,29 +470,33 @@ def test_appends_that_never_arrive_whole_are_for_native_code() -> None:
     both.end()
 
 
+@pytest.mark.parametrize("version", [7, 12])
 @pytest.mark.parametrize("in_flight", [1, 3, 5])
-def test_full_pipeline_returns_to_native_code(in_flight: int) -> None:
+def test_full_pipeline_returns_to_native_code(in_flight: int, version: int) -> None:
     """One request that only the general path handles does not keep the later ones of a busy connection there."""
-    both = _Both(make=_LongPipelines)
+    both = _Both(make=_LongPipelines, version=version)
     both.append_at(range(1, 3))
     offsets = iter(range(3, 100))
 
-    def append(*, tagged: bool = False) -> None:
+    def append(version: int = version) -> None:
         offset = next(offsets)
-        frame = both.request({0: expecting(offset, b"x", timestamp_ms=NOW_MS)}, offset)
-        both.send(_framed(frame[4:-1] + b"\x01\x63\x01x") if tagged else frame)
+        made = {0: expecting(offset, b"x", timestamp_ms=NOW_MS)}
+        both.send(both.request_of("required", made, offset, version))
+
+    def one_by_one(count: int) -> None:
+        for _ in range(count):
+            both.answer(count=1)
+            append()
 
     for _ in range(in_flight):
         append()
-    append(tagged=True)
-    for _ in range(2 * in_flight + 2):
-        both.answer(count=1)
-        append()
-    before = both.counts["native: completed"]
-    for _ in range(in_flight):
-        both.answer(count=1)
-        append()
-    assert both.counts["native: completed"] == before + in_flight
+    append(version=9)  # the next one starts differently, too
+    before = both.counts.copy()
+    one_by_one(5)
+    assert both.counts["native: appended"] == before["native: appended"] + 4
+    one_by_one(2 * in_flight)
+    assert both.counts["native: returned"] == before["native: returned"]
+    assert both.counts["native: completed"] >= before["native: completed"] + in_flight
     both.answer(count=2 * in_flight)
     both.end()
 
@@ -831,7 +835,7 @@ def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
             pump()
         connection = session.fast_path.native.connection
         assert connection is not None
-        starts = [checked[3] for *_, checked in connection.give_back() if checked is not None]
+        starts = [checked[1] for *_, checked in connection.give_back() if checked is not None]
     assert starts == [first + 4, first + len(large) + 4, first + len(large + small) + 4]
 
 

@@ -15,13 +15,10 @@ from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.completion import Completion
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import (
@@ -787,21 +784,4 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     assert not dispatcher.barrier_empty("count-checked", 1000.0), "Kafka still has the request"
     talk.kafka(produced(("checked", 2, 0, 41), version=9))
 
-    assert dispatcher.barrier_empty("count-checked", 1000.0)
-
-
-def test_fast_path_append_occupies_the_barrier_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pending response is replaced when the append leaves the fast path, but the request is the same."""
-    process = InDispatcher()
-    dispatcher, session = process.dispatcher, process.session
-    single = PendingResponse(PRODUCE, 9, 1, Answer.RELAYED)
-    session._queue.from_upstream.append(single)
-    exchanged = PendingResponse(PRODUCE, 9, 1, Answer.MADE_FROM_RESPONSE)
-    monkeypatch.setattr(Completion, "convert_direct", lambda self: self._queue.from_upstream.__setitem__(0, exchanged))
-    dispatcher.now_count_checked("count-checked", 100.0)
-
-    assert not dispatcher.barrier_empty("count-checked", 1000.0)
-    session._appends.completion.convert_direct()
-    assert not dispatcher.barrier_empty("count-checked", 1000.0)
-    session._queue.from_upstream.clear()
     assert dispatcher.barrier_empty("count-checked", 1000.0)

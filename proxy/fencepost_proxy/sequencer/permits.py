@@ -1,19 +1,22 @@
 """Permit: lets native code execute appends to a partition that need no decision, without the partition sequencer.
 
-A permit states what `PartitionSequencer.may_take` and `may_complete` would look at. While one is issued, it has the log
-end, the sequence offset and the appends in flight. Every other call of the sequencer takes it back first. While the log
-end is not known, a permit is for PASS_THROUGH appends only.
+A permit states what `Admitter` and `KafkaAnswers` look at for an append without complications. While one is issued, it
+has the log end, the sequence offset and the appends in flight. Every call of the sequencer takes it back first, but for
+the expected success of an append that it has adopted. While the log end is not known, a permit is for PASS_THROUGH
+appends only.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fencepost_proxy.sequencer.events import AppendedBatch, AppendMode, Fence, PendingAppend
+from fencepost_proxy.errors import Error
+from fencepost_proxy.sequencer.events import NO_PRODUCER, AppendedBatch, AppendMode, Fence, PendingAppend
 from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.sequencer.state import PartitionState
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import sequence_add
+from fencepost_proxy.wire.produce import PartitionResult
 
 if TYPE_CHECKING:
     from fencepost_native import Permit
@@ -73,6 +76,23 @@ class IssuedPermit:
         if self.permit is not None:
             permit, self.permit, self._adopted = self.permit, None, []
             _take_back(permit, self._state)
+
+    def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> bool:
+        """`KafkaAnswers.answered`, if it is the expected success of an append that the permit has adopted.
+
+        The permit stays. False: nothing has happened.
+        """
+        if self.permit is None or result.error_code != Error.NONE or pending.fence == NO_PRODUCER:
+            return False
+        if not self.permit.may_complete_adopted(pending, result.base_offset, result.log_append_time_ms):
+            return False
+        self.permit.complete_adopted(result.base_offset, now)
+        if pending.kind.fenced:
+            appended = self._state.retries.add(pending, result.log_append_time_ms, now)
+            self._state.accept(pending, appended, result.log_start_offset)
+        else:
+            self._state.answer(pending, result)
+        return True
 
     def next_fenced_sequence(self, producer_id: int, producer_epoch: int) -> int | None:
         """For the permit: -1 if not known; None if the producer's batches keep their sequences."""

@@ -78,8 +78,6 @@ sequencer does not: with an expected offset, the producer id must belong to the 
 
 from __future__ import annotations
 
-from fencepost_policies.conditional_publish import check_statements
-from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.admitter import Admitter
 from fencepost_proxy.sequencer.events import (
     AppendMode,
@@ -183,6 +181,8 @@ class PartitionSequencer:
         return self._finish(now)
 
     def answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> list[Effect]:
+        if self.issued.complete(pending, result, now):
+            return self._effects()  # nothing waits
         self.issued.take_back()
         self._kafka_answers.answered(pending, result, now)
         return self._finish(now)
@@ -273,107 +273,10 @@ class PartitionSequencer:
         if self.state.transactions.joining and not self.state.appends.fenced_unanswered:
             self.state.transactions.let_join()
         self._admitter.advance(now)
+        return self._effects()
+
+    def _effects(self) -> list[Effect]:
         # Copied out: the last batch must not stay in memory until the partition's next one.
         effects = self.state.log.effects.copy()
         self.state.log.effects.clear()
         return effects
-
-    # ---- fast path: an append without complications
-
-    def may_take(self, pending: PendingAppend, now: float) -> bool:
-        """Whether `take` may follow: the append fits at once. Sets its mode, offset and fence; changes nothing else."""
-        self.issued.take_back()
-        state, admitter = self.state, self._admitter
-        appends = state.appends
-        if appends.queue or appends.admitted or appends.in_doubt or appends.being_read:
-            return False
-        append = pending.append
-        if append.transactional or check_statements(append, pending.check) is not None:
-            return False
-        kind = pending.kind = admitter.mode_of(pending)
-        phase = state.fence.phase
-        if phase is not Phase.OPEN and (kind is not AppendMode.PASS_THROUGH or phase is not Phase.UNCONFIRMED):
-            return False
-        if append.producer_id >= 0 or append.write_id is not None:
-            retries = state.retries
-            if retries.violation_of(pending) is not None or retries.unresolved(pending) is not None:
-                return False
-            its_retry_is_known_here = kind.fenced and append.producer_id >= 0
-            if its_retry_is_known_here and (retries.retry_of(pending) or appends.earlier_attempt(pending)):
-                return False
-        if state.transactions.awaits_marker(now) or state.queued.block(pending, now):
-            return False
-        if appends.in_flight and not admitter.fits_with_in_flight(pending, now):
-            return False
-        return kind is AppendMode.PASS_THROUGH or self._fence_at_end(pending, now)
-
-    def take(self, pending: PendingAppend, now: float) -> None:
-        """`submit`, `Admit` and `sent` in one, after `may_take`."""
-        state = self.state
-        state.fence.check = pending.check
-        if not pending.kind.fenced:
-            self._kafka_answers.sent(pending, now)
-            return
-        if pending.append.producer_id >= 0:
-            state.retries.record_fenced(pending)
-        state.appends.send(pending, now)
-
-    def _fence_at_end(self, pending: PendingAppend, now: float) -> bool:
-        """What `Admitter` does for a fenced append that fits; False in all other cases."""
-        state, append = self.state, pending.append
-        fence, in_flight = state.fence, state.appends.in_flight
-        if not (in_flight or fence.is_confirmed(pending, now) or fence.is_fresh(now)):
-            return False
-        snapshot = fence.snapshot
-        assert snapshot is not None
-        if append.contradiction is not None or state.transactions.another_is_open(pending, snapshot):
-            return False
-        end = self._admitter.end_of_all_sent() if in_flight else fence.log_end
-        expected = end if pending.kind is AppendMode.SEQUENCED else append.expected_base_offset
-        if expected != end or fence.too_old(pending, snapshot, now) is not None:
-            return False
-        fence.put_on(pending, end, snapshot)
-        return True
-
-    def may_complete(self, pending: PendingAppend, result: PartitionResult) -> bool:
-        """Whether `complete` may follow: the result is the expected success. Changes nothing."""
-        if self.issued.permit is not None:
-            return (
-                result.error_code == Error.NONE
-                and not pending.duplicate_waiters
-                and self.issued.permit.may_complete_adopted(pending, result.base_offset, result.log_append_time_ms)
-            )
-        state = self.state
-        appends, fence = state.appends, state.fence
-        if appends.queue or appends.admitted or appends.in_doubt or appends.being_read or state.transactions.joining:
-            return False
-        in_flight = appends.in_flight
-        if not in_flight or in_flight[0] is not pending or pending.duplicate_waiters:
-            return False
-        if result.error_code != Error.NONE:
-            return False
-        if not pending.kind.fenced:
-            if fence.phase is Phase.OPEN:
-                return result.base_offset == fence.log_end
-            return fence.phase is Phase.UNCONFIRMED
-        return (
-            result.base_offset == pending.at
-            and result.log_append_time_ms == -1
-            and pending.append.max_timestamp_ms >= 0
-            and fence.snapshot is not None
-        )
-
-    def complete(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
-        """`answered` with the expected success, and its `Answer`, after `may_complete`."""
-        state = self.state
-        if self.issued.permit is not None:
-            self.issued.permit.complete_adopted(result.base_offset, now)
-            if pending.kind.fenced:
-                state.retries.add(pending, result.log_append_time_ms, now)
-            return
-        state.appends.in_flight.popleft()
-        if pending.kind.fenced:
-            state.record_appended(pending, result.log_append_time_ms, now)
-        elif state.fence.phase is Phase.OPEN:
-            state.fence.appended_unfenced(pending, result.base_offset + pending.append.record_count)
-        state.retries.resolved(pending)

@@ -324,7 +324,7 @@ class Admission:
         """
         if not self._draining.closes_soon(now):
             return
-        self._completion.convert_direct()
+        self._queue.take_over()
         produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
         if produce is not None and pending_response is not None:
             self.cancel_waiting()

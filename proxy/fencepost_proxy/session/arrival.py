@@ -351,8 +351,7 @@ class Arrival:
             self._queue.to_client.pop()
             self._services.release(pending_response.reserved_bytes)
             pending_response = relayed(PRODUCE, request.api_version, request.correlation_id)
-            self._queue.to_client.append(pending_response)
-            self._queue.from_upstream.append(pending_response)
+            self._queue.relay(pending_response)
         else:
             self._services.release(pending_response.reserved_bytes)
         self._queue.upstream_out += [INT32.pack(len(frame)), frame]

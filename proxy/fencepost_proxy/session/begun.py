@@ -56,7 +56,6 @@ class BegunAppends:
         if begun.pending_responses is None:
             if self.is_streaming(begun) or (begun.produce is not None and begun.produce is self._holds.waiting_produce):
                 return False
-            self._appends.completion.convert_direct()  # first, because it replaces pending responses
             begun.pending_responses = frozenset(
                 pending_response
                 for pending_response in self._queue.from_upstream

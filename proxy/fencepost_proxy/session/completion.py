@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from uuid import UUID
 
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -13,7 +12,7 @@ from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID, Forwarding
 from fencepost_proxy.session.idempotence import IdempotenceChecks
 from fencepost_proxy.session.messages import Count, LateAppends, TopicStale
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
 from fencepost_proxy.session.transactions import TransactionalAppends
@@ -22,7 +21,6 @@ from fencepost_proxy.wire.produce import (
     PartitionResult,
     ProduceRequest,
     encode_produce_response,
-    parse_produce_request,
 )
 
 #: Errors that show that the known topic id or leaders are outdated.
@@ -78,10 +76,9 @@ class Completion:
         self._levels = levels
 
     def sent_produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
-        """Converts the appends of the fast path only if it is one of them: the others can then end there."""
         found = self._produce_of(pending)
         if found == (None, None):
-            self.convert_direct()
+            self._queue.take_over()
             found = self._produce_of(pending)
         return found
 
@@ -177,7 +174,6 @@ class Completion:
         for pending_response, deadline in list(self._queue.answer_by.items()):
             if deadline > now:
                 continue
-            self.convert_direct()
             del self._queue.answer_by[pending_response]
             produce = self._queue.in_flight[pending_response]
             self.stop_waiting(produce)
@@ -242,32 +238,18 @@ class Completion:
                 if produce.count_checked is not None:
                     produce.count_checked.in_doubt = True  # the sequencer may resend it
 
-    def convert_direct(self) -> None:
-        """Convert the appends that took the fast path to `ProduceExchange`s, like all others."""
-        found = False
-        for index, pending_response in enumerate(self._queue.from_upstream):
-            direct = pending_response.direct
-            if direct is None:
-                continue
-            found = True
-            request = parse_produce_request(direct.frame)
-            if request.api_version >= PRODUCE_BY_ID:
-                (topic,), name = request.topics, direct.pending_appends[0].partition.topic
-                request = replace(request, topics=(replace(topic, name=name),))
-            produce = ProduceExchange(request, starts_at=direct.starts_at, answer_by=direct.answer_by)
-            produce.pending_appends = {pending.partition: pending for pending in direct.pending_appends}
-            produce.sent.update(produce.pending_appends)
-            pending_response.answer, pending_response.direct = Answer.MADE_HERE, None
-            self._queue.in_flight[pending_response] = produce
-            names: dict[UUID | None, str] = {each.topic_id: each.partition.topic for each in direct.pending_appends}
-            queried = set(produce.pending_appends)
-            self._queue.from_upstream[index] = self._forwarding.upstream_response(
+    def take_over(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        """Native code has sent the request, by topic id. From now on it ends here."""
+        queue, queried = self._queue, set(produce.pending_appends)
+        names = {pending.topic_id: pending.partition.topic for pending in produce.pending_appends.values()}
+        queue.to_client.append(pending_response)
+        queue.from_upstream.append(
+            self._forwarding.upstream_response(
                 pending_response, produce, self._answered, version=PRODUCE_BY_ID, names=names, queried=queried
             )
-        if found:
-            # In-doubt appends are resolved in the order in which they are reported: if a successor came first, its
-            # lookup would miss its predecessor, which is only about to be resent.
-            self._queue.in_flight = dict(sorted(self._queue.in_flight.items(), key=lambda item: item[1].starts_at))
+        )
+        queue.in_flight[pending_response] = produce
+        queue.answer_by[pending_response] = produce.answer_by
 
 
 def _for_names(result: PartitionResult) -> PartitionResult:

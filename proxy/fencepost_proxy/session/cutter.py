@@ -156,6 +156,15 @@ class FrameCutter:
             raise self._fault(f"a login token of {length} bytes: 0 to {bytes_max} are accepted")
         return length
 
+    @property
+    def unread(self) -> memoryview:
+        """At the start of a frame: the bytes that are there."""
+        return self._data[self._pos :]
+
+    def skip(self, byte_count: int) -> None:
+        """So many of `unread` were handled elsewhere."""
+        self._pos += byte_count
+
     def pass_frame(self, length: int, watch: Watch | None = None) -> None:
         self.state = CutterState.PASSING
         self._left = length + LENGTH_BYTES

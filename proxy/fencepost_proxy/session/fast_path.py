@@ -1,14 +1,12 @@
-"""The fast path: whole frames of the usual kind while nothing else is in progress.
+"""The fast path: whole frames that are relayed, while nothing else is in progress.
 
-Almost every request is only relayed, or appends a batch to each of some partitions of one checked topic, whose
-sequencers can admit them at once. Such frames are processed directly from the received bytes, and the bytes to write
-are returned: no events, no commands, no `ProduceExchange`. The same applies to their answers. Everything else is left
-to `Session.handle`, byte for byte; both paths have the same results (`tests/unit/test_fast_path.py`).
+Such frames are processed directly from the received bytes, and the bytes to write are returned: no events, no commands.
+The same applies to their answers. Native code, if it is there, does the same, and sends the appends that permits allow
+(`native_path.py`). Everything else is left to `Session.handle`, byte for byte; both paths have the same results
+(`tests/unit/test_fast_path.py`).
 
 The start of the last Produce request shows how to read the next one without a parser: same start, same topic
-(`Known`). Checked appends sent in this way are kept as `Direct` in their pending response. If their answer is the
-expected success, nothing else is needed. Otherwise, and before any event that concerns appends in flight,
-`Completion.convert_direct` converts them to the `ProduceExchange`s that the general path would have made.
+(`Known`).
 """
 
 from __future__ import annotations
@@ -16,34 +14,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from fencepost_policies.append import Refusal
-from fencepost_proxy.errors import LimitError
-from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.appends import make_pending_append, sent_batch
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
-from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
-from fencepost_proxy.session.drafts import due_by
-from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
-from fencepost_proxy.session.known import Known
+from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN
 from fencepost_proxy.session.native_path import NativePath
-from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
-from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.response_queue import relayed
-from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.node_endpoints import names_no_node
-from fencepost_proxy.wire.one_topic import (
-    encode_one_topic,
-    encode_one_topic_answer,
-    read_one_topic,
-    read_one_topic_answer,
-)
 from fencepost_proxy.wire.peeks import is_free_of, names_no_broker
-from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData, PartitionResult
-from fencepost_proxy.wire.records import Effort
 from fencepost_proxy.wire.throttle import NOT_THROTTLED, THROTTLED_AT, produce_throttle
 
 if TYPE_CHECKING:
@@ -55,13 +34,9 @@ _RESPONSE_PREFIX = struct.Struct(">ii")
 
 class FastPath:
     __slots__ = (
-        "_appends",
         "_from_upstream",
         "_holds",
         "_pipelines",
-        "_proofs",
-        "_queue",
-        "_sequencers",
         "_services",
         "_state",
         "_to_client",
@@ -70,15 +45,11 @@ class FastPath:
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
         self._services = core.state.services
-        self._sequencers = core.state.sequencers
         self._state = core.state
         self._holds = core.holds
         self._pipelines = core.pipelines
-        self._queue = core.queue
         self._to_client = core.queue.to_client
         self._from_upstream = core.queue.from_upstream
-        self._proofs = core.proofs
-        self._appends = appends
         self.native = NativePath(core, appends)
 
     def _may_take_up(self, now: float) -> bool:
@@ -112,7 +83,7 @@ class FastPath:
         """
         if not self._from_upstream:
             return self.native.awaits_appends
-        return self._from_upstream[0].inner or self._from_upstream[0].direct is not None
+        return self._from_upstream[0].inner
 
     @property
     def collecting_since(self) -> float | None:
@@ -167,13 +138,13 @@ class FastPath:
     def take_up(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
         """How many of the client's bytes are done with this call, and the bytes to write to the broker for them now.
 
-        They are whole requests that need no decoding, and checked appends that their sequencers admit at once. The rest
-        is for `handle(ClientBytes(rest))`. The bytes returned may be views into `data`.
+        They are whole requests that need no decoding. The rest is for `handle(ClientBytes(rest))`. The bytes returned
+        may be views into `data`.
         """
         out: list[bytes | memoryview] = []
         if not self._may_take_up(now):
             return 0, out
-        state, services, size, known = self._state, self._services, len(data), self._state.known
+        state, services, size = self._state, self._services, len(data)
         to_client, from_upstream = self._to_client, self._from_upstream
         at = passing_from = 0
         if self.native.connection is not None:
@@ -194,26 +165,10 @@ class FastPath:
                 if relayed_versions[2] and self._concerns_state_topic(data[at:end]):
                     break
                 pending_response = relayed(api_key, version, correlation_id)
-            elif api_key != PRODUCE or not _is_known(known, data[at:end], version) or not services.fresh(now):
-                break
-            elif not known.is_checked:
-                topic_end = at + LENGTH_BYTES + REQUEST_BYTES_MIN + len(known.prefix)
-                if not is_free_of(data, topic_end, version, services.shared_producer_ids):
-                    break
-                if services.policy(known.topic_name) is not None:
-                    break
+            elif api_key == PRODUCE and services.fresh(now) and self._may_relay_appends(data[at:end], version):
                 pending_response = relayed(PRODUCE, version, correlation_id)
             else:
-                frame = memoryview(bytes(data[at + LENGTH_BYTES : end]))
-                chunks = self._take_direct(frame, correlation_id, received + at + LENGTH_BYTES, now)
-                if chunks is None:
-                    break
-                if passing_from < at:
-                    out.append(data[passing_from:at])
-                out += chunks
-                passing_from = at = end
-                services.count_request(api_key, version)
-                continue
+                break
             to_client.append(pending_response)
             from_upstream.append(pending_response)
             services.count_request(api_key, version)
@@ -243,22 +198,13 @@ class FastPath:
                 break
             if pending_response is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
                 break
-            if pending_response.answer is Answer.DIRECT:
-                answer = self.end_direct(pending_response, data[at + LENGTH_BYTES : end], now)
-                if answer is None:
-                    break
-                if passing_from < at:
-                    out.append(data[passing_from:at])
-                out.append(answer)
-                passing_from = end
-            else:
-                throttled_at = THROTTLED_AT[pending_response.api_key][pending_response.version]
-                if throttled_at and data[at + throttled_at : at + throttled_at + 4] != NOT_THROTTLED:
-                    break
-                if pending_response.reserved_bytes or (
-                    pending_response.answer is not Answer.RELAYED and not _is_relayed(pending_response, data[at:end])
-                ):
-                    break
+            throttled_at = THROTTLED_AT[pending_response.api_key][pending_response.version]
+            if throttled_at and data[at + throttled_at : at + throttled_at + 4] != NOT_THROTTLED:
+                break
+            if pending_response.reserved_bytes or (
+                pending_response.answer is not Answer.RELAYED and not _is_relayed(pending_response, data[at:end])
+            ):
+                break
             del to_client[0], from_upstream[0]
             at = end
         if passing_from < at:
@@ -271,160 +217,20 @@ class FastPath:
                 out.append(made)
         return at, out
 
+    def _may_relay_appends(self, frame: memoryview, version: int) -> bool:
+        """Of a Produce request, with its length: it starts as the last one that was read, to a topic without checks."""
+        known = self._state.known
+        start = LENGTH_BYTES + REQUEST_BYTES_MIN
+        topic_end = start + len(known.prefix)
+        if known.is_checked or version != known.version or frame[start:topic_end] != known.prefix:
+            return False
+        if not is_free_of(frame, topic_end, version, self._services.shared_producer_ids):
+            return False
+        return self._services.policy(known.topic_name) is None
+
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)
         return any(mark in data for mark in self._services.state_topic_marks)
-
-    def _take_direct(
-        self, frame: memoryview, correlation_id: int, starts_at: int, now: float
-    ) -> list[bytes | memoryview] | None:
-        """Submit the checked appends of a request; returns what to send if all their sequencers admit them at once.
-
-        None: nothing has happened. `frame` is the request without its length, in memory that is not reused.
-        """
-        services, known = self._services, self._state.known
-        if self._queue.others_are_open or known.version < FLEXIBLE:
-            return None
-        batches = read_one_topic(frame, REQUEST_BYTES_MIN + len(known.prefix))
-        if batches is None or self._pipelines.failed or now >= self._state.login_ends:
-            return None
-        policy, topic_id = services.policy(known.topic_name), services.topic_id(known.topic_name)
-        if policy is None or policy.checks_count or policy.idempotence:
-            return None  # the fast path has no barriers and no idempotence levels
-        if topic_id is None or services.produce_version_max() < PRODUCE_BY_ID or not known.is_about(topic_id):
-            return None
-        if not services.reserve(len(frame)):
-            return None
-        taken = self._fitting(frame, batches, policy, now)
-        if taken is None:
-            services.release(len(frame))
-            return None
-        pending_appends, sent = [], []
-        for sequencer, pending in taken:
-            sequencer.take(pending, now)
-            pending.topic_id = topic_id
-            services.sequencer_waited(0.0)
-            pending_appends.append(pending)
-            sent.append((pending.partition.partition, *sent_batch(pending)))
-        pending_response = PendingResponse(PRODUCE, known.version, correlation_id, Answer.DIRECT)
-        pending_response.reserved_bytes = len(frame)
-        answer_by = self._queue.answer_by[pending_response] = due_by(now, known.timeout_ms)
-        topic_id_bytes = topic_id.bytes
-        pending_response.direct = Direct(pending_appends, frame, starts_at, answer_by, known.topic, topic_id_bytes)
-        self._to_client.append(pending_response)
-        self._from_upstream.append(pending_response)
-        return encode_one_topic(
-            correlation_id=correlation_id,
-            before_acks=known.before_acks,
-            timeout_ms=known.timeout_ms,
-            topic_id=topic_id_bytes,
-            batches=sent,
-        )
-
-    def _fitting(
-        self, frame: memoryview, batches: list[tuple[int, int, int]], policy: TopicPolicy, now: float
-    ) -> list[tuple[PartitionSequencer, PendingAppend]] | None:
-        """The appends with their sequencers; None if not all of them fit at once."""
-        services, topic = self._services, self._state.known.topic_name
-        draft = self._appends.drafts.draft(
-            policy, None, now, now + self._appends.barriers.wait_seconds(self._state.known.timeout_ms)
-        )
-        effort = Effort(services.read_here_bytes_max, HERE_STEPS_MAX)
-        fitting = []
-        for partition, start, end in batches:
-            key = TopicPartition(topic, partition)
-            sequencer = self._sequencers.sequencer(key)
-            if sequencer is None:
-                return None
-            records = frame[start:end]
-            try:
-                scan = read_batch(
-                    key,
-                    records,
-                    services.header_names,
-                    source_is_base=policy.source_is_base,
-                    fields=policy.fields,
-                    bytes_max=services.decompressed_bytes_max,
-                    effort=effort,
-                )
-            except LimitError:
-                return None
-            pending = make_pending_append(draft, key, PartitionData(partition, records, b""), scan)
-            if isinstance(pending, Refusal) or pending.append.copied_from is not None:
-                return None
-            pending.leader_epoch = services.leader_epoch(key)
-            if policy.policies and self._appends.drafts.refused_on_arrival(policy, pending.append, now) is not None:
-                return None
-            if not sequencer.may_take(pending, now):
-                return None
-            fitting.append((sequencer, pending))
-        return fitting
-
-    def end_direct(self, pending_response: PendingResponse, frame: memoryview, now: float) -> bytes | None:
-        """The answer to such appends, if all of it is the expected success. None: nothing has happened.
-
-        The caller removes the pending response from the queues.
-        """
-        direct = pending_response.direct
-        assert direct is not None
-        if pending_response.version < FLEXIBLE:
-            return None  # native code sent it
-        fields = read_one_topic_answer(frame, direct.topic_id, len(direct.pending_appends))
-        if fields is None:
-            return None
-        throttle, partitions = fields
-        if throttle:
-            return None
-        results = {
-            partition: PartitionResult(partition, error, base_offset, append_time, log_start)
-            for partition, error, base_offset, append_time, log_start, _ in partitions
-        }
-        completed = []
-        for pending in direct.pending_appends:
-            sequencer, result = self._sequencers.sequencer(pending.partition), results.get(pending.partition.partition)
-            if sequencer is None or result is None or not sequencer.may_complete(pending, result):
-                return None
-            completed.append((sequencer, pending, result))
-        for sequencer, pending, result in completed:
-            sequencer.complete(pending, result, now)
-            if pending.fence is None:
-                self._appends.levels.record_acknowledged(pending, result.base_offset)
-        self._proofs.may_write[direct.pending_appends[0].partition.topic] = now
-        del self._queue.answer_by[pending_response]
-        self._services.release(pending_response.reserved_bytes)
-        pending_response.reserved_bytes = 0
-        return encode_one_topic_answer(
-            correlation_id=pending_response.correlation_id,
-            topic=direct.topic,
-            partitions=[
-                (each.partition, each.base_offset, each.log_append_time_ms, each.log_start_offset)
-                for _, _, each in completed
-            ],
-            throttle=0,
-        )
-
-    def direct(self, frame: memoryview, now: float) -> bool:
-        """The fast path for a request that did not arrive in one piece."""
-        _, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
-        known = self._state.known
-        end = REQUEST_BYTES_MIN + len(known.prefix)
-        if not known.is_checked or version != known.version or frame[REQUEST_BYTES_MIN:end] != known.prefix:
-            return False
-        if self._holds.client_is_blocked(len(self._to_client)) or not self._services.fresh(now):
-            return False
-        starts_at = self._state.read_bytes - len(frame)
-        reserved, self._state.collecting_bytes = self._state.collecting_bytes, 0
-        self._services.release(reserved)
-        chunks = self._take_direct(frame, correlation_id, starts_at, now)
-        if chunks is not None:
-            self._services.forwarded(0.0)
-        else:
-            taken_back = self._services.reserve(reserved)
-            assert taken_back, "it was released a moment ago"
-            self._state.collecting_bytes = reserved
-            return False
-        self._queue.upstream_out += chunks
-        return True
 
 
 def _is_relayed(pending_response: PendingResponse, frame: memoryview) -> bool:
@@ -436,9 +242,3 @@ def _is_relayed(pending_response: PendingResponse, frame: memoryview) -> bool:
     if answer is Answer.RELAYED_UNTIL_BROKERS:
         return names_no_node(frame[LENGTH_BYTES:], pending_response.api_key, pending_response.version)
     return False
-
-
-def _is_known(known: Known, frame: memoryview, version: int) -> bool:
-    """Whether a Produce request, with its length, starts as the last one that was read."""
-    start = LENGTH_BYTES + REQUEST_BYTES_MIN
-    return version == known.version and frame[start : start + len(known.prefix)] == known.prefix

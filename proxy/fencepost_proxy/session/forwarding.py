@@ -40,8 +40,8 @@ class Forwarding:
                         pending.topic_id = topic.topic_id
             if produce.count_checked is not None:
                 produce.count_checked.was_sent()
-            self._queue.from_upstream.append(self.response_of_part(pending_response, produce, part, answered))
-            self._queue.upstream_out += encode_produce_request(part)
+            response = self.response_of_part(pending_response, produce, part, answered)
+            self._queue.send(response, *encode_produce_request(part))
 
     def response_of_part(
         self, pending_response: PendingResponse, produce: ProduceExchange, part: ProduceRequest, answered: Answered

@@ -7,6 +7,7 @@ over (`give_back`), as if `FastPath` had sent them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Check, Refusal
@@ -14,18 +15,20 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.appends import make_pending_append
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.cutter import FrameCutter
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.messages import Tick
 from fencepost_proxy.session.native_calls import Proxied
-from fencepost_proxy.session.pending_responses import Answer, Direct, PendingResponse
+from fencepost_proxy.session.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.node_endpoints import EndpointWalk
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
-from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData
+from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData, ProduceRequest, parse_produce_request
 
 if TYPE_CHECKING:
     import fencepost_native as native
@@ -55,6 +58,7 @@ class NativePath:
                 settings, core.state.connection, core.state.opened_at, core.proofs.may_write
             )
             self.connection.watches = self
+            core.queue.take_over = self.give_back_requests
 
     @property
     def waiting(self) -> int:
@@ -93,6 +97,16 @@ class NativePath:
             if not self.permit(now):
                 break
         return taken, out
+
+    def read_responses(self, cutter: FrameCutter, now: float) -> bytes | None:
+        """The next responses are to requests sent here: returns the answers. None: Python reads them."""
+        assert self.connection is not None
+        waiting = len(self.connection)
+        taken, made = self.connection.take_down(bytes(cutter.unread), now)
+        for _ in range(waiting - len(self.connection)):
+            self._services.answered(0.0)
+        cutter.skip(taken)
+        return made or b"" if taken else None
 
     def prepare(self) -> None:
         """Before `take_up` of the connection: pass on what is known."""
@@ -198,19 +212,20 @@ class NativePath:
         self.disarm()
         queue = self._queue
         for api_key, version, correlation_id, checked in self.connection.give_back():
-            if checked is not None:
-                known, grounds, frame, starts_at, answer_by, appends = checked
-                pending_response = PendingResponse(PRODUCE, version, correlation_id, Answer.DIRECT)
-                pending_response.reserved_bytes = len(frame)
-                pending_appends = [_taken_back(permit, number) for permit, number in appends]
-                pending_response.direct = Direct(
-                    pending_appends, memoryview(frame), starts_at, answer_by, known.topic, grounds.topic_id.bytes
-                )
-                queue.answer_by[pending_response] = answer_by
-            else:
+            if checked is None:
                 pending_response = relayed(api_key, version, correlation_id)
-            queue.to_client.append(pending_response)
-            queue.from_upstream.append(pending_response)
+                queue.to_client.append(pending_response)
+                queue.from_upstream.append(pending_response)
+                continue
+            frame, starts_at, answer_by, appends = checked
+            pending_response = PendingResponse(PRODUCE, version, correlation_id, Answer.MADE_HERE)
+            pending_response.reserved_bytes = len(frame)
+            pending_appends = [_taken_back(permit, number) for permit, number in appends]
+            request = _with_name(parse_produce_request(memoryview(frame)), pending_appends[0].partition.topic)
+            produce = ProduceExchange(request, starts_at=starts_at, answer_by=answer_by)
+            produce.pending_appends = {pending.partition: pending for pending in pending_appends}
+            produce.sent.update(produce.pending_appends)
+            self._appends.completion.take_over(pending_response, produce)
         self._take_over_streams()
 
     # ---- frames that are relayed as they arrive
@@ -272,6 +287,12 @@ class _Failed:
 
     def in_place(self, trailer: memoryview) -> memoryview:
         raise NotImplementedError
+
+
+def _with_name(request: ProduceRequest, topic_name: str) -> ProduceRequest:
+    """Of its only topic, which the client may have identified by id."""
+    (topic,) = request.topics
+    return replace(request, topics=(replace(topic, name=topic_name),))
 
 
 def _taken_back(permit: native.Permit, number: int) -> PendingAppend:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -50,20 +49,6 @@ class Answer(Enum):
     MADE_FROM_RESPONSE = auto()
     #: Made by the proxy alone.
     MADE_HERE = auto()
-    #: Checked appends that took the fast path (`PendingResponse.direct`); their answer does too if it is the front one.
-    DIRECT = auto()
-
-
-@dataclass(slots=True)
-class Direct:
-    """Checked appends that took the fast path: enough state to convert them to a `ProduceExchange`."""
-
-    pending_appends: list[PendingAppend]
-    frame: memoryview
-    starts_at: int
-    answer_by: float
-    topic: bytes
-    topic_id: bytes
 
 
 class PendingResponse:
@@ -75,7 +60,6 @@ class PendingResponse:
         "api_key",
         "chunks",
         "correlation_id",
-        "direct",
         "done",
         "inner",
         "on_response",
@@ -96,7 +80,6 @@ class PendingResponse:
         self.answered_at: float | None = None
         #: Sent by the proxy on behalf of another pending response; not a request of the client.
         self.inner = False
-        self.direct: Direct | None = None
         self.reserved_bytes = 0
         #: Failed appends that its answer reports. Until the client reads it, the appends that follow leave a gap.
         self.pipeline_keys: list[PipelineKey] = []

@@ -9,7 +9,6 @@ from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.control import ControlMessages
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.cutter import REQUEST_PREFIX, CutterState
-from fencepost_proxy.session.fast_path import FastPath
 from fencepost_proxy.session.known import known_start
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
 from fencepost_proxy.session.pending_responses import PendingResponse
@@ -32,7 +31,6 @@ class RequestReader:
         "_appends",
         "_control",
         "_draining",
-        "_fast_path",
         "_holds",
         "_in_progress",
         "_logins",
@@ -50,7 +48,6 @@ class RequestReader:
         control: ControlMessages,
         logins: Logins,
         appends: CheckedAppends,
-        fast_path: FastPath,
     ) -> None:
         self._services = core.state.services
         self._state = core.state
@@ -63,7 +60,6 @@ class RequestReader:
         self._logins = logins
         self._draining = core.draining
         self._appends = appends
-        self._fast_path = fast_path
 
     def pump(self, now: float) -> None:
         cutter = self._state.client
@@ -140,8 +136,7 @@ class RequestReader:
 
     def _relay(self, pending_response: PendingResponse, length: int, watch: ProducerIdWatch | None = None) -> None:
         self._state.client.pass_frame(length, watch)
-        self._queue.to_client.append(pending_response)
-        self._queue.from_upstream.append(pending_response)
+        self._queue.relay(pending_response)
 
     def _start_login(self, length: int, now: float) -> bool:
         """Wait until nothing is in progress: Kafka closes a connection that sends anything else during a login.
@@ -242,8 +237,7 @@ class RequestReader:
             return
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
         if api_key == PRODUCE:
-            if not self._fast_path.direct(frame, now):
-                self._in_progress.begin(self._appends.arrival.produce(frame))
+            self._in_progress.begin(self._appends.arrival.produce(frame))
         elif APIS[api_key].handling is Handling.ALONE:
             self._logins.request(api_key, version, correlation_id, frame)
         elif api_key == END_TXN:

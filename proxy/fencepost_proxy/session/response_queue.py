@@ -22,9 +22,10 @@ _NAME_BROKERS = {
 
 class ResponseQueue:
     """- `to_client`, `from_upstream` – the queues.
-    - `in_flight` – Produce requests with checked appends that are sent and not completely answered, but for those of
-      the fast path. `answer_by` – when the client must have an answer.
+    - `in_flight` – Produce requests with checked appends that are sent and not completely answered, but for those in
+      native code. `answer_by` – when the client must have an answer.
     - `client_out`, `upstream_out` – bytes to write at the end of the event.
+    - `take_over` – adds the requests that native code has sent. They come after those here, and before any other.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class ResponseQueue:
         "client_out",
         "from_upstream",
         "in_flight",
+        "take_over",
         "to_client",
         "upstream_out",
     )
@@ -51,6 +53,7 @@ class ResponseQueue:
         self.client_out: list[bytes | memoryview] = []
         self.upstream_out: list[bytes | memoryview] = []
         self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
+        self.take_over: Callable[[], None] = _nothing
 
     @property
     def empty(self) -> bool:
@@ -69,11 +72,19 @@ class ResponseQueue:
         released with it."""
         pending_response.reserved_bytes, self._state.collecting_bytes = self._state.collecting_bytes, 0
         if not silent:
+            self.take_over()
             self.to_client.append(pending_response)
 
-    def send(self, pending_response: PendingResponse, request: bytes | memoryview) -> None:
+    def relay(self, pending_response: PendingResponse) -> None:
+        """The client waits for Kafka's response to its request, which is sent unchanged."""
+        self.take_over()
+        self.to_client.append(pending_response)
         self.from_upstream.append(pending_response)
-        self.upstream_out.append(request)
+
+    def send(self, pending_response: PendingResponse, *request: bytes | memoryview) -> None:
+        self.take_over()
+        self.from_upstream.append(pending_response)
+        self.upstream_out += request
 
     def forward(self, pending_response: PendingResponse, request: bytes | memoryview) -> None:
         """The same, for a request of the client that did not wait."""
@@ -99,10 +110,11 @@ class ResponseQueue:
         self.send_waiting()
 
     def send_waiting(self) -> None:
+        if self._probes:
+            self.take_over()
         while self._probes and not self._state.streams_up:
             upstream, chunks = self._probes.pop(0)
-            self.from_upstream.append(upstream)
-            self.upstream_out += chunks
+            self.send(upstream, *chunks)
 
     # ---- answers
 
@@ -161,6 +173,10 @@ class ResponseQueue:
         if not self._state.client_closed:
             self._state.commands.append(ToClient(self.client_out))
         self.client_out = []
+
+
+def _nothing() -> None:
+    """Without native code."""
 
 
 def relayed_answer(api_key: int, version: int) -> Answer:

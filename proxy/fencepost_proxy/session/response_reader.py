@@ -8,7 +8,7 @@ from fencepost_proxy.errors import UpstreamProtocolError
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.cutter import INT32, CutterState
-from fencepost_proxy.session.fast_path import FastPath
+from fencepost_proxy.session.native_path import NativePath
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.steps import Steps
@@ -21,9 +21,9 @@ PRODUCED_HERE_BYTES_MAX = 1 << 16
 
 
 class ResponseReader:
-    __slots__ = ("_appends", "_fast_path", "_holds", "_in_progress", "_queue", "_services", "_state", "_threads")
+    __slots__ = ("_appends", "_holds", "_in_progress", "_native", "_queue", "_services", "_state", "_threads")
 
-    def __init__(self, core: Core, appends: CheckedAppends, fast_path: FastPath) -> None:
+    def __init__(self, core: Core, appends: CheckedAppends, native: NativePath) -> None:
         self._services = core.state.services
         self._state = core.state
         self._holds = core.holds
@@ -31,7 +31,7 @@ class ResponseReader:
         self._threads = core.threads
         self._in_progress = core.in_progress
         self._appends = appends
-        self._fast_path = fast_path
+        self._native = native
 
     def is_blocked(self) -> bool:
         """The next answer must wait: for an earlier one, for one that a thread works on, or for the quota."""
@@ -57,7 +57,7 @@ class ResponseReader:
 
         Not while a thread works: the client may be lost, and then nothing would release the reserved memory.
         """
-        a_sequencer_waits = any(each.inner or each.direct is not None for each in self._queue.from_upstream)
+        a_sequencer_waits = self._native.awaits_appends or any(each.inner for each in self._queue.from_upstream)
         if self._threads.answers or not a_sequencer_waits or not self._services.reserve(length):
             return False
         pending_response.reserved_bytes += length
@@ -79,6 +79,8 @@ class ResponseReader:
                 if frame is None:
                     break
                 self._collected(frame, now)
+            elif not self._queue.from_upstream and self._native.waiting and cutter.unread_bytes:
+                self._read_natively(now)
             else:
                 head = cutter.head()
                 if head is None:
@@ -103,6 +105,16 @@ class ResponseReader:
                 else:
                     cutter.collect_frame(length)
         cutter.save()
+
+    def _read_natively(self, now: float) -> None:
+        """The next response is to a request that native code has sent."""
+        state, made = self._state, None
+        if not (self._queue.to_client or state.closing or state.client_closed):
+            made = self._native.read_responses(state.upstream, now)
+        if made is None:
+            self._queue.take_over()
+        elif made:
+            self._queue.client_out.append(made)
 
     def _relay(self, pending_response: PendingResponse, length: int, view: memoryview) -> None:
         cutter, api_key, version = self._state.upstream, pending_response.api_key, pending_response.version
@@ -140,9 +152,6 @@ class ResponseReader:
         return pending_response
 
     def _collected(self, frame: memoryview, now: float) -> None:
-        if self._queue.from_upstream[0].answer is Answer.DIRECT:
-            self._collected_direct(frame, now)
-            return
         pending_response = self._queue.from_upstream.pop(0)
         self._holds.throttling.throttled(throttle_ms(frame, pending_response.api_key, pending_response.version))
         if not pending_response.inner:
@@ -160,17 +169,6 @@ class ResponseReader:
             self._in_progress.begin(self._end_with_own_addresses(pending_response, frame))
         else:
             self._queue.end(pending_response, [INT32.pack(len(frame)), frame])
-
-    def _collected_direct(self, frame: memoryview, now: float) -> None:
-        pending_response = self._queue.from_upstream[0]
-        answer = self._fast_path.end_direct(pending_response, frame, now)
-        if answer is None:
-            self._appends.completion.convert_direct()
-            self._collected(frame, now)
-        else:
-            del self._queue.from_upstream[0]
-            pending_response.answered_at = now
-            self._queue.end(pending_response, [answer])
 
     def _end_with_own_addresses(self, pending_response: PendingResponse, frame: memoryview) -> Steps[None]:
         large = len(frame) > PRODUCED_HERE_BYTES_MAX

@@ -70,7 +70,7 @@ class Sequencers(Protocol):
         """Whether the sequencer's admission is still valid."""
 
     def sequencer(self, partition: TopicPartition) -> PartitionSequencer | None:
-        """For the fast path: None if it was not used lately, or while calls are queued, which must not be overtaken."""
+        """For permits: None if it was not used lately, or while calls are queued, which must not be overtaken."""
 
 
 class Services(partition_counts.Services, Protocol):

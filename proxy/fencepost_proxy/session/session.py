@@ -113,10 +113,9 @@ class Session:
             logins=Logins(core),
             control=ControlMessages(core, appends=self._appends, rewriters=rewriters),
             appends=self._appends,
-            fast_path=self.fast_path,
         )
-        self._responses = ResponseReader(core, self._appends, self.fast_path)
         self._native = self.fast_path.native
+        self._responses = ResponseReader(core, self._appends, self._native)
         # Only to read, and without what native code has sent: requests of the client that are not answered yet, in
         # order; what Kafka will answer; when answers are due.
         self.requests = core.queue.to_client
@@ -210,6 +209,7 @@ class Session:
 
     def append_admitted(self, pending: PendingAppend, now: float) -> list[Command]:
         """The sequencer admits the append."""
+        self._native.give_back_requests()
         return self._process(now, self._appends.admission.admitted, pending, now)
 
     def append_completed(
@@ -220,16 +220,14 @@ class Session:
 
     def may_join(self, partition: TopicPartition, now: float) -> list[Command]:
         """The partition's sequencer permits what `Sequencers.join` requested."""
+        self._native.give_back_requests()
         return self._process(now, self._appends.joins.may_join, partition)
 
     def _process(self, now: float, process: Callable[..., None], *arguments: object) -> list[Command]:
         state = self.state
         state.now = now
         try:
-            if self._native.connection is not None and not self._native.is_early_tick(arguments[0], now):
-                collected = self._native.give_back()
-                if collected:
-                    self._event(ClientBytes(memoryview(collected)), now)
+            self._native.disarm()
             process(*arguments)
             self._resume(now)
         except ProtocolError as error:
@@ -245,6 +243,10 @@ class Session:
 
     def _event(self, event: Event, now: float) -> None:
         state = self.state
+        if not isinstance(event, UpstreamBytes | UpstreamPassed) and not self._native.is_early_tick(event, now):
+            collected = self._native.give_back()
+            if collected:
+                self._event(ClientBytes(memoryview(collected)), now)
         match event:
             case ClientBytes(data):
                 self._holds.made_here = 0
@@ -311,7 +313,9 @@ class Session:
             self._requests.pump(now)
             if not holds.client_paused:
                 state.commands.append(ReadClient(True))
-        if holds.draining_until is not None and self._core.draining.may_close(now):
+        if holds.draining_until is not None:
+            self._queue.take_over()
+        if self._core.draining.may_close(now):
             self._queue.close(holds.draining_because, hang_up=True)
         if state.client_closed and not (
             state.upstream_closed or self._queue.in_flight or holds.waiting_produce or self._core.threads.answers
@@ -336,7 +340,6 @@ class Session:
         self.state.client_closed = True
         self._lost_until = now + self.state.services.request_timeout_seconds
         if self._appends.made:
-            self._appends.completion.convert_direct()
             self._appends.admission.cancel_waiting()
         self._queue.client_lost()
 
@@ -345,11 +348,11 @@ class Session:
         state = self.state
         if state.upstream_closed:
             return
+        self._queue.take_over()
         if self._queue.from_upstream:
             self.state.services.upstream_lost()
         state.upstream_closed = True
         if self._appends.made:
-            self._appends.completion.convert_direct()
             # The client's connection may take long to close. An append admitted meanwhile would count as sent, and its
             # sequencer would wait indefinitely.
             self._appends.admission.cancel_waiting()
