@@ -10,7 +10,7 @@ from uuid import UUID
 from fencepost_policies.append import Append
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.permits import IssuedPermit, PermitTerms
-from fencepost_proxy.session import known
+from fencepost_proxy.session import request_template
 from fencepost_proxy.session.cutter import Watch
 from fencepost_proxy.session.native_calls import Proxied, Services, Watches
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -36,8 +36,8 @@ class Maker(Protocol):
 #: When, monotonic seconds; requests in progress that Python keeps; bytes of the client before.
 ReadUp = tuple[float, int, int]
 Fence = tuple[int, int, int, int]
-#: Known start, grounds, the request's frame with its length, partition, start and end of the batch there.
-Source = tuple[Known, Grounds, bytes, int, int, int]
+#: Template, topic settings, the request's frame with its length, partition, start and end of the batch there.
+Source = tuple[RequestTemplate, TopicSettings, bytes, int, int, int]
 #: Mode, offset, time of sending, leader epoch, alone, taken over.
 SentAs = tuple[int, int, float, int, bool, bool]
 Permitted = tuple[int, Source, SentAs, Fence | None]
@@ -50,11 +50,11 @@ TakenBack = tuple[
     list[Remembered],
     list[tuple[int, int, int]],
     list[Permitted | tuple[int, PendingAppend]],
-    Grounds | None,
+    TopicSettings | None,
 ]
-#: API key, version, correlation id; of appends: known start, grounds, frame, where it starts, when the answer is due,
-#: and the permit and number of each.
-GivenBack = tuple[int, int, int, tuple[bytes, int, float, list[tuple[Permit, int]]] | None]
+#: API key, version, correlation id; of appends: frame, where it starts, when the answer is due, and the
+#: permit and number of each.
+ReturnedRequest = tuple[int, int, int, tuple[bytes, int, float, list[tuple[Permit, int]]] | None]
 #: Whether anything was received, bytes of frames done with, received bytes that are not, bytes that could not be sent,
 #: errno of the other socket, errno of this one (0: the peer has closed).
 Pumped = tuple[bool, int, bytes | None, bytes | None, int | None, int | None]
@@ -104,7 +104,7 @@ class Settings:
         request and response seconds."""
 
 @final
-class Grounds:
+class TopicSettings:
     """What holds of a topic. Permits rely on `policy` and `topic_id` by identity."""
 
     def __new__(
@@ -116,18 +116,18 @@ class Grounds:
         source_is_base: bool,
         topic: bytes,
         cluster_id: bytes | None,
-    ) -> Grounds: ...
+    ) -> TopicSettings: ...
     @property
     def policy(self) -> TopicPolicy: ...
     @property
     def topic_id(self) -> UUID: ...
 
 @final
-class Known:
-    """See `session/known.py`. `maker`: makes the sequencer's objects for appends in flight."""
+class RequestTemplate:
+    """See `session/request_template.py`. `maker`: makes the sequencer's objects for appends in flight."""
 
-    grounds: Grounds | None
-    def __new__(cls, start: known.Known, maker: Maker) -> Known: ...
+    topic_settings: TopicSettings | None
+    def __new__(cls, start: request_template.RequestTemplate, maker: Maker) -> RequestTemplate: ...
     @property
     def timeout_ms(self) -> int: ...
     @property
@@ -170,11 +170,11 @@ class Connection:
     """The requests of one connection that need no decision.
 
     `due`: when the first answer to appends is due. `missing`: set if the last `take_up` stopped at an append without a
-    permit: its partitions, empty if `Known.grounds` do not hold. `watches`: None if Python relays frames that arrive in
-    pieces. `others_are_open`: Python waits for an answer to another request than Produce.
+    permit: its partitions, empty if `RequestTemplate.topic_settings` do not hold. `watches`: None if Python relays
+    frames that arrive in pieces. `others_are_open`: Python waits for an answer to another request than Produce.
     """
 
-    known: Known | None
+    template: RequestTemplate | None
     others_are_open: bool
     watches: Watches | None
     ticking: bool
@@ -191,7 +191,7 @@ class Connection:
     @property
     def collecting_since(self) -> float | None: ...
     def take_passing(self) -> tuple[Left | None, Left | None]:
-        """What Python relays from now on, after `give_back`: of the client's frame, and of the broker's."""
+        """What Python relays from now on, after `return_requests`: of the client's frame, and of the broker's."""
 
     @property
     def client_received_at(self) -> float: ...
@@ -208,11 +208,11 @@ class Connection:
     def pump_down(self, from_: int, to: int, limit: int, now: float) -> Pumped: ...
     def connect(self, proxied: Proxied) -> None: ...
     def disconnect(self) -> None: ...
-    def arm(self, client_fd: int, upstream_fd: int, login_ends: float, received: int) -> None: ...
-    def disarm(self) -> int | None: ...
+    def start_reading(self, client_fd: int, upstream_fd: int, login_ends: float, received: int) -> None: ...
+    def stop_reading(self) -> int | None: ...
     def client_readable(self) -> None: ...
     def upstream_readable(self) -> None: ...
-    def give_back(self) -> list[GivenBack]: ...
+    def return_requests(self) -> list[ReturnedRequest]: ...
 
 #: For each value 0 if it is null (None: none is), 64-bit offsets, and the bytes from the first offset to the last.
 Column = tuple[bytes | None, bytes, bytes]

@@ -9,11 +9,11 @@ use crate::batch::{self, HEADER_BYTES, Scan, Target};
 use crate::connection::{Checked, Connection, Sent};
 use crate::frame::Frame;
 use crate::framing::{LENGTH_BYTES, PRODUCE, REQUEST_BYTES_MIN, request_start};
-use crate::known::Known;
 use crate::output::Piece;
 use crate::permit::{AppendContext, Mode, Permit, Source};
 use crate::produce::{self, Batch};
-use crate::topic::Grounds;
+use crate::request_template::RequestTemplate;
+use crate::topic::TopicSettings;
 use crate::upward::{Idempotence, Services};
 
 /// Clients give up at their timeout; an unknown outcome is reported a little earlier.
@@ -33,7 +33,7 @@ impl Connection {
     pub fn append(
         &mut self,
         it: &Arriving<'_, '_>,
-        known_start: &Py<Known>,
+        shared_template: &Py<RequestTemplate>,
         frame: &[u8],
         collected: Option<&Arc<Frame>>,
         starts_at: i64,
@@ -43,24 +43,24 @@ impl Connection {
             return Ok(false);
         }
         let py = it.py();
-        let known = known_start.borrow(py);
+        let template = shared_template.borrow(py);
         let (_, version, correlation_id) = request_start(&frame[LENGTH_BYTES..]);
-        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len();
+        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + template.prefix.len();
         let Some(batches) = produce::read_request(frame, after_topic, version) else {
             return Ok(false);
         };
-        let Some(grounds) = it.grounds(&known)? else {
+        let Some(topic_settings) = it.topic_settings(&template)? else {
             self.missing = Some(Vec::new());
             return Ok(false);
         };
         let missing =
-            |batch: &&Batch| !known.permits.get(&batch.partition).is_some_and(|permit| permit.borrow(py).is_live());
+            |batch: &&Batch| !template.permits.get(&batch.partition).is_some_and(|permit| permit.borrow(py).is_live());
         let missing: Vec<i32> = batches.iter().filter(missing).map(|batch| batch.partition).collect();
         if !missing.is_empty() {
             self.missing = Some(missing);
             return Ok(false);
         }
-        let Some(admitted) = self.admit_all(frame, &batches, it, &known, grounds.get())? else {
+        let Some(admitted) = self.admit_all(frame, &batches, it, &template, topic_settings.get())? else {
             return Ok(false);
         };
         if collected.is_none() && !it.reserve(frame.len() - LENGTH_BYTES)? {
@@ -74,8 +74,8 @@ impl Connection {
             let Admitted { permit, scan, mode, at, header, context } = append;
             heads.push(produce::partition_head(batch.partition, batch.end - batch.start, &header));
             let source = Source {
-                known: known_start.clone_ref(py).into_any(),
-                grounds: grounds.clone_ref(py),
+                template: shared_template.clone_ref(py).into_any(),
+                topic_settings: topic_settings.clone_ref(py),
                 frame: Arc::clone(&frame),
                 partition: batch.partition,
                 start: batch.start,
@@ -87,11 +87,11 @@ impl Connection {
         let rest_bytes =
             batches.iter().zip(&heads).map(|(batch, head)| head.len() + batch.end - batch.start - HEADER_BYTES + 1);
         let rest_bytes = rest_bytes.sum::<usize>() + 2;
-        let topic_id = &grounds.get().topic_id_bytes;
+        let topic_id = &topic_settings.get().topic_id_bytes;
         let mut made = produce::request_head(
             correlation_id,
-            &known.before_acks,
-            known.timeout_ms,
+            &template.before_acks,
+            template.timeout_ms,
             topic_id,
             batches.len(),
             rest_bytes,
@@ -104,11 +104,11 @@ impl Connection {
         }
         made.extend_from_slice(&[0, 0]);
         out.push(Piece::Made(made));
-        let timeout_seconds = f64::from(known.timeout_ms.max(100)) / 1000.0;
+        let timeout_seconds = f64::from(template.timeout_ms.max(100)) / 1000.0;
         let checked = Checked {
-            known: known_start.clone_ref(py),
+            template: shared_template.clone_ref(py),
             frame,
-            grounds: grounds.clone_ref(py),
+            topic_settings: topic_settings.clone_ref(py),
             starts_at,
             answer_by: it.read.now + ANSWER_BY * timeout_seconds,
             appends,
@@ -123,8 +123,8 @@ impl Connection {
         frame: &[u8],
         batches: &[Batch],
         it: &Arriving<'_, '_>,
-        known: &Known,
-        grounds: &Grounds,
+        template: &RequestTemplate,
+        topic_settings: &TopicSettings,
     ) -> PyResult<Option<Vec<Admitted>>> {
         let (py, process) = (it.py(), it.process());
         let mut bytes_left = it.settings.read_bytes_max;
@@ -136,9 +136,12 @@ impl Connection {
             };
             bytes_left = left;
             let settings = it.settings;
-            let target =
-                Target { topic: &grounds.topic, partition: batch.partition, cluster_id: grounds.cluster_id.as_deref() };
-            let source_is_base = grounds.source_is_base;
+            let target = Target {
+                topic: &topic_settings.topic,
+                partition: batch.partition,
+                cluster_id: topic_settings.cluster_id.as_deref(),
+            };
+            let source_is_base = topic_settings.source_is_base;
             let Some(scan) = batch::scan(bytes, &settings.names, &target, settings.digest_seed, source_is_base) else {
                 return Ok(None);
             };
@@ -147,7 +150,7 @@ impl Connection {
             {
                 return Ok(None);
             }
-            let permit = known.permits[&batch.partition].clone_ref(py);
+            let permit = template.permits[&batch.partition].clone_ref(py);
             let context = AppendContext {
                 connection: self.connection,
                 opened_at: self.opened_at,
@@ -156,7 +159,7 @@ impl Connection {
                 instance_id: process.instance_id,
                 alone: process.alone,
                 taken_over: process.taken_over,
-                required: grounds.required,
+                required: topic_settings.required,
             };
             let Some((mode, at)) = permit.borrow_mut(py).admits(py, &scan, &context)? else {
                 return Ok(None);
@@ -180,7 +183,7 @@ impl Connection {
         now: f64,
     ) -> PyResult<Option<Vec<u8>>> {
         let Some((throttle, results)) =
-            produce::read_response(frame, &checked.grounds.get().topic_id_bytes, checked.appends.len())
+            produce::read_response(frame, &checked.topic_settings.get().topic_id_bytes, checked.appends.len())
         else {
             return Ok(None);
         };
@@ -204,9 +207,9 @@ impl Connection {
                 Idempotence(&idempotence).acknowledged(&partition, producer_id, last_offset)?;
             }
         }
-        let known = checked.known.borrow(py);
-        self.may_write.bind(py).set_item(&known.topic_name, now)?;
+        let template = checked.template.borrow(py);
+        self.may_write.bind(py).set_item(&template.topic_name, now)?;
         self.release(py, checked.frame.len() - LENGTH_BYTES)?;
-        Ok(Some(produce::response(known.version, correlation_id, &known.topic, &ordered, throttle)))
+        Ok(Some(produce::response(template.version, correlation_id, &template.topic, &ordered, throttle)))
     }
 }

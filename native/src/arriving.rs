@@ -5,12 +5,12 @@ use pyo3::Borrowed;
 use pyo3::prelude::*;
 
 use crate::framing::{LENGTH_BYTES, REQUEST_BYTES_MIN};
-use crate::known::Known;
 use crate::permit::Permit;
 use crate::process_state::{ProcessState, unreported};
 use crate::produce;
+use crate::request_template::RequestTemplate;
 use crate::settings::Settings;
-use crate::topic::Grounds;
+use crate::topic::TopicSettings;
 use crate::upward::Services;
 
 const PRODUCE_BY_ID: i64 = 13;
@@ -65,37 +65,37 @@ impl<'py> Arriving<'_, 'py> {
     }
 
     /// What the permits rely on, if it still holds.
-    pub fn grounds<'k>(&self, known: &'k Known) -> PyResult<Option<&'k Py<Grounds>>> {
-        let Some(grounds) = &known.grounds else {
+    pub fn topic_settings<'k>(&self, template: &'k RequestTemplate) -> PyResult<Option<&'k Py<TopicSettings>>> {
+        let Some(topic_settings) = &template.topic_settings else {
             return Ok(None);
         };
-        let holds = self.remembered(known, || {
-            let (held, topic) = (grounds.get(), &known.topic_name);
+        let holds = self.remembered(template, || {
+            let (held, topic) = (topic_settings.get(), &template.topic_name);
             Ok(self.services.policy(topic)?.is(&held.policy) && self.services.topic_id(topic)?.is(&held.topic_id))
         })?;
-        Ok((holds && self.process().produce_version_max >= PRODUCE_BY_ID).then_some(grounds))
+        Ok((holds && self.process().produce_version_max >= PRODUCE_BY_ID).then_some(topic_settings))
     }
 
     /// Whether a Produce request for a topic without checks may be relayed unread.
-    pub fn may_relay(&self, known: &Known, frame: &[u8], version: i16) -> PyResult<bool> {
-        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + known.prefix.len();
+    pub fn may_relay(&self, template: &RequestTemplate, frame: &[u8], version: i16) -> PyResult<bool> {
+        let after_topic = LENGTH_BYTES + REQUEST_BYTES_MIN + template.prefix.len();
         let Some(producer_ids) = produce::producer_ids(frame, after_topic, version) else {
             return Ok(false);
         };
         if producer_ids.iter().any(|id| self.process().producer_ids.contains(id)) {
             return Ok(false);
         }
-        self.is_unchecked(known)
+        self.is_unchecked(template)
     }
 
-    pub fn is_unchecked(&self, known: &Known) -> PyResult<bool> {
-        self.remembered(known, || Ok(self.services.policy(&known.topic_name)?.is_none()))
+    pub fn is_unchecked(&self, template: &RequestTemplate) -> PyResult<bool> {
+        self.remembered(template, || Ok(self.services.policy(&template.topic_name)?.is_none()))
     }
 
     /// What holds of its topic, asked only if it is not remembered.
-    fn remembered(&self, known: &Known, query: impl FnOnce() -> PyResult<bool>) -> PyResult<bool> {
+    fn remembered(&self, template: &RequestTemplate, query: impl FnOnce() -> PyResult<bool>) -> PyResult<bool> {
         let number = self.settings.remembered.number;
-        let remembered = known.holds(number);
+        let remembered = template.holds(number);
         if remembered && !self.settings.verifies() {
             return Ok(true);
         }
@@ -104,7 +104,7 @@ impl<'py> Arriving<'_, 'py> {
             return Err(unreported("a topic"));
         }
         if holds {
-            known.hold(number);
+            template.hold(number);
         }
         Ok(holds)
     }

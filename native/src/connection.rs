@@ -14,11 +14,11 @@ use pyo3::types::PyDict;
 use crate::collecting::Collecting;
 use crate::frame::Frame;
 use crate::framing::{LENGTH_BYTES, PRODUCE, REQUEST_BYTES_MIN};
-use crate::known::Known;
 use crate::passing::Passing;
 use crate::permit::Permit;
+use crate::request_template::RequestTemplate;
 use crate::settings::Settings;
-use crate::topic::Grounds;
+use crate::topic::TopicSettings;
 use crate::upward::Services;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -49,23 +49,23 @@ pub struct Sent {
 }
 
 pub struct Checked {
-    pub known: Py<Known>,
+    pub template: Py<RequestTemplate>,
     pub frame: Arc<Frame>,
-    pub grounds: Py<Grounds>,
+    pub topic_settings: Py<TopicSettings>,
     pub starts_at: i64,
     pub answer_by: f64,
     pub appends: Vec<(i32, Py<Permit>, u64)>,
 }
 
 /// Attributes: `due` – when the first answer is due, None without appends in flight. `missing` – set if the last call
-/// stopped at an append without a permit: its partitions, empty if `Known.grounds` do not hold.
+/// stopped at an append without a permit: its partitions, empty if `RequestTemplate.topic_settings` do not hold.
 #[pyclass(module = "fencepost_native")]
 pub struct Connection {
     pub settings: Py<Settings>,
     pub connection: i64,
     pub opened_at: f64,
     #[pyo3(get, set)]
-    pub known: Option<Py<Known>>,
+    pub template: Option<Py<RequestTemplate>>,
     pub queue: VecDeque<Sent>,
     #[pyo3(get)]
     pub missing: Option<Vec<i32>>,
@@ -140,11 +140,11 @@ impl Connection {
         Ok(())
     }
 
-    /// The known start of a Produce request, if this one starts so. `frame`: with its length.
-    pub fn matching(&self, py: Python<'_>, frame: &[u8], version: i16) -> Option<Py<Known>> {
-        let known = self.known.as_ref()?;
-        let it = known.borrow(py);
+    /// The template of a Produce request, if this one starts so. `frame`: with its length.
+    pub fn matching(&self, py: Python<'_>, frame: &[u8], version: i16) -> Option<Py<RequestTemplate>> {
+        let template = self.template.as_ref()?;
+        let it = template.borrow(py);
         let matches = it.version == version && frame[LENGTH_BYTES + REQUEST_BYTES_MIN..].starts_with(&it.prefix);
-        matches.then(|| known.clone_ref(py))
+        matches.then(|| template.clone_ref(py))
     }
 }

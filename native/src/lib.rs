@@ -11,7 +11,6 @@ mod encoding;
 mod fetch;
 mod frame;
 mod framing;
-mod known;
 mod layouts;
 mod memory;
 mod methods;
@@ -21,6 +20,7 @@ mod permit;
 mod process_state;
 mod produce;
 mod pump;
+mod request_template;
 mod requests;
 mod responses;
 mod settings;
@@ -35,13 +35,13 @@ const ALIGNMENT_MAX: usize = 16;
 const _: () = assert!(align_of::<settings::Settings>() <= ALIGNMENT_MAX);
 const _: () = assert!(align_of::<connection::Connection>() <= ALIGNMENT_MAX);
 const _: () = assert!(align_of::<permit::Permit>() <= ALIGNMENT_MAX);
-const _: () = assert!(align_of::<known::Known>() <= ALIGNMENT_MAX);
+const _: () = assert!(align_of::<request_template::RequestTemplate>() <= ALIGNMENT_MAX);
 
 #[pymodule]
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 9;
+    const INTERFACE: u32 = 10;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;
@@ -54,8 +54,6 @@ mod fencepost_native {
     #[pymodule_export]
     use crate::encoding::{batch, bodies, hash_sum, java_partitions};
     #[pymodule_export]
-    use crate::known::Known;
-    #[pymodule_export]
     use crate::layouts::element_ends;
     #[pymodule_export]
     use crate::memory::MemoryBudget;
@@ -64,7 +62,9 @@ mod fencepost_native {
     #[pymodule_export]
     use crate::process_state::changed;
     #[pymodule_export]
+    use crate::request_template::RequestTemplate;
+    #[pymodule_export]
     use crate::settings::{Settings, Shared};
     #[pymodule_export]
-    use crate::topic::Grounds;
+    use crate::topic::TopicSettings;
 }

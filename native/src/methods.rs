@@ -24,7 +24,7 @@ impl Connection {
             settings,
             connection,
             opened_at,
-            known: None,
+            template: None,
             queue: VecDeque::new(),
             missing: None,
             others_are_open: false,
@@ -139,7 +139,7 @@ impl Connection {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.settings)?;
-        visit.call(&self.known)?;
+        visit.call(&self.template)?;
         visit.call(&self.proxied)?;
         visit.call(&self.watches)
     }
@@ -152,17 +152,17 @@ impl Connection {
     fn disconnect(&mut self) {
         self.proxied = None;
         self.watches = None;
-        self.known = None;
+        self.template = None;
         self.reading = None;
     }
 
     /// From now on readable sockets are handled without Python, as long as everything is done with.
-    fn arm(&mut self, client_fd: RawFd, upstream_fd: RawFd, login_ends: f64, received: i64) {
+    fn start_reading(&mut self, client_fd: RawFd, upstream_fd: RawFd, login_ends: f64, received: i64) {
         self.reading = Some(NativeReading { client_fd, upstream_fd, login_ends, received });
     }
 
     /// Returns how many bytes the client has sent in total; None if it did not read.
-    fn disarm(&mut self) -> Option<i64> {
+    fn stop_reading(&mut self) -> Option<i64> {
         self.reading.take().map(|reading| reading.received)
     }
 
@@ -207,7 +207,7 @@ impl Connection {
 
     /// Removes all requests. Each: API key, version, correlation id, and for appends the frame, where it starts,
     /// when its answer is due, and for each append its permit and number there.
-    fn give_back<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+    fn return_requests<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         self.queue
             .drain(..)
             .map(|sent| {

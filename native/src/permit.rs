@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::batch::{Digest, Fence, Scan};
 use crate::frame::Frame;
 use crate::produce::Appended;
-use crate::topic::Grounds;
+use crate::topic::TopicSettings;
 use crate::upward::{Append, Issuer, PendingAppend, PermitTerms};
 
 const SEQUENCE_MODULUS: i64 = 1 << 31;
@@ -73,9 +73,9 @@ struct Permitted {
 
 /// Where the batch is in its request.
 pub struct Source {
-    /// The `Known` of its request: for Python.
-    pub known: Py<PyAny>,
-    pub grounds: Py<Grounds>,
+    /// The `RequestTemplate` of its request: for Python.
+    pub template: Py<PyAny>,
+    pub topic_settings: Py<TopicSettings>,
     /// With its length.
     pub frame: Arc<Frame>,
     pub partition: i32,
@@ -124,7 +124,7 @@ pub struct Permit {
     /// The next sequence of a producer whose batches are fenced; `None`: its batches keep their sequences.
     producers: HashMap<(i64, i16), Option<i32>>,
     pass_through: VecDeque<(i64, i16, i32)>,
-    last_grounds: Option<Py<Grounds>>,
+    last_topic_settings: Option<Py<TopicSettings>>,
     next_id: u64,
     /// The leader epoch, and when it was queried: `Remembered.number`.
     pub leader_epoch: (u64, i64),
@@ -136,7 +136,7 @@ pub struct Permit {
 impl Permit {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.issuer)?;
-        visit.call(&self.last_grounds)?;
+        visit.call(&self.last_topic_settings)?;
         self.kept.values().try_for_each(|pending| visit.call(pending))
     }
 
@@ -166,7 +166,7 @@ impl Permit {
             remembered: VecDeque::new(),
             producers: HashMap::new(),
             pass_through: VecDeque::new(),
-            last_grounds: None,
+            last_topic_settings: None,
             next_id: 0,
             leader_epoch: (0, -1),
             kept: HashMap::new(),
@@ -247,7 +247,8 @@ impl Permit {
                     let Permitted { fence, source, alone, taken_over, .. } = *permitted;
                     let fence = fence.map(|it| (it.producer_id, it.producer_epoch, it.base_sequence, it.instance_id));
                     let frame = PyBytes::new(py, &source.frame);
-                    let place = (source.known, source.grounds, frame, source.partition, source.start, source.end);
+                    let place =
+                        (source.template, source.topic_settings, frame, source.partition, source.start, source.end);
                     let sent = (each.mode as u8, each.at, each.sent_at, each.leader_epoch, alone, taken_over);
                     (each.id, place, sent, fence).into_pyobject(py)?.into_any()
                 }
@@ -255,7 +256,7 @@ impl Permit {
         }
         let confirmed = (self.confirmed_until, self.confirmed_since, self.confirmed_epoch);
         let log = (self.log_end, self.sequence_offset, self.end_as_of);
-        (log, confirmed, remembered, pass_through, in_flight, self.last_grounds.take()).into_pyobject(py)
+        (log, confirmed, remembered, pass_through, in_flight, self.last_topic_settings.take()).into_pyobject(py)
     }
 
     /// The sequencer's object for an append that was in flight when the permit was taken back.
@@ -401,7 +402,7 @@ impl Permit {
             return None;
         };
         let Permitted { scan, source, .. } = *permitted;
-        self.last_grounds = Some(source.grounds);
+        self.last_topic_settings = Some(source.topic_settings);
         if !first.mode.fenced() {
             return (scan.producer_id >= 0)
                 .then(|| (scan.producer_id, result.base_offset + i64::from(first.count) - 1));

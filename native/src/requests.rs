@@ -73,21 +73,21 @@ impl Connection {
                 }
                 self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
             } else if api_key == PRODUCE {
-                let Some(known) = self.matching(py, frame, version) else {
+                let Some(template) = self.matching(py, frame, version) else {
                     break;
                 };
                 if !it.process().fresh {
                     break;
                 }
-                if !known.borrow(py).is_checked {
-                    if !it.may_relay(&known.borrow(py), frame, version)? {
+                if !template.borrow(py).is_checked {
+                    if !it.may_relay(&template.borrow(py), frame, version)? {
                         break;
                     }
                     self.queue.push_back(Sent { api_key, version, correlation_id, checked: None });
                 } else {
                     relayed.end(at, end, out);
                     let starts_at = it.read.received + (taken.frames + LENGTH_BYTES) as i64;
-                    if !self.append(it, &known, frame, None, starts_at, out)? {
+                    if !self.append(it, &template, frame, None, starts_at, out)? {
                         relayed.from = at;
                         break;
                     }
@@ -144,15 +144,15 @@ impl Connection {
                 Passing::unwatched(left)
             }
             None if api_key == PRODUCE => {
-                let Some(known) = self.matching(py, rest, version) else {
+                let Some(template) = self.matching(py, rest, version) else {
                     return Ok(None);
                 };
-                let known = known.borrow(py);
-                if known.is_checked || !it.process().fresh || !it.is_unchecked(&known)? {
+                let template = template.borrow(py);
+                if template.is_checked || !it.process().fresh || !it.is_unchecked(&template)? {
                     return Ok(None);
                 }
                 let head = &rest[LENGTH_BYTES..rest.len().min(REQUEST_HEAD_BYTES)];
-                let topic_end = REQUEST_BYTES_MIN + known.prefix.len();
+                let topic_end = REQUEST_BYTES_MIN + template.prefix.len();
                 match Watches(watches.bind(py)).request_watch(head, topic_end, version)? {
                     Some(watch) => Passing::watched(left, watch)?,
                     None => return Ok(None),
@@ -179,13 +179,13 @@ impl Connection {
         if rest.len() >= whole || api_key != PRODUCE {
             return Ok(false);
         }
-        let Some(known) = self.matching(py, rest, version) else {
+        let Some(template) = self.matching(py, rest, version) else {
             return Ok(false);
         };
-        if !known.borrow(py).is_checked || self.waits_for_others() {
+        if !template.borrow(py).is_checked || self.waits_for_others() {
             return Ok(false);
         }
-        if it.grounds(&known.borrow(py))?.is_none() {
+        if it.topic_settings(&template.borrow(py))?.is_none() {
             self.missing = Some(Vec::new());
             return Ok(false);
         }
@@ -221,10 +221,10 @@ impl Connection {
     ) -> PyResult<Option<Collecting>> {
         let version = request_start(&complete.frame[LENGTH_BYTES..]).1;
         let frame = Arc::new(complete.frame);
-        let known = if is_free { self.matching(it.py(), &frame, version) } else { None };
-        if let Some(known) = known {
+        let template = if is_free { self.matching(it.py(), &frame, version) } else { None };
+        if let Some(template) = template {
             let starts_at = it.read.received + LENGTH_BYTES as i64;
-            if it.process().fresh && self.append(it, &known, &frame, Some(&frame), starts_at, out)? {
+            if it.process().fresh && self.append(it, &template, &frame, Some(&frame), starts_at, out)? {
                 return Ok(None);
             }
         }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 /// What holds of the topic: the permits rely on these objects, by identity.
 #[pyclass(module = "fencepost_native", frozen)]
-pub struct Grounds {
+pub struct TopicSettings {
     #[pyo3(get)]
     pub policy: Py<PyAny>,
     #[pyo3(get)]
@@ -18,7 +18,7 @@ pub struct Grounds {
 }
 
 #[pymethods]
-impl Grounds {
+impl TopicSettings {
     #[new]
     fn new(
         policy: Py<PyAny>,
@@ -30,6 +30,6 @@ impl Grounds {
         cluster_id: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let topic_id_bytes = topic_id_bytes.try_into().map_err(|_| PyValueError::new_err("a topic id has 16 bytes"))?;
-        Ok(Grounds { policy, topic_id, topic_id_bytes, required, source_is_base, topic, cluster_id })
+        Ok(TopicSettings { policy, topic_id, topic_id_bytes, required, source_is_base, topic, cluster_id })
     }
 }

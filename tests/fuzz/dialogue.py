@@ -472,7 +472,7 @@ class Dialogue:
         "proxy/fencepost_proxy/session/drafts.py",
         "proxy/fencepost_proxy/session/failed_pipelines.py",
         "proxy/fencepost_proxy/session/forwarding.py",
-        "proxy/fencepost_proxy/session/known.py",
+        "proxy/fencepost_proxy/session/request_template.py",
         "proxy/fencepost_proxy/session/read_holds.py",
         "proxy/fencepost_proxy/session/refusals.py",
         "proxy/fencepost_proxy/session/request_reader.py",

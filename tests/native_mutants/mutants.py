@@ -226,7 +226,7 @@ MUTANTS = [
         ),
         (
             "a policy is remembered after a change",
-            ("known.rs", "self.hold_as_of.load(Ordering::Relaxed) == number", "number > 0"),
+            ("request_template.rs", "self.hold_as_of.load(Ordering::Relaxed) == number", "number > 0"),
             ("arriving.rs", "if remembered && !self.settings.verifies() {", "if remembered {"),
         ),
         (

@@ -924,14 +924,14 @@ MUTANTS = (
         "unchecked-stays-unchecked",
         "a topic that was unchecked stays unchecked",
         ("config-changes",),
-        edit(FastPath, "_may_relay_appends", ("self._services.policy(known.topic_name) is None", "True")),
+        edit(FastPath, "_may_relay_appends", ("self._services.policy(template.topic_name) is None", "True")),
         rule="the current configs apply",
     ),
     Mutant(
         "any-topic-matches",
         "a request that starts like the previous one may name any topic",
         ("wide", "wide-required"),
-        edit(FastPath, "_may_relay_appends", ("frame[start:topic_end] != known.prefix", "False")),
+        edit(FastPath, "_may_relay_appends", ("frame[start:topic_end] != template.prefix", "False")),
         rule="the whole beginning identifies a request",
     ),
     Mutant(

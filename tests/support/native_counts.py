@@ -39,7 +39,12 @@ def count(services: Any, counts: Counter[str]) -> None:
     def connection(*arguments: Any) -> Any:
         return _Counted(module.Connection(*arguments), counts)
 
-    counted = SimpleNamespace(Connection=connection, Known=module.Known, Grounds=module.Grounds, Permit=module.Permit)
+    counted = SimpleNamespace(
+        Connection=connection,
+        RequestTemplate=module.RequestTemplate,
+        TopicSettings=module.TopicSettings,
+        Permit=module.Permit,
+    )
     services.native = counted, settings
 
 
@@ -110,10 +115,10 @@ class _Counted:
             self._counts["native: several partitions completed"] += appends > 1
         return taken
 
-    def give_back(self) -> Any:
+    def return_requests(self) -> Any:
         self._sent.clear()
         self._left = 0
-        returned = self._connection.give_back()
+        returned = self._connection.return_requests()
         self._counts["native: returned"] += sum(each[3] is not None for each in returned)
         return returned
 

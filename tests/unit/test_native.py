@@ -835,7 +835,7 @@ def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
             pump()
         connection = session.fast_path.native.connection
         assert connection is not None
-        starts = [checked[1] for *_, checked in connection.give_back() if checked is not None]
+        starts = [checked[1] for *_, checked in connection.return_requests() if checked is not None]
     assert starts == [first + 4, first + len(large) + 4, first + len(large + small) + 4]
 
 

@@ -362,16 +362,16 @@ def test_lost_upstream_leaves_nothing_to_wait_for() -> None:
 def test_fast_path_requires_a_proven_permission() -> None:
     talk = Proving(newest_produce=13)
     talk.appends(correlation=1)
-    assert talk.session.state.known.is_checked is False
+    assert talk.session.state.template.is_checked is False
     talk.rules(MAY)
     talk.commands.clear()
     talk.complete(talk.session._holds.waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)
-    assert talk.session.state.known.is_checked is True
+    assert talk.session.state.template.is_checked is True
     talk.session._core.proofs.record(TOPIC, MAY_NOT)
-    assert talk.session.state.known.is_checked is False
+    assert talk.session.state.template.is_checked is False
 
 
 # --- a login that ends while an append waits --------------------------------------------------------------------------

@@ -161,12 +161,12 @@ def _may_adopt(pending: PendingAppend) -> bool:
 
 
 def _take_back(permit: Permit, state: PartitionState) -> None:
-    log, confirmed, remembered, pass_through, in_flight, grounds = permit.take_back()
+    log, confirmed, remembered, pass_through, in_flight, topic_settings = permit.take_back()
     fence, appends = state.fence, state.appends
     fence.log_end, fence.sequence_offset, fence.end_as_of = log
     fence.confirmed_until, fence.confirmed_since, fence.confirmed_epoch = confirmed
-    if grounds is not None:
-        fence.check = grounds.policy.check
+    if topic_settings is not None:
+        fence.check = topic_settings.policy.check
     for at, record_count, digest, write_id, (producer_id, epoch, first), acknowledged in remembered:
         batch = AppendedBatch(at, record_count, digest, write_id, -1, *acknowledged)
         state.retries.remember(batch, (producer_id, epoch), first)

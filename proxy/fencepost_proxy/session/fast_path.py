@@ -6,7 +6,7 @@ The same applies to their answers. Native code, if it is there, does the same, a
 (`tests/unit/test_fast_path.py`).
 
 The start of the last Produce request shows how to read the next one without a parser: same start, same topic
-(`Known`).
+(`RequestTemplate`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FastPath:
         return state.upstream.between_frames
 
     @property
-    def may_arm(self) -> bool:
+    def may_start_reading(self) -> bool:
         """Whether both directions need nothing of Python until something unusual arrives."""
         if self._to_client or self._from_upstream or self._pipelines.failed or self._holds.throttling.watched_until:
             return False
@@ -95,11 +95,11 @@ class FastPath:
         """By the session."""
         return self._holds.client_paused
 
-    def arm(self, client_fd: int, upstream_fd: int) -> None:
+    def start_reading(self, client_fd: int, upstream_fd: int) -> None:
         native = self.native
         assert native.connection is not None
         native.prepare()
-        native.connection.arm(client_fd, upstream_fd, self._state.login_ends, self._state.received_bytes)
+        native.connection.start_reading(client_fd, upstream_fd, self._state.login_ends, self._state.received_bytes)
 
     def pump_up(self, client_fd: int, upstream_fd: int, limit: int, now: float) -> Pumped | None:
         """Receive from the client, and send to the broker what needs no decision. None: not possible now."""
@@ -219,14 +219,14 @@ class FastPath:
 
     def _may_relay_appends(self, frame: memoryview, version: int) -> bool:
         """Of a Produce request, with its length: it starts as the last one that was read, to a topic without checks."""
-        known = self._state.known
+        template = self._state.template
         start = LENGTH_BYTES + REQUEST_BYTES_MIN
-        topic_end = start + len(known.prefix)
-        if known.is_checked or version != known.version or frame[start:topic_end] != known.prefix:
+        topic_end = start + len(template.prefix)
+        if template.is_checked or version != template.version or frame[start:topic_end] != template.prefix:
             return False
         if not is_free_of(frame, topic_end, version, self._services.shared_producer_ids):
             return False
-        return self._services.policy(known.topic_name) is None
+        return self._services.policy(template.topic_name) is None
 
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)

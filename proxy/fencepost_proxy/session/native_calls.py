@@ -120,7 +120,7 @@ class Append(Protocol):
 
 
 class RequestStart(Protocol):
-    """The start of a Produce request that Python has parsed: see `session.known.Known`."""
+    """The start of a Produce request that Python has parsed: see `session.request_template.RequestTemplate`."""
 
     @property
     def version(self) -> int: ...

@@ -1,7 +1,7 @@
 """The fast path in native code (`fencepost_native`): whole frames that are relayed, and appends that permits allow.
 
 Its requests in progress follow those in the session's queues. Before the session processes anything else it takes them
-over (`give_back`), as if `FastPath` had sent them.
+over (`return_all`), as if `FastPath` had sent them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.cutter import FrameCutter
 from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
-from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.messages import Tick
 from fencepost_proxy.session.native_calls import Proxied
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
+from fencepost_proxy.session.request_template import NO_TEMPLATE
 from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import fencepost_native as native
 
 Reader = Callable[[], None]
-#: First the grounds of a topic, then the permits of its partitions.
+#: First the settings of a topic, then the permits of its partitions.
 _TRIES = 3
 
 
 class NativePath:
     """`connection`: None without the native module."""
 
-    __slots__ = ("_appends", "_known", "_native", "_queue", "_sequencers", "_services", "_state", "connection")
+    __slots__ = ("_appends", "_native", "_queue", "_sequencers", "_services", "_state", "_template", "connection")
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
         self._state = core.state
@@ -49,7 +49,7 @@ class NativePath:
         self._sequencers = core.state.sequencers
         self._queue = core.queue
         self._appends = appends
-        self._known = NOTHING_KNOWN
+        self._template = NO_TEMPLATE
         self.connection: native.Connection | None = None
         if services.native is not None:
             module, settings = services.native
@@ -58,7 +58,7 @@ class NativePath:
                 settings, core.state.connection, core.state.opened_at, core.proofs.may_write
             )
             self.connection.watches = self
-            core.queue.take_over = self.give_back_requests
+            core.queue.take_over = self.return_requests
 
     @property
     def waiting(self) -> int:
@@ -109,32 +109,32 @@ class NativePath:
         return made or b"" if taken else None
 
     def prepare(self) -> None:
-        """Before `take_up` of the connection: pass on what is known."""
-        known = self._state.known
+        """Before `take_up` of the connection: pass on the template."""
+        template = self._state.template
         assert self.connection is not None
         self.connection.others_are_open = self._queue.others_are_open
-        if known is not self._known:
-            self._known = known
-            self.connection.known = self._native.Known(known, self)
+        if template is not self._template:
+            self._template = template
+            self.connection.template = self._native.RequestTemplate(template, self)
 
     def permit(self, now: float) -> bool:
         """After it stopped: whether what it lacked is there now."""
         assert self.connection is not None
-        missing, known = self.connection.missing, self.connection.known
-        if missing is None or known is None:
+        missing, template = self.connection.missing, self.connection.template
+        if missing is None or template is None:
             return False
         if not missing:
-            known.grounds = self._grounds(known.topic_name)
-            return known.grounds is not None
+            template.topic_settings = self._topic_settings(template.topic_name)
+            return template.topic_settings is not None
         for partition in missing:
-            sequencer = self._sequencers.sequencer(TopicPartition(known.topic_name, partition))
+            sequencer = self._sequencers.sequencer(TopicPartition(template.topic_name, partition))
             permit = None if sequencer is None else sequencer.issued.issue(self._native.Permit, now)
             if permit is None:
                 return False
-            known.permit(partition, permit)
+            template.permit(partition, permit)
         return True
 
-    def _grounds(self, topic: str) -> native.Grounds | None:
+    def _topic_settings(self, topic: str) -> native.TopicSettings | None:
         """None for a topic whose appends need more than its sequencer."""
         policy, topic_id = self._services.policy(topic), self._services.topic_id(topic)
         if policy is None or policy.check is Check.OFF or policy.checks_count or policy.idempotence:
@@ -143,10 +143,10 @@ class NativePath:
             return None
         if topic_id is None or self._services.produce_version_max() < PRODUCE_BY_ID:
             return None
-        if not self._known.is_about(topic_id):
+        if not self._template.is_about(topic_id):
             return None
         required = policy.check is Check.REQUIRED
-        grounds: native.Grounds = self._native.Grounds(
+        topic_settings: native.TopicSettings = self._native.TopicSettings(
             policy,
             topic_id,
             topic_id.bytes,
@@ -155,7 +155,7 @@ class NativePath:
             topic.encode(),
             self._services.header_names.cluster_id,
         )
-        return grounds
+        return topic_settings
 
     # ---- the sockets
 
@@ -193,25 +193,25 @@ class NativePath:
         due = self.connection.due
         return due is None or now < due
 
-    def disarm(self) -> None:
+    def stop_reading(self) -> None:
         """Python handles what comes next."""
-        received = None if self.connection is None else self.connection.disarm()
+        received = None if self.connection is None else self.connection.stop_reading()
         if received is not None:
             self._state.received_bytes = received
 
-    def give_back(self) -> bytes | None:
+    def return_all(self) -> bytes | None:
         """Returns the beginning of an incomplete request: the next bytes of the client."""
         if self.connection is None:
             return None
-        self.give_back_requests()
+        self.return_requests()
         return self.connection.take_collected()
 
-    def give_back_requests(self) -> None:
+    def return_requests(self) -> None:
         if self.connection is None:
             return
-        self.disarm()
+        self.stop_reading()
         queue = self._queue
-        for api_key, version, correlation_id, checked in self.connection.give_back():
+        for api_key, version, correlation_id, checked in self.connection.return_requests():
             if checked is None:
                 pending_response = relayed(api_key, version, correlation_id)
                 queue.to_client.append(pending_response)
@@ -259,16 +259,16 @@ class NativePath:
         self, source: native.Source, sent_at: float, *, alone: bool, taken_over: bool
     ) -> PendingAppend:
         """The sequencer's object for an append that was sent by permission."""
-        known, grounds, frame, partition, start, end = source
-        deadline = sent_at + self._appends.barriers.wait_seconds(known.timeout_ms)
-        draft = self._appends.drafts.draft(grounds.policy, None, sent_at, deadline)
+        template, topic_settings, frame, partition, start, end = source
+        deadline = sent_at + self._appends.barriers.wait_seconds(template.timeout_ms)
+        draft = self._appends.drafts.draft(topic_settings.policy, None, sent_at, deadline)
         pending = make_pending_append(
             draft,
-            TopicPartition(known.topic_name, partition),
+            TopicPartition(template.topic_name, partition),
             PartitionData(partition, memoryview(frame)[start:end], b""),
         )
         assert not isinstance(pending, Refusal)
-        pending.alone, pending.taken_over, pending.topic_id = alone, taken_over, grounds.topic_id
+        pending.alone, pending.taken_over, pending.topic_id = alone, taken_over, topic_settings.topic_id
         return pending
 
 

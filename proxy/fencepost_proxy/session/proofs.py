@@ -26,8 +26,8 @@ from functools import partial
 from uuid import UUID
 
 from fencepost_proxy.errors import Error, UpstreamProtocolError
-from fencepost_proxy.session.known import NOTHING_KNOWN
 from fencepost_proxy.session.pending_responses import inner_response
+from fencepost_proxy.session.request_template import NO_TEMPLATE
 from fencepost_proxy.session.response_queue import ResponseQueue
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.session.steps import Resume, Steps, Wait
@@ -89,13 +89,13 @@ class Proofs:
         if error_code not in PROVES_NOTHING:
             self.may_write[topic] = self._state.now
         elif error_code == Error.TOPIC_AUTHORIZATION_FAILED and self.may_write.pop(topic, None) is not None:
-            self._state.known = NOTHING_KNOWN
+            self._state.template = NO_TEMPLATE
 
     def forget(self) -> None:
         """The client logs in, perhaps again: its permissions are unknown until that is done."""
         if self.may_write:
             self.may_write.clear()
-            self._state.known = NOTHING_KNOWN
+            self._state.template = NO_TEMPLATE
         self.may_use = None
 
     def prove_use(self, transactional_id: str, correlation_id: int, client_id: str | None) -> Steps[bool]:

@@ -9,10 +9,10 @@ from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.control import ControlMessages
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.cutter import REQUEST_PREFIX, CutterState
-from fencepost_proxy.session.known import known_start
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
 from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
+from fencepost_proxy.session.request_template import template_of
 from fencepost_proxy.session.response_queue import relayed
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
@@ -227,8 +227,8 @@ class RequestReader:
         return True
 
     def _record_known(self, version: int, head: memoryview, peek: ProducePeek, *, is_checked: bool) -> None:
-        known = known_start(version, bytes(head[:_PEEK_BYTES_MAX]), peek, is_checked=is_checked)
-        self._state.known = known or self._state.known
+        template = template_of(version, bytes(head[:_PEEK_BYTES_MAX]), peek, is_checked=is_checked)
+        self._state.template = template or self._state.template
 
     def _request(self, frame: memoryview, now: float) -> None:
         """A whole request, or a login token."""

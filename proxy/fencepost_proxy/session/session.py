@@ -136,7 +136,7 @@ class Session:
     @property
     def unanswered(self) -> list[int]:
         """The API keys of the requests whose client waits for an answer."""
-        self._native.give_back_requests()
+        self._native.return_requests()
         return [pending_response.api_key for pending_response in self._queue.to_client]
 
     @property
@@ -160,7 +160,7 @@ class Session:
 
     @property
     def begun(self) -> BegunAppends:
-        self._native.give_back_requests()
+        self._native.return_requests()
         return BegunAppends(self._core, self._appends)
 
     @property
@@ -209,7 +209,7 @@ class Session:
 
     def append_admitted(self, pending: PendingAppend, now: float) -> list[Command]:
         """The sequencer admits the append."""
-        self._native.give_back_requests()
+        self._native.return_requests()
         return self._process(now, self._appends.admission.admitted, pending, now)
 
     def append_completed(
@@ -220,14 +220,14 @@ class Session:
 
     def may_join(self, partition: TopicPartition, now: float) -> list[Command]:
         """The partition's sequencer permits what `Sequencers.join` requested."""
-        self._native.give_back_requests()
+        self._native.return_requests()
         return self._process(now, self._appends.joins.may_join, partition)
 
     def _process(self, now: float, process: Callable[..., None], *arguments: object) -> list[Command]:
         state = self.state
         state.now = now
         try:
-            self._native.disarm()
+            self._native.stop_reading()
             process(*arguments)
             self._resume(now)
         except ProtocolError as error:
@@ -244,7 +244,7 @@ class Session:
     def _event(self, event: Event, now: float) -> None:
         state = self.state
         if not isinstance(event, UpstreamBytes | UpstreamPassed) and not self._native.is_early_tick(event, now):
-            collected = self._native.give_back()
+            collected = self._native.return_all()
             if collected:
                 self._event(ClientBytes(memoryview(collected)), now)
         match event:

@@ -9,9 +9,9 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.session.appends import refused
 from fencepost_proxy.session.cutter import REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN, CutterState, FrameCutter
-from fencepost_proxy.session.known import NOTHING_KNOWN, Known
 from fencepost_proxy.session.messages import Command, Count
 from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.request_template import NO_TEMPLATE, RequestTemplate
 from fencepost_proxy.session.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.api_versions import Software
@@ -34,7 +34,7 @@ class ConnectionState:
     - `now` – time of the current event. `received_bytes` – from the client, in total.
     - `collecting_bytes` – reserved for the client's frame that is being collected; `collecting_started` – when.
     - `silent_to` – end of the client's last streamed Produce with acks=0.
-    - `known` – the start of the client's last Produce request.
+    - `template` – the start of the client's last Produce request.
     - `login_ends` – from about then, Kafka closes at the next request.
     - `full` – see `Full`; the transport keeps it current, and sends a `Tick` then to a session that waits.
     """
@@ -51,7 +51,6 @@ class ConnectionState:
         "commands",
         "connection",
         "full",
-        "known",
         "local_host",
         "login_ends",
         "now",
@@ -62,6 +61,7 @@ class ConnectionState:
         "services",
         "silent_to",
         "software",
+        "template",
         "upstream",
         "upstream_closed",
     )
@@ -82,7 +82,7 @@ class ConnectionState:
         self.received_bytes = 0
         self.collecting_bytes = 0
         self.collecting_started = 0.0
-        self.known: Known = NOTHING_KNOWN
+        self.template: RequestTemplate = NO_TEMPLATE
         self.login_ends = float("inf")
         self.silent_to = -1
         self.full = 0

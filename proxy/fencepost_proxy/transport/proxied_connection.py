@@ -71,7 +71,7 @@ class _ConnectionSocket(ProxiedSocket):
     def _changed(self) -> None:
         session = self._proxied.session
         if session is not None:
-            session.fast_path.native.disarm()
+            session.fast_path.native.stop_reading()
 
     def _set_full(self, bit: int, *, full: bool) -> None:
         """So the session starts no request that would stand still."""
@@ -121,7 +121,7 @@ class _ConnectionSocket(ProxiedSocket):
             if pumped[1]:
                 self._count(pumped[1], monotonic() - now, abs(session.unanswered_count - waiting))
             self._left(pumped)
-        proxied.arm()
+        proxied.start_native_reading()
 
     def _left(self, pumped: Pumped) -> None:
         """What native code has read and is not done with."""
@@ -242,7 +242,7 @@ class ClientSocket(_ConnectionSocket):
         session, upstream = proxied.session, proxied.upstream
         assert session is not None
         assert upstream is not None
-        session.fast_path.native.disarm()
+        session.fast_path.native.stop_reading()
         waiting, received = session.unanswered_count, session.state.received_bytes
         taken, out = session.fast_path.take_up(data, now)
         if taken:
@@ -397,15 +397,15 @@ class ProxiedConnection:
         assert self.session is not None
         self.driver.keep_time(self.session)
 
-    def arm(self) -> None:
+    def start_native_reading(self) -> None:
         """From now on native code reads, if nothing here needs Python."""
         session, client, upstream = self.session, self.client, self.upstream
         if session is None or upstream is None:
             return
         if client.read_bytes_max or upstream.read_bytes_max or client.paused or upstream.paused:
             return
-        if client._may_pump(upstream) and upstream._may_pump(client) and session.fast_path.may_arm:
-            session.fast_path.arm(client._fd, upstream._fd)
+        if client._may_pump(upstream) and upstream._may_pump(client) and session.fast_path.may_start_reading:
+            session.fast_path.start_reading(client._fd, upstream._fd)
 
     def update_received_at(self) -> None:
         if self.session is not None and self.upstream is not None:

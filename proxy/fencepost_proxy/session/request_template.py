@@ -19,7 +19,7 @@ _FLEXIBLE_NO_TRANSACTIONAL_ID = b"\0\0"
 
 
 @value
-class Known:
+class RequestTemplate:
     """What the next request of the same client is likely to share, and its meaning.
 
     `prefix` – from the client id to the end of the only topic's name or id. `topic` – its end: the name with its
@@ -41,10 +41,10 @@ class Known:
 
 
 #: Equals no request.
-NOTHING_KNOWN = Known(-1, b"", b"", 0, "", b"", False)
+NO_TEMPLATE = RequestTemplate(-1, b"", b"", 0, "", b"", False)
 
 
-def known_start(version: int, head: bytes, peek: ProducePeek, *, is_checked: bool) -> Known | None:
+def template_of(version: int, head: bytes, peek: ProducePeek, *, is_checked: bool) -> RequestTemplate | None:
     """None if `head` is incomplete, or if a length is encoded longer than necessary."""
     if peek.end > len(head):
         return None
@@ -66,4 +66,4 @@ def known_start(version: int, head: bytes, peek: ProducePeek, *, is_checked: boo
         before_acks = head[REQUEST_BYTES_MIN:acks_at]
     _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, acks_at)
     prefix, topic = head[REQUEST_BYTES_MIN : peek.end], head[topic_at : peek.end]
-    return Known(version, prefix, before_acks, timeout_ms, peek.first_topic, topic, is_checked)
+    return RequestTemplate(version, prefix, before_acks, timeout_ms, peek.first_topic, topic, is_checked)

@@ -1,4 +1,4 @@
-//! What the next Produce request of a connection likely shares with its last one. See `session/known.py`.
+//! What the next Produce request of a connection likely shares with its last one. See `session/request_template.py`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,12 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::permit::Permit;
-use crate::topic::Grounds;
+use crate::topic::TopicSettings;
 use crate::upward::RequestStart;
 
 /// `maker`: makes the sequencer's objects for appends that are in flight when a permit is taken back.
 #[pyclass(module = "fencepost_native")]
-pub struct Known {
+pub struct RequestTemplate {
     pub version: i16,
     pub prefix: Vec<u8>,
     pub before_acks: Vec<u8>,
@@ -26,13 +26,13 @@ pub struct Known {
     #[pyo3(get)]
     pub maker: Py<PyAny>,
     #[pyo3(get, set)]
-    pub grounds: Option<Py<Grounds>>,
+    pub topic_settings: Option<Py<TopicSettings>>,
     pub permits: HashMap<i32, Py<Permit>>,
     /// When it was last known that they hold: `Remembered.number`. Without checks: that there are none.
     hold_as_of: AtomicU64,
 }
 
-impl Known {
+impl RequestTemplate {
     pub fn holds(&self, number: u64) -> bool {
         self.hold_as_of.load(Ordering::Relaxed) == number
     }
@@ -43,7 +43,7 @@ impl Known {
 }
 
 #[pymethods]
-impl Known {
+impl RequestTemplate {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.maker)?;
         self.permits.values().try_for_each(|permit| visit.call(permit))
@@ -52,7 +52,7 @@ impl Known {
     #[new]
     fn new(start: &Bound<'_, PyAny>, maker: Py<PyAny>) -> PyResult<Self> {
         let start = RequestStart(start);
-        Ok(Known {
+        Ok(RequestTemplate {
             version: start.version()?,
             prefix: start.prefix()?,
             before_acks: start.before_acks()?,
@@ -61,7 +61,7 @@ impl Known {
             topic: start.topic()?,
             is_checked: start.is_checked()?,
             maker,
-            grounds: None,
+            topic_settings: None,
             permits: HashMap::new(),
             hold_as_of: AtomicU64::new(0),
         })
