@@ -1,7 +1,7 @@
 """The fast path in native code (`fencepost_native`): whole frames that are relayed, and appends that permits allow.
 
-Its requests in progress follow those in the session's queues. Before the session processes anything else it takes them
-over (`return_all`), as if `FastPath` had sent them.
+Its requests in progress follow those in the session's queues. While Kafka answers those, they stay here. Before another
+request is added, and before any other event, they become ordinary ones (`return_requests`).
 """
 
 from __future__ import annotations
