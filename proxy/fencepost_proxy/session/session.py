@@ -243,8 +243,12 @@ class Session:
 
     def _event(self, event: Event, now: float) -> None:
         state = self.state
-        if not isinstance(event, UpstreamBytes | UpstreamPassed) and not self._native.is_early_tick(event, now):
-            collected = self._native.return_all()
+        native = self._native
+        # What Kafka answers to Python's requests, and most ticks, leave those in native code where they are.
+        if native.connection is not None and not (
+            isinstance(event, UpstreamBytes | UpstreamPassed) or native.is_early_tick(event, now)
+        ):
+            collected = native.return_all()
             if collected:
                 self._event(ClientBytes(memoryview(collected)), now)
         match event:
