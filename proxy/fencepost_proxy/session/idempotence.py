@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
-from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.barriers import Barriers
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.forwarding import Answered, Forwarding
@@ -100,13 +99,6 @@ class IdempotenceChecks:
             if produce.count_checked is not None:
                 produce.count_checked.was_sent()
             self._queue.send_between_frames(upstream, encode_produce_request(part))
-
-    def record_acknowledged(self, pending: PendingAppend, base_offset: int) -> None:
-        """For an append that kept its producer's id."""
-        append = pending.append
-        if append.producer_id >= 0:
-            last_offset = base_offset + append.record_count - 1
-            self._services.idempotence.acknowledged(pending.partition, append.producer_id, last_offset)
 
     def reported(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
         """Kafka's result, as reported to the client: 45 only if acknowledged records are lost.

@@ -79,11 +79,6 @@ class NativePath:
         """Their answers are due at some time."""
         return self.connection is not None and self.connection.awaits_appends
 
-    @property
-    def due(self) -> float | None:
-        """When the first answer to appends is due."""
-        return None if self.connection is None else self.connection.due
-
     def take_up(self, data: bytes, now: float) -> tuple[int, bytes]:
         """As `FastPath.take_up`. It stops at the first frame that is not for it."""
         connection, state, taken, out = self.connection, self._state, 0, b""

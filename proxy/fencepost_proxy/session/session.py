@@ -88,7 +88,6 @@ class Session:
         "_responses",
         "answer_by",
         "fast_path",
-        "requests",
         "sent",
         "state",
     )
@@ -116,9 +115,7 @@ class Session:
         )
         self._native = self.fast_path.native
         self._responses = ResponseReader(core, self._appends, self._native)
-        # Only to read, and without what native code has sent: requests of the client that are not answered yet, in
-        # order; what Kafka will answer; when answers are due.
-        self.requests = core.queue.to_client
+        # Only to read, and without what native code has sent: what Kafka will answer; when answers are due.
         self.sent = core.queue.from_upstream
         self.answer_by = core.queue.answer_by
         self._lost_until = float("inf")  # how long a lost client's appends are waited for
@@ -136,7 +133,7 @@ class Session:
     @property
     def unanswered(self) -> list[int]:
         """The API keys of the requests whose client waits for an answer."""
-        self._native.return_requests()
+        self._queue.take_over()
         return [pending_response.api_key for pending_response in self._queue.to_client]
 
     @property
@@ -160,7 +157,7 @@ class Session:
 
     @property
     def begun(self) -> BegunAppends:
-        self._native.return_requests()
+        self._queue.take_over()
         return BegunAppends(self._core, self._appends)
 
     @property
@@ -209,7 +206,7 @@ class Session:
 
     def append_admitted(self, pending: PendingAppend, now: float) -> list[Command]:
         """The sequencer admits the append."""
-        self._native.return_requests()
+        self._queue.take_over()
         return self._process(now, self._appends.admission.admitted, pending, now)
 
     def append_completed(
@@ -220,7 +217,7 @@ class Session:
 
     def may_join(self, partition: TopicPartition, now: float) -> list[Command]:
         """The partition's sequencer permits what `Sequencers.join` requested."""
-        self._native.return_requests()
+        self._queue.take_over()
         return self._process(now, self._appends.joins.may_join, partition)
 
     def _process(self, now: float, process: Callable[..., None], *arguments: object) -> list[Command]:
