@@ -57,10 +57,11 @@ def by_kafka_python(given: dict[str, Any]) -> dict[str, Any]:
     if given["mechanism"] == "OAUTHBEARER":
         settings["sasl_oauth_token_provider"] = _kafka_python_token(given["token"])
     observed: dict[str, Any] = {}
+    at_ms = int(time.time() * 1000)  # Kafka's retention deletes records of an older time within minutes
     for codec in given["codecs"]:
         producer = KafkaProducer(compression_type=None if codec == "none" else codec, **settings)
         sent = [
-            producer.send(topic, codec.encode(), b"k", [("h", b"v")], partition=0, timestamp_ms=number)
+            producer.send(topic, codec.encode(), b"k", [("h", b"v")], partition=0, timestamp_ms=at_ms + number)
             for number in range(_RECORDS)
         ]
         observed[codec] = [each.get(_SECONDS).offset for each in sent]
@@ -77,7 +78,8 @@ def by_kafka_python(given: dict[str, Any]) -> dict[str, Any]:
     producer.close()
     consumer = KafkaConsumer(topic, group_id=given["group"], auto_offset_reset="earliest", **settings)
     read: list[str] = []
-    while len(read) < _RECORDS * len(given["codecs"]):
+    deadline = time.monotonic() + _SECONDS
+    while len(read) < _RECORDS * len(given["codecs"]) and time.monotonic() < deadline:
         read += [each.value.decode() for batch in consumer.poll(1000).values() for each in batch]
     consumer.commit()
     consumer.close()
@@ -135,7 +137,7 @@ async def _by_aiokafka(given: dict[str, Any]) -> dict[str, Any]:
     )
     async with consumer:
         while "committed" not in read:
-            read.append((await consumer.getone()).value.decode())
+            read.append((await asyncio.wait_for(consumer.getone(), _SECONDS)).value.decode())
         await consumer.commit()
     return observed | {"group": read}
 
@@ -185,7 +187,8 @@ def by_confluent_kafka(given: dict[str, Any]) -> dict[str, Any]:
     consumer = Consumer({**settings, "group.id": given["group"], "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     read: list[str] = []
-    while "committed" not in read:
+    deadline = time.monotonic() + _SECONDS
+    while "committed" not in read and time.monotonic() < deadline:
         message = consumer.poll(1)
         if message is not None and message.error() is None:
             read.append(message.value().decode())
