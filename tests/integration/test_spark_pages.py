@@ -108,7 +108,7 @@ def test_quickstart_stream_writes_each_row_once(pages: Pages) -> None:
     (pages.home / "events" / "a").write_text("1\n2\n")
     pages.names["events"] = pages.spark.readStream.format("text").load(str(pages.home / "events"))
     for _ in range(2):
-        pages.run(QUICKSTART, "events.writeStream")
+        pages.run(QUICKSTART, "fencepost.spark.stream(events")
         pages.end_queries()
     assert pages.values("enriched") == Counter([b"1", b"2"])
 
@@ -134,8 +134,8 @@ def test_arranged_rows_are_written(pages: Pages) -> None:
     rows = pages.spark.range(50).selectExpr(
         "CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value", "id AS event_time"
     )
-    pages.names |= {"rows": rows, "options": pages.options("arranged", **{"sink.id": "arranged"})}
-    pages.run(PAGE, 'arrange(rows, partitions=4, order_by=["event_time"])')
+    pages.names |= {"rows": rows}
+    pages.run(PAGE, 'order_by=["event_time"]')
     assert pages.values("arranged") == Counter(b"%d" % number for number in range(50))
 
 
@@ -146,7 +146,6 @@ def test_change_feed_is_published_in_order(pages: Pages) -> None:
         for number in range(30)
     ]
     (pages.home / "feed" / "a.json").write_text("\n".join(map(json.dumps, reversed(changed))))
-    pages.names |= {"options": pages.options("changes")}
     feed = {
         'format("delta").option("readChangeFeed", "true").table("orders")': f'schema("{_CHANGES}").json('
         f'"{pages.home}/feed")'

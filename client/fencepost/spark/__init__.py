@@ -1,8 +1,8 @@
 """Exactly-once writes from Spark to Kafka: the format `fencepost`.
 
-    df.writeStream.format("fencepost").option("kafka.bootstrap.servers", PROXY).option("topic", "flights").option(
-        "sink.id", "flights-1"
-    ).option("checkpointLocation", …).start()
+    fencepost.spark.append(df, topic="flights", sink_id="flights-2013", bootstrap=PROXY)
+    writer = fencepost.spark.stream(df, topic="enriched", sink_id="enrich", bootstrap=PROXY)
+    writer.option("checkpointLocation", …).start()
 
 Requires `pip install fencepost[spark]` on the driver and all workers, and Spark 4.1 or later. No jar.
 """
@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from fencepost.spark.arranging import arrange
+from fencepost.spark.arranging import append, arrange, stream
 from fencepost.spark.datasource import FencepostDataSource
 from fencepost.spark.errors import LogRefused, SinkError
 from fencepost.spark.options import client_options
@@ -26,11 +26,13 @@ __all__ = [
     "FencepostDataSource",
     "LogRefused",
     "SinkError",
+    "append",
     "arrange",
     "client_options",
     "read_ordered",
     "register",
     "stated",
+    "stream",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Puts all rows of a Kafka partition into one task, in a given order."""
+"""Puts all rows of a Kafka partition into one task, in an order that depends on the data only, and writes them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,58 @@ from fencepost.spark.options import client_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: Columns of the sink; others are dropped after sorting.
 COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
 #: Partition count that the column `partition` was computed for.
 COUNT_COLUMN = "partition_count"
+
+
+def append(
+    df: DataFrame,
+    *,
+    topic: str,
+    sink_id: str,
+    bootstrap: str | None = None,
+    order_by: Sequence[str | Column] = (),
+    batch_id: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Append the rows to `topic`, each exactly once: all rows of a load, or with `batch_id` a micro-batch of
+    foreachBatch.
+
+    `bootstrap`: address of the proxy. `sink_id`: permanent name of the load or stream. `order_by`: order within a Kafka
+    partition. `options`: more options of the format, such as `kafka.security.protocol`. Raises SinkError, CannotReach,
+    and Spark's exceptions (`stated`).
+    """
+    chosen = _options(topic, sink_id, bootstrap, options)
+    rows = arrange(df, topic=topic, options=chosen, order_by=order_by)
+    writer = rows.write.format("fencepost").mode("append").options(**chosen)
+    if batch_id is not None:
+        writer = writer.option("batch.id", str(batch_id))
+    writer.save()
+
+
+def stream(
+    df: DataFrame,
+    *,
+    topic: str,
+    sink_id: str,
+    bootstrap: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataStreamWriter:
+    """A writer of the streaming rows to `topic`, each exactly once. Set its checkpointLocation and trigger, and start
+    it. Parameters and exceptions as for `append`."""
+    chosen = _options(topic, sink_id, bootstrap, options)
+    return arrange(df, topic=topic, options=chosen).writeStream.format("fencepost").options(**chosen)
+
+
+def _options(topic: str, sink_id: str, bootstrap: str | None, more: Mapping[str, str] | None) -> dict[str, str]:
+    chosen = {**(more or {}), "topic": topic, "sink.id": sink_id, "arranged": "true"}
+    if bootstrap is not None:
+        chosen["kafka.bootstrap.servers"] = bootstrap
+    return chosen
 
 
 def arrange(
@@ -39,8 +86,8 @@ def arrange(
     `partitions`: the topic's partition count; None reads that of `topic`, with `options` as for the sink. If the topic
     is expanded later, the sink fails and the query must be restarted.
 
-    `order_by`: a total order, so that a replay repeats it; without it the order is arbitrary. Not for streams, which
-    Spark does not sort: tasks then write rows in shuffle order.
+    `order_by`: rows that it leaves equal, or all rows without it, are sorted by a hash of their content, so that a
+    replay repeats the order. Not for streams, which Spark does not sort: tasks then write rows in shuffle order.
 
     The result has one task per partition; adaptive execution does not change that. Raises SinkError, CannotReach.
     """
@@ -59,7 +106,8 @@ def arrange(
         placed = sf.coalesce(sf.col("partition").cast("int"), placed)
     arranged = df.withColumn("partition", placed).repartitionById(partitions, sf.col("partition"))
     if not df.isStreaming:
-        arranged = arranged.sortWithinPartitions("partition", *order_by)
+        content = [name for name in COLUMNS if name in arranged.columns]
+        arranged = arranged.sortWithinPartitions("partition", *order_by, sf.xxhash64(*content), *content)
     elif order_by:
         raise SinkError("Spark cannot sort a stream (leave order_by out; rows are written in the order of their task)")
     kept = [name for name in COLUMNS if name in arranged.columns]
