@@ -38,6 +38,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/unit/spark_sink",
     ),
     ("client", "examples"): (
+        f"{_I}recipes",
         f"{_I}client_",
         f"{_I}transactional_writer",
         f"{_I}atomic_clients",

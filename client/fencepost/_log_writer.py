@@ -75,6 +75,12 @@ class LogWriterBase:
         """The offset after the last record read or appended; None before the first read."""
         return self._position.next_offset
 
+    def start_at(self, offset: int) -> None:
+        """Read from `offset` on, instead of the log start, as after loading a snapshot. Before the first read only."""
+        if self._position.next_offset is not None:
+            raise RuntimeError(f"{self.topic}-{self.partition}: reading has begun (create a new log writer)")
+        self._position.next_offset = offset
+
     def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 

@@ -257,6 +257,44 @@ class WriterFencedError(FencepostError):
         )
 
 
+class NotLeaderError(FencepostError):
+    """The append or claim was refused: another process leads the partition, or none that this one has read of.
+
+    `term`: of this process, None if it did not lead. `leader_term`, `leader`: of the newest claim that was read.
+
+    Action: stop acting as the leader, and follow: `read_to_end`. To lead again, `claim`.
+    """
+
+    def __init__(
+        self, topic: str, partition: int, term: int | None, leader_term: int | None, leader: str | None
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.term = term
+        self.leader_term = leader_term
+        self.leader = leader
+        found = "no claim was read" if leader_term is None else f"{leader!r} leads since offset {leader_term}"
+        ended = "this process does not lead" if term is None else f"the term {term} of this process is over"
+        super().__init__(f"{topic}-{partition}: {ended}: {found} (follow with read_to_end(); to lead, claim())")
+
+
+class ForeignRecordError(FencepostError):
+    """A record in a recipe's log does not follow its format: it was written without the recipe, or by a newer version.
+
+    Reading stops before it, so that no reader decides on a state that others do not have.
+
+    Action: upgrade this process, or remove the writer and repair the log by hand.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(
+            f"{topic}-{partition}: cannot use the record at offset {offset}: {why} (upgrade, or find its writer)"
+        )
+
+
 def _rebuild(cls: type[FencepostError], args: tuple[object, ...], state: dict[str, object]) -> FencepostError:
     error = cls.__new__(cls, *args)
     error.__dict__.update(state)

@@ -22,6 +22,8 @@ _STATED = {
     "event_sourcing.py": "RIGHT: every command is one event, on the version before it.\n",
     "kv_store.py": "EQUAL: both leaders and the replay have the requested values.\n",
     "partition_expansion.py": "3000 records of 20 keys read, 0 of them out of order\n",
+    "registry_two_masters.py": "RIGHT: two masters disagree with plain Kafka, and never with Registry.\n",
+    "stopped_leader.py": "Entries of the old leader after its successor's claim: 1 with plain Kafka, 0 with Leader.\n",
     "transfer.py": "CONSERVED: the balances equal the deposits.\n",
     "web_service.py": "RIGHT: no cart holds more than 5 items, and both servers show what the topic holds.\n",
 }

@@ -13,13 +13,13 @@ from fencepost import _steps as module
 
 
 class Readable(Protocol):
-    """`committed` – (value, write id) at an offset, None where no committed record is."""
+    """`committed` – the record at an offset or its value and write id, None where no committed record is."""
 
     rng: Random
 
     def something_happens(self) -> None: ...
     def stable(self, partition: int) -> int: ...
-    def committed(self, partition: int, offset: int) -> tuple[bytes, bytes] | None: ...
+    def committed(self, partition: int, offset: int) -> tuple[bytes, bytes] | LogRecord | None: ...
 
 
 class FakeConsumer:
@@ -50,8 +50,9 @@ class FakeConsumer:
             raise ConnectionError("no broker")
         at, self.position = self.position, self.position + 1
         found = self.log.committed(self.partition, at)
-        records = [] if found is None else [LogRecord(at, 0, None, found[0], (("fencepost-write-id", found[1]),))]
-        return records, self.position
+        if isinstance(found, tuple):
+            found = LogRecord(at, 0, None, found[0], (("fencepost-write-id", found[1]),))
+        return [] if found is None else [found], self.position
 
     def pause(self) -> None: ...
 

@@ -1,0 +1,122 @@
+"""What the recipes share: reading on, appending, and one method for the blocking clients and for aiokafka.
+
+A recipe is steps (`fencepost._steps`), written once. Its class for a client runs them: see `blocking` and `awaited`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from fencepost._log_writer import BlockingLogWriter, LogWriterBase
+from fencepost._steps import Closing, Steps, now, run, run_async
+from fencepost.errors import ForeignRecordError
+from fencepost.records import LogRecord, Record
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The header of each record that a recipe adds: its recipe, format version and kind, as in `leader/1 claim`.
+RECIPE = "fencepost-recipe"
+
+
+def blocking(steps: Callable[Concatenate[R, P], Steps[T]]) -> Callable[Concatenate[R, P], T]:
+    """The method of a blocking client's class."""
+
+    def call(recipe: R, /, *args: P.args, **options: P.kwargs) -> T:
+        result: T = run(getattr(recipe, steps.__name__)(*args, **options))
+        return result
+
+    return _named(call, steps)
+
+
+def awaited(steps: Callable[Concatenate[R, P], Steps[T]]) -> Callable[Concatenate[R, P], Coroutine[Any, Any, T]]:
+    """The method of aiokafka's class."""
+
+    async def call(recipe: R, /, *args: P.args, **options: P.kwargs) -> T:
+        result: T = await run_async(getattr(recipe, steps.__name__)(*args, **options))
+        return result
+
+    return _named(call, steps)
+
+
+def _named(call: F, steps: Callable[..., Any]) -> F:
+    functools.update_wrapper(call, steps)
+    call.__name__ = steps.__name__.lstrip("_")
+    return call
+
+
+class Recipe:
+    """A state machine over one log writer, which nothing else may use."""
+
+    #: Recipe and format version.
+    FORMAT: ClassVar[str]
+    #: The log writers of this class's client libraries.
+    WRITER: ClassVar[type[LogWriterBase]] = LogWriterBase
+
+    def __init__(self, log: LogWriterBase) -> None:
+        if not isinstance(log, self.WRITER):
+            other = "fencepost.recipes" if isinstance(log, BlockingLogWriter) else "fencepost.recipes.aiokafka"
+            raise TypeError(f"{type(self).__name__} of another client library (use that of {other})")
+        self._log = log
+        #: Monotonic seconds when the newest record was read.
+        self._changed: float | None = None
+        #: For how many seconds the log had no new record, as of the last read to its end. A failed read adds nothing.
+        self.silent_seconds = 0.0
+
+    def _read(self, apply: Callable[[LogRecord], Any]) -> Steps[None]:
+        """Call `apply(record)` for each unread record, and await a coroutine. A record whose call raises is read again.
+        Raises the errors of a log writer's loop: an unreadable log is never a silent one."""
+        begun, loop = now(), self._log.loop()
+        try:
+            while (item := (yield from loop.following())) is not None:
+                self._changed, self.silent_seconds = None, 0.0
+                result = apply(item.value)
+                if result is not None:
+                    yield result
+        finally:
+            del loop  # a traceback would keep it, and with it the use of the log
+        if self._changed is None:
+            self._changed = now()
+        self.silent_seconds = max(0.0, begun - self._changed)
+
+    def _write(self, records: Sequence[Record]) -> Steps[int]:
+        """One append at the offset that was read. Raises what LogWriter.append raises."""
+        offset: int = yield from LogWriterBase.append(self._log, records)
+        self._changed = now()
+        return offset
+
+    def _header(self, kind: str) -> tuple[str, bytes]:
+        return RECIPE, f"{self.FORMAT} {kind}".encode()
+
+    def _kind(self, record: LogRecord) -> str | None:
+        """The kind of a record of this recipe; None for other records. Raises ForeignRecordError for another format."""
+        stated = header_of(record, RECIPE)
+        if stated is None:
+            return None
+        form, _, kind = stated.decode(errors="replace").partition(" ")
+        if form.partition("/")[0] != self.FORMAT.partition("/")[0]:
+            return None
+        if form != self.FORMAT:
+            raise self._foreign(record, f"it has the format {form}, this library reads {self.FORMAT}")
+        return kind
+
+    def _foreign(self, record: LogRecord, why: str) -> ForeignRecordError:
+        return ForeignRecordError(self._log.topic, self._log.partition, record.offset, why)
+
+
+class BlockingRecipe(Recipe, Closing):
+    """Of kafka-python and confluent-kafka."""
+
+    WRITER = BlockingLogWriter
+
+    def close(self) -> None:
+        self._log.close()  # type: ignore[attr-defined]
+
+
+def header_of(record: LogRecord, name: str) -> bytes | None:
+    """The last header `name`."""
+    return next((value for key, value in reversed(record.headers) if key == name), None)

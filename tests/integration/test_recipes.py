@@ -1,0 +1,218 @@
+"""The recipes with each client library, while their processes are stopped and killed, and a proxy is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost import LogRecord
+from fencepost.kafka_python import LogReader
+from fencepost_dev.cluster import KafkaCluster
+from tests.support import clients
+from tests.support.clients import LIBRARIES
+from tests.support.docs import ROOT, blocks
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
+from tests.support.senders import free_proxy_port
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+CLAIM = ("fencepost-recipe", b"leader/1 claim")
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(
+        kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CHECKED_BY_NAME, port=free_proxy_port()
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    return clients.create_topic(proxy.bootstrap, unique_topic("required"))
+
+
+class Worker:
+    """A process of `tests.support.recipe_worker`. `outcomes` – what it printed."""
+
+    def __init__(self, recipe: str, library: str, bootstrap: str, topic: str, name: str) -> None:
+        command = [sys.executable, "-m", "tests.support.recipe_worker", recipe, library, bootstrap, topic, name]
+        self.name = name
+        self.outcomes: list[dict[str, Any]] = []
+        self.stopped = False
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed process
+                self.outcomes.append(json.loads(line))
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        self.stopped = True
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.stopped = False
+
+    def kill(self) -> str:
+        """Returns its stderr."""
+        self.process.kill()
+        _, errors = self._reader.join(), self.process.stderr
+        assert errors is not None
+        assert self.process.stdout is not None
+        with errors, self.process.stdout:
+            text = errors.read()
+        self.process.wait()
+        return text
+
+
+class Crew:
+    """Workers of one recipe, one for each library in turn, which `disturb` stops, kills and replaces."""
+
+    def __init__(self, recipe: str, proxy: ProxyProcess, topic: str, libraries: Sequence[str] = LIBRARIES) -> None:
+        self.rng = random.Random(seed := random.randrange(1 << 32))
+        print(f"seed {seed}")
+        self._recipe, self._proxy, self._topic = recipe, proxy, topic
+        self._libraries = cycle(libraries)
+        self.workers: list[Worker] = []
+        self.ended: list[Worker] = []
+        for _ in libraries:
+            self._start()
+
+    def _start(self) -> None:
+        library = next(self._libraries)
+        name = f"{library}-{len(self.workers) + len(self.ended)}"
+        self.workers.append(Worker(self._recipe, library, self._proxy.bootstrap, self._topic, name))
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        return [{"worker": each.name, **o} for each in (*self.ended, *self.workers) for o in list(each.outcomes)]
+
+    def wait_for(self, enough: Callable[[], bool], seconds: float = 240) -> None:
+        """Disturb until there is enough."""
+        give_up, kills = time.monotonic() + seconds, 0
+        while not enough():
+            assert time.monotonic() < give_up, self.outcomes()[-20:]
+            for worker in self.workers:
+                assert worker.process.poll() is None, self._end(worker)
+            time.sleep(self.rng.uniform(0.1, 0.5))
+            self._disturb(kills)
+            kills += 1
+
+    def _disturb(self, number: int) -> None:
+        worker = self.rng.choice(self.workers)
+        if number % 10 == 6:
+            self._proxy.kill()
+            self._proxy.restart()
+        elif number % 10 == 3:
+            self._end(worker)
+            self._start()
+        else:
+            worker.stop()
+            time.sleep(self.rng.uniform(0.2, 1.0))
+            worker.resume()
+
+    def _end(self, worker: Worker) -> str:
+        self.workers.remove(worker)
+        self.ended.append(worker)
+        return worker.kill()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in list(self.workers):
+            self._end(worker)
+
+
+def _in_log(kafka: KafkaCluster, topic: str) -> list[LogRecord]:
+    """Read from Kafka directly."""
+    with LogReader([(topic, 0)], bootstrap_servers=kafka.bootstrap) as log:
+        return [record for _, record in log]
+
+
+@pytest.mark.parametrize("takeovers", [30, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
+def test_no_record_of_an_old_leader_follows_a_claim(
+    takeovers: int, proxy: ProxyProcess, topic: str, kafka: KafkaCluster
+) -> None:
+    with Crew("leader", proxy, topic) as crew:
+        crew.wait_for(
+            lambda: sum("claimed" in outcome for outcome in crew.outcomes()) >= takeovers, 240 + 4 * takeovers
+        )
+        outcomes = crew.outcomes()
+    term, terms, appended, from_old = -1, 0, 0, []
+    for record in _in_log(kafka, topic):
+        if CLAIM in record.headers:
+            term, terms = record.offset, terms + 1
+        else:
+            appended += 1
+            assert record.value is not None
+            if int(record.value) != term:
+                from_old.append((record.offset, record.value, term))
+    deposed = sum(outcome.get("deposed") is not None for outcome in outcomes)
+    print(f"{terms} claims, {appended} records, {deposed} leaders deposed")
+    assert not from_old
+    assert terms >= takeovers
+    assert appended > terms / 2
+    assert deposed > takeovers / 4
+
+
+class _State:
+    def __init__(self) -> None:
+        self.applied: list[LogRecord] = []
+
+    def apply(self, record: LogRecord) -> None:
+        self.applied.append(record)
+
+
+PAGES = sorted(page for page in (ROOT / "docs" / "recipes").glob("*.md") if page.stem != "index")
+PRINTED: dict[str, list[str]] = {
+    "leader": [],
+    "registry": ['1 b\'{"type": "string"}\'', "None", "1"],
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_code_runs(
+    page: Path, proxy: ProxyProcess, unique_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    [code] = [block.text for block in blocks(page) if block.language == "python"]
+    assert len(code.splitlines()) <= 16
+    for name in sorted(set(re.findall(r'Log(?:Writer|Reader)\(\[?\(?"([\w-]+)"', code))):
+        code = code.replace(f'"{name}"', f'"{clients.create_topic(proxy.bootstrap, unique_topic("required"))}"')
+    exec(compile(code.replace("localhost:19092", proxy.bootstrap), str(page), "exec"), {"state": _State()})
+    assert capsys.readouterr().out.splitlines() == PRINTED[page.stem]
+
+
+def test_registry_gives_no_number_twice(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
+    with Crew("registry", proxy, topic) as crew:
+        crew.wait_for(lambda: len(crew.outcomes()) >= 300)
+        outcomes = crew.outcomes()
+    records = _in_log(kafka, topic)
+    assert [dict(each.headers)["fencepost-number"] for each in records] == [
+        b"%d" % (number + 1) for number in range(len(records))
+    ]
+    entries = {(each.key or b"").decode(): (at + 1, (each.value or b"").decode()) for at, each in enumerate(records)}
+    assert len(entries) == len(records) > 20
+    given = [outcome for outcome in outcomes if "name" in outcome]
+    assert len({outcome["worker"] for outcome in given}) >= len(LIBRARIES)
+    assert [each for each in given if entries[each["name"]] != (each["number"], each["value"])] == []
