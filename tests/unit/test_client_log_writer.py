@@ -10,6 +10,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from kafka.errors import KafkaError
 
 from fencepost import (
     AppendRefusedError,
@@ -26,7 +27,9 @@ from fencepost import (
 from fencepost._appending import Append, MaybeAppended
 from fencepost._checks import TopicFacts
 from fencepost._log_writer import BlockingLogWriter
+from fencepost.kafka_python import LogReader
 from tests.support.faulty_log import FakeConsumer, clock
+from tests.support.ports import free_ports_in_a_row
 
 __all__ = ["clock"]  # a fixture
 
@@ -320,3 +323,13 @@ def test_loop_after_close_raises() -> None:
     writer.close()
     with pytest.raises(RuntimeError, match="the log was closed"):
         next(records)
+
+
+def test_first_read_without_a_broker_raises_the_librarys_error() -> None:
+    """The consumer is created by the first read, and its creation fails."""
+    retry = RetryPolicy(attempt_seconds=0.1, total_seconds=0.2)
+    with (
+        LogReader([("t", 0)], bootstrap_servers=f"127.0.0.1:{free_ports_in_a_row(1)}", retry=retry) as log,
+        pytest.raises(KafkaError),
+    ):
+        log.read_to_end(lambda partition, record: None)

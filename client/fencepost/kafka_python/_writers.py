@@ -157,6 +157,7 @@ class _CommittedConsumer:
         return start, self._consumer.end_offsets([tp], self._timeout_ms)[tp]
 
     def exists(self, topic: str, partition: int) -> bool:
+        self.start()
         listed = topic in self._consumer.topics()  # also refreshes what the next method returns
         return listed and partition in self._consumer.partitions_for_topic(topic)
 
