@@ -31,6 +31,8 @@ from fencepost.errors import (
     FencepostError,
     ForeignRecordError,
     InDoubtError,
+    LockHeldError,
+    LockLostError,
     LogBusyError,
     NotAtEndError,
     NotLeaderError,
@@ -42,6 +44,7 @@ from fencepost.errors import (
     PositionLostError,
     TransactionAbortedError,
     TransactionConflictError,
+    VersionMismatchError,
     WriterFencedError,
 )
 from fencepost.expansions import PartitionExpansion, partition_expansions
@@ -59,6 +62,8 @@ __all__ = [
     "FencepostError",
     "ForeignRecordError",
     "InDoubtError",
+    "LockHeldError",
+    "LockLostError",
     "LogBusyError",
     "LogRecord",
     "NotAtEndError",
@@ -74,6 +79,7 @@ __all__ = [
     "RetryPolicy",
     "TransactionAbortedError",
     "TransactionConflictError",
+    "VersionMismatchError",
     "Waiting",
     "WriterFencedError",
     "jump_hash",

@@ -69,6 +69,8 @@ class LogWriterBase:
         use = Use(f"LogWriter of {topic}-{partition}", "a SharedLog for several tasks or threads")
         self._reading = Reading(consumer, retry, use)
         self.retry = retry
+        #: The `fencepost-write-id` of the last successful append.
+        self.last_write_id: bytes | None = None
 
     @property
     def next_offset(self) -> int | None:
@@ -76,10 +78,8 @@ class LogWriterBase:
         return self._position.next_offset
 
     def start_at(self, offset: int) -> None:
-        """Read from `offset` on, instead of the log start, as after loading a snapshot. Before the first read only."""
-        if self._position.next_offset is not None:
-            raise RuntimeError(f"{self.topic}-{self.partition}: reading has begun (create a new log writer)")
-        self._position.next_offset = offset
+        """Read from `offset` on. The caller's state is the one before that record, as after loading a snapshot."""
+        self._position.next_offset, self._position.at_end = offset, False
 
     def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
@@ -133,6 +133,7 @@ class LogWriterBase:
                 break
             yield Pause(pause)
         self._position.ended(append)
+        self.last_write_id = append.write_id
         return append.expected
 
 

@@ -278,6 +278,59 @@ class NotLeaderError(FencepostError):
         super().__init__(f"{topic}-{partition}: {ended}: {found} (follow with read_to_end(); to lead, claim())")
 
 
+class LockHeldError(FencepostError):
+    """Another process has the lock when the timeout of `acquire` ends, or was first each time.
+
+    `token`, `holder`: of the holder that was read last, None if there was none. Action: try later.
+    """
+
+    retriable = True
+
+    def __init__(self, topic: str, partition: int, token: int | None, holder: str | None) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.token = token
+        self.holder = holder
+        found = "other processes were first" if token is None else f"{holder!r} holds it with token {token}"
+        super().__init__(f"{topic}-{partition}: lock not acquired in time: {found} (try later)")
+
+
+class LockLostError(FencepostError):
+    """This process does not hold the lock, or no longer: another one acquired it after the lease had ended.
+
+    `token`, `holder`: of that one, None if unknown. Action: stop what the lock protects. To hold it again, `acquire`.
+    """
+
+    def __init__(self, topic: str, partition: int, token: int | None, holder: str | None) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.token = token
+        self.holder = holder
+        found = "it was not acquired" if token is None else f"{holder!r} acquired it with token {token}"
+        super().__init__(
+            f"{topic}-{partition}: this process does not hold the lock: {found} (stop what it protects, or acquire it)"
+        )
+
+
+class VersionMismatchError(FencepostError):
+    """The put or delete was refused: the key has another version than expected. Nothing was appended.
+
+    `expected`, `actual`: versions, -1 for an absent key. Action: get the key, decide again.
+    """
+
+    retriable = True
+
+    def __init__(self, topic: str, partition: int, key: str, expected: int, actual: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"{topic}-{partition}: key {key!r} has version {actual}, expected {expected} (get it, and decide again)"
+        )
+
+
 class ForeignRecordError(FencepostError):
     """A record in a recipe's log does not follow its format: it was written without the recipe, or by a newer version.
 

@@ -12,19 +12,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
 
 from fencepost import LogRecord
 from fencepost.kafka_python import LogReader
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES
 from tests.support.docs import ROOT, blocks
+from tests.support.linearizable import Call, violations
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.senders import free_proxy_port
 
@@ -187,14 +191,27 @@ class _State:
 PAGES = sorted(page for page in (ROOT / "docs" / "recipes").glob("*.md") if page.stem != "index")
 PRINTED: dict[str, list[str]] = {
     "leader": [],
+    "lock": ["True 0"],
+    "queue": [],
+    "table": [
+        "limit Entry(value=b'10', version=0)",
+        "limit Entry(value=b'20', version=1)",
+        "1 b'20'",
+    ],
     "registry": ['1 b\'{"type": "string"}\'', "None", "1"],
 }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_page_code_runs(
-    page: Path, proxy: ProxyProcess, unique_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+def test_page_code_runs(  # noqa: PLR0917 - fixtures
+    page: Path,
+    proxy: ProxyProcess,
+    unique_topic: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     [code] = [block.text for block in blocks(page) if block.language == "python"]
     assert len(code.splitlines()) <= 16
     for name in sorted(set(re.findall(r'Log(?:Writer|Reader)\(\[?\(?"([\w-]+)"', code))):
@@ -205,14 +222,83 @@ def test_page_code_runs(
 
 def test_registry_gives_no_number_twice(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
     with Crew("registry", proxy, topic) as crew:
-        crew.wait_for(lambda: len(crew.outcomes()) >= 300)
-        outcomes = crew.outcomes()
+        crew.wait_for(lambda: len(_given(crew)) >= 200 and len({each["library"] for each in _given(crew)}) == 3)
+        given = _given(crew)
     records = _in_log(kafka, topic)
     assert [dict(each.headers)["fencepost-number"] for each in records] == [
         b"%d" % (number + 1) for number in range(len(records))
     ]
     entries = {(each.key or b"").decode(): (at + 1, (each.value or b"").decode()) for at, each in enumerate(records)}
     assert len(entries) == len(records) > 20
-    given = [outcome for outcome in outcomes if "name" in outcome]
-    assert len({outcome["worker"] for outcome in given}) >= len(LIBRARIES)
     assert [each for each in given if entries[each["name"]] != (each["number"], each["value"])] == []
+
+
+def _given(crew: Crew) -> list[dict[str, Any]]:
+    return [{**each, "library": each["worker"].rpartition("-")[0]} for each in crew.outcomes() if "name" in each]
+
+
+def test_tokens_of_a_lock_are_never_given_twice(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
+    with Crew("lock", proxy, topic) as crew:
+        crew.wait_for(lambda: len(_tokens(crew)) > 8 and len({worker for worker, _ in _tokens(crew)}) > 1)
+        outcomes = [outcome for outcome in crew.outcomes() if "token" in outcome]
+    holders: defaultdict[int, set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        holders[outcome["token"]].add(outcome["worker"])
+    assert [(token, names) for token, names in holders.items() if len(names) > 1] == []
+    for worker in {outcome["worker"] for outcome in outcomes}:
+        tokens = [outcome["token"] for outcome in outcomes if outcome["worker"] == worker]
+        assert tokens == sorted(tokens)
+    stated = [json.loads(record.value or b"") for record in _in_log(kafka, topic)]
+    acquired = {at: each["holder"] for at, each in enumerate(stated) if "token" not in each}
+    assert {token: {acquired[token]} for token in holders} == holders
+
+
+def _tokens(crew: Crew) -> set[tuple[str, int]]:
+    return {(each["worker"], each["token"]) for each in crew.outcomes() if "token" in each}
+
+
+def test_history_of_a_table_is_linearizable(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
+    with Crew("table", proxy, topic) as crew:
+        crew.wait_for(lambda: sum("done" in outcome for outcome in crew.outcomes()) >= 400)
+        workers = [list(worker.outcomes) for worker in (*crew.ended, *crew.workers)]
+    history = [call for outcomes in workers for call in _calls(outcomes)]
+    assert violations(history) == []
+    changes = {call.changed: call.value for call in history if call.changed is not None}
+    in_log = {record.offset: record.value for record in _in_log(kafka, topic)}
+    assert {version: in_log.get(version) for version in changes} == changes
+    assert len(changes) > 50
+
+
+def _calls(outcomes: list[dict[str, Any]]) -> list[Call]:
+    calls: dict[int, Call] = {}
+    for outcome in outcomes:
+        if "number" in outcome:
+            calls[outcome["number"]] = Call(
+                outcome["key"], outcome["begin"], outcome["expected"], outcome["value"].encode()
+            )
+        elif "version" in outcome:
+            calls[outcome["done"]].put(outcome["version"], outcome["at"])
+        elif "observed" in outcome:
+            version, value = outcome["observed"]
+            calls[outcome["done"]].observe(version, None if value is None else value.encode(), outcome["at"])
+        elif outcome.get("undone") is not None:
+            del calls[outcome["undone"]]
+    return list(calls.values())
+
+
+def test_each_item_of_a_queue_has_one_result(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
+    items = clients.create_topic(proxy.bootstrap, f"items-{topic}")
+    count = 1500
+    with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        for number in range(count):
+            producer.send(items, b"%d" % number, partition=0)
+    with Crew("queue", proxy, topic) as crew:
+        crew.wait_for(lambda: sum(outcome.get("finished", 0) for outcome in crew.outcomes()) >= count * 0.95)
+        until(lambda: len(_results(kafka, topic)) == count, "all results")
+        outcomes = crew.outcomes()
+    assert _results(kafka, topic) == [b"result of %d" % number for number in range(count)]
+    assert len({outcome["worker"] for outcome in outcomes if "finished" in outcome}) > 1
+
+
+def _results(kafka: KafkaCluster, topic: str) -> list[bytes | None]:
+    return [record.value for record in _in_log(kafka, topic) if (record.value or b"").startswith(b"result")]

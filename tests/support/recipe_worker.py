@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from fencepost import FencepostError, NotLeaderError, Record, RetryPolicy
+from fencepost import FencepostError, NotLeaderError, Record, RetryPolicy, VersionMismatchError
 
 RETRY = RetryPolicy(attempt_seconds=5, total_seconds=60, pause_seconds=0.02, pause_seconds_max=0.5)
 
@@ -83,6 +83,7 @@ async def leader(library: Library, topic: str, name: str) -> None:
                 term = made.term
                 await of(made.append([Record(b"%d" % term)] * random.randint(1, 3)))
                 say(appended=term)
+                await asyncio.sleep(random.uniform(0, 0.05))  # without pauses, claims are refused most of the time
             elif random.random() < 0.3:
                 say(claimed=await of(made.claim()))
             else:
@@ -107,7 +108,78 @@ async def registry(library: Library, topic: str, name: str) -> None:
             say(failed=str(error))
 
 
-STORIES: dict[str, Callable[[Library, str, str], Awaitable[None]]] = {"leader": leader, "registry": registry}
+async def lock(library: Library, topic: str, name: str) -> None:
+    """Acquire, renew and release."""
+    made = await library.opened("Lock", partial(library.writer, topic), name, lease_seconds=1.0)
+    while True:
+        try:
+            token = await of(made.acquire(timeout_seconds=30))
+            for _ in range(random.randint(0, 4)):
+                say(token=token)
+                await asyncio.sleep(random.uniform(0, 0.2))
+                await of(made.renew())
+            if random.random() < 0.7:
+                await of(made.release())
+                await asyncio.sleep(random.uniform(0, 0.3))
+            else:
+                await asyncio.sleep(1.0)
+        except FencepostError as error:
+            say(failed=str(error))
+
+
+async def table(library: Library, topic: str, name: str) -> None:
+    """Put if version, delete and get. `begin`, `at`: when the call began and ended, on the machine's clock."""
+    made = await library.opened("Table", partial(library.writer, topic))
+    for number in itertools.count():
+        key, value = f"key-{random.randint(0, 2)}", f"{name} {number}"
+        known = made.entries.get(key)
+        expected = random.choice([None, -1 if known is None else known.version])
+        call: dict[str, Any] = {"key": key, "begin": time.monotonic(), "expected": expected}
+        say(**call, value=value, number=number)  # its outcome is unknown until it is printed
+        try:
+            if random.random() < 0.4:
+                entry = await of(made.get(key))
+                say(done=number, observed=[-1, None] if entry is None else [entry.version, entry.value.decode()])
+            else:
+                say(done=number, version=await of(made.put(key, value.encode(), expected)))
+        except VersionMismatchError as error:
+            say(done=number, observed=[error.actual, None])
+        except FencepostError as error:
+            say(failed=str(error), undone=number if error.outcome == "refused" else None)
+        await asyncio.sleep(random.uniform(0, 0.05))
+
+
+async def queue(library: Library, topic: str, name: str) -> None:
+    """Work off the items of the topic with `items-` before its name. Take over when the leader is silent."""
+    made = await library.opened(
+        "Queue", partial(library.reader, f"items-{topic}"), partial(library.writer, topic), name
+    )
+    while True:
+        try:
+            if made.term is not None:
+                items = await of(made.take(random.randint(1, 10)))
+                if items:
+                    await of(made.finish([Record(b"result of " + (item.value or b"")) for item in items]))
+                    say(finished=len(items))
+                await asyncio.sleep(random.uniform(0, 0.1))
+            elif made.silent_seconds > 0.3 or random.random() < 0.05:
+                say(claimed=await of(made.claim()))
+            else:
+                await of(made.read_to_end())
+                await asyncio.sleep(0.05)
+        except FencepostError as error:
+            say(failed=str(error))
+            if made.term is None or error.outcome == "unknown":
+                await of(made.read_to_end())
+
+
+STORIES: dict[str, Callable[[Library, str, str], Awaitable[None]]] = {
+    "leader": leader,
+    "registry": registry,
+    "lock": lock,
+    "table": table,
+    "queue": queue,
+}
 
 
 async def main() -> None:

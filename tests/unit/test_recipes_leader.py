@@ -192,7 +192,7 @@ def stories_under_faults(seeds: range) -> None:
 
 
 def test_nothing_of_an_old_term_follows_a_later_claim(clock: SimpleNamespace) -> None:
-    stories_under_faults(range(300))
+    stories_under_faults(range(100))
 
 
 #: Each is detected by one of the stories.
@@ -253,7 +253,7 @@ def test_seeded_defect_fails_its_stories(
                 story()
         if mutant.name in ("reads over a claim", "appends at the new end"):
             with pytest.raises(AssertionError):
-                stories_under_faults(range(300))
+                stories_under_faults(range(100))
 
 
 def test_unreadable_log_raises_and_is_not_silent(clock: SimpleNamespace) -> None:

@@ -7,8 +7,12 @@ awaited. Each keeps its state in one partition, in a documented format.
 from __future__ import annotations
 
 from fencepost.recipes._leader import Claim, LeaderBase
+from fencepost.recipes._lock import Holder, LockBase
+from fencepost.recipes._queue import QueueBase
 from fencepost.recipes._recipe import BlockingRecipe, blocking
 from fencepost.recipes._registry import Entry, RegistryBase, SequenceBase
+from fencepost.recipes._snapshot import Entry as TableEntry
+from fencepost.recipes._table import ABSENT, TableBase
 
 
 class Leader(BlockingRecipe, LeaderBase):
@@ -32,4 +36,45 @@ class Sequence(BlockingRecipe, SequenceBase):
     take = blocking(SequenceBase._take)
 
 
-__all__ = ["Claim", "Entry", "Leader", "Registry", "Sequence"]
+class Lock(BlockingRecipe, LockBase):
+    __doc__ = LockBase.__doc__
+
+    acquire = blocking(LockBase._acquire)
+    renew = blocking(LockBase._renew)
+    release = blocking(LockBase._release)
+
+
+class Table(BlockingRecipe, TableBase):
+    __doc__ = TableBase.__doc__
+
+    read_to_end = blocking(TableBase._read_to_end)
+    get = blocking(TableBase._get)
+    put = blocking(TableBase._put)
+    delete = blocking(TableBase._delete)
+    save = blocking(TableBase._save)
+
+
+class Queue(Leader, QueueBase):
+    __doc__ = QueueBase.__doc__
+
+    take = blocking(QueueBase._take)
+    finish = blocking(QueueBase._finish)
+
+    def close(self) -> None:
+        super().close()
+        self._items.close()  # type: ignore[attr-defined]
+
+
+__all__ = [
+    "ABSENT",
+    "Claim",
+    "Entry",
+    "Holder",
+    "Leader",
+    "Lock",
+    "Queue",
+    "Registry",
+    "Sequence",
+    "Table",
+    "TableEntry",
+]

@@ -93,10 +93,13 @@ class LeaderBase(Recipe):
         LogWriter.append: after OffsetMismatchError, a writer without a claim was first, and its records are applied.
         After InDoubtError, call `read_to_end`, then decide again.
         """
-        if self.term is None:
-            raise self._not_leader(None, self.current)
         if any(name == RECIPE for record in records for name, _ in record.headers):
             raise ValueError(f"header {RECIPE!r} is set by recipes (remove it from headers)")
+        return (yield from self._append_as_leader(records))
+
+    def _append_as_leader(self, records: Sequence[Record]) -> Steps[int]:
+        if self.term is None:
+            raise self._not_leader(None, self.current)
         try:
             return (yield from self._write(records))
         except OffsetMismatchError as refused:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from fencepost.aiokafka import LogWriter
 from fencepost.aiokafka._writers import _Stopping
 from fencepost.recipes._leader import Claim, LeaderBase
+from fencepost.recipes._lock import Holder, LockBase
+from fencepost.recipes._queue import QueueBase
 from fencepost.recipes._recipe import Recipe, awaited
 from fencepost.recipes._registry import Entry, RegistryBase, SequenceBase
+from fencepost.recipes._snapshot import Entry as TableEntry
+from fencepost.recipes._table import ABSENT, TableBase
 
 
 class AsyncRecipe(Recipe, _Stopping):
@@ -42,4 +46,51 @@ class Sequence(AsyncRecipe, SequenceBase):
     take = awaited(SequenceBase._take)
 
 
-__all__ = ["Claim", "Entry", "Leader", "Registry", "Sequence"]
+class Lock(AsyncRecipe, LockBase):
+    __doc__ = LockBase.__doc__
+
+    acquire = awaited(LockBase._acquire)
+    renew = awaited(LockBase._renew)
+    release = awaited(LockBase._release)
+
+
+class Table(AsyncRecipe, TableBase):
+    __doc__ = TableBase.__doc__
+
+    read_to_end = awaited(TableBase._read_to_end)
+    get = awaited(TableBase._get)
+    put = awaited(TableBase._put)
+    delete = awaited(TableBase._delete)
+    save = awaited(TableBase._save)
+
+
+class Queue(Leader, QueueBase):
+    __doc__ = QueueBase.__doc__
+
+    take = awaited(QueueBase._take)
+    finish = awaited(QueueBase._finish)
+
+    async def start(self) -> None:
+        """Start the log reader and the log writer."""
+        await self._items.start()  # type: ignore[attr-defined]
+        await super().start()
+
+    async def stop(self) -> None:
+        """Stop them."""
+        await super().stop()
+        await self._items.stop()  # type: ignore[attr-defined]
+
+
+__all__ = [
+    "ABSENT",
+    "Claim",
+    "Entry",
+    "Holder",
+    "Leader",
+    "Lock",
+    "Queue",
+    "Registry",
+    "Sequence",
+    "Table",
+    "TableEntry",
+]
