@@ -7,6 +7,9 @@ Pass the same input options as to the load (`--key`, `--value`, …). The topic 
 Kafka's own address to check independently of the proxy. The sink's record headers are ignored. Rows are compared by key
 and value, and equal rows are counted.
 
+CSV and JSON lines on local disks are read with pyarrow and Python, not with Spark's readers as in the load: a file that
+Spark misreads must not prove itself.
+
 `--from TOPIC --sql …` compares with a query on a topic instead, to check the output of `stream.py`.
 """
 
@@ -14,11 +17,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyspark.sql.functions as sf
@@ -28,6 +34,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import ORDER, add_file_arguments, input_error, rows_of
@@ -40,6 +47,14 @@ RANGE_RECORDS = 250_000
 BATCH_RECORDS = 20_000
 PATIENCE_SECONDS = 60.0
 EXAMPLES_MAX = 5
+#: A row of CSV must fit into it.
+_BLOCK_BYTES = 16 << 20
+_METADATA = "_metadata"
+#: Options of Spark's CSV reader that mean what pyarrow does.
+_AS_PYARROW = {("header", "true"), ("mode", "FAILFAST"), ("enforceschema", "false"), ("columnpruning", "false")}
+
+
+Reading = Callable[[Any], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +90,8 @@ class Topic:
             for partition, (start, end) in self.bounds.items()
             for first in range(start, end, RANGE_RECORDS)
         ]
-        source = source_of(self.name, ranges, self._client)
-        spark.dataSource.register(source)
-        return spark.read.format(source.name()).load()
+        columns = "partition INT, offset BIGINT, key BINARY, value BINARY"
+        return read_by(spark, source_of(f"verify-{self.name}", columns, ranges, topic_reader(self.name, self._client)))
 
 
 def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
@@ -90,27 +104,33 @@ def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
     return {"enable_auto_commit": False, "isolation_level": "read_committed", **options}
 
 
-def source_of(topic: str, ranges: Sequence[tuple[int, int, int]], client: dict[str, Any]) -> type[DataSource]:
-    """Reads ranges (partition, first offset, end), one task each. `mapInArrow` would need pandas."""
+def source_of(name: str, columns: StructType | str, parts: Sequence[Any], read: Reading) -> type[DataSource]:
+    """One task reads each of `parts`. `mapInArrow` would need pandas."""
 
     class Source(DataSource):
         @classmethod
         def name(cls) -> str:
-            return f"verify-{topic}"
+            return name
 
-        def schema(self) -> str:
-            return "partition INT, offset BIGINT, key BINARY, value BINARY"
+        def schema(self) -> StructType | str:
+            return columns
 
         def reader(self, schema: Any) -> DataSourceReader:
             return Reader()
 
     class Reader(DataSourceReader):
         def partitions(self) -> list[InputPartition]:
-            return [InputPartition(each) for each in ranges]
+            return [InputPartition(each) for each in parts]
 
         def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
             # Spark treats an empty list of partitions like None.
-            return iter(()) if partition is None else read_range(partition.value)
+            return iter(()) if partition is None else read(partition.value)
+
+    return Source
+
+
+def topic_reader(topic: str, client: dict[str, Any]) -> Reading:
+    """Reads ranges (partition, first offset, end)."""
 
     def read_range(at: tuple[int, int, int]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
@@ -158,7 +178,148 @@ def source_of(topic: str, ranges: Sequence[tuple[int, int, int]], client: dict[s
         finally:
             run(consumer.stop())
 
-    return Source
+    return read_range
+
+
+# --- the input, with other readers than Spark's -----------------------------------------------------------------------
+
+
+class OnlySpark(Exception):
+    """Why the input can be read with Spark's reader only."""
+
+
+def second_reader(
+    spark: SparkSession, args: argparse.Namespace, kind: str, csv_options: Mapping[str, str]
+) -> DataFrame:
+    """A `fencepost.spark.files.Reader` without Spark's readers. One task reads a file. Raises OnlySpark, SinkError."""
+    if kind == "parquet":
+        raise OnlySpark("it is Parquet")
+    if args.allow_replacement_characters:
+        raise OnlySpark("--allow-replacement-characters")
+    files = sorted(spark.read.text(args.input).inputFiles())
+    paths = {file: _local_path(file) for file in files}
+    if kind == "jsonl":
+        lines = _second(spark, ["value"], files, lambda file: _lines_of(file, paths[file]))
+        return lines.select(sf.col("0").cast("string").alias("value"), _METADATA)
+    parsing = _csv_parsing(csv_options)
+    columns: list[str] = next(filter(None, (_header(file, paths[file], parsing) for file in files)), [])
+    rows = _second(spark, columns, files, lambda file: _rows_of(file, paths[file], parsing, columns))
+    if not args.schema:
+        return rows.select(*(sf.col(f"`{n}`").cast("string").alias(name) for n, name in enumerate(columns)), _METADATA)
+    fields = spark.createDataFrame([], args.schema).schema.fields
+    if len(fields) != len(columns):
+        raise SinkError(f"--schema has {len(fields)} columns, and the header of {files[0]} {len(columns)}")
+    typed = (sf.col(f"`{n}`").cast("string").cast(field.dataType).alias(field.name) for n, field in enumerate(fields))
+    return rows.select(*typed, _METADATA)
+
+
+def _local_path(file: str) -> str:
+    parts = urlsplit(file)
+    if parts.scheme != "file":
+        raise OnlySpark(f"it is on {parts.scheme}:")
+    path = unquote(parts.path)
+    if path.endswith((".deflate", ".lz4", ".snappy")):
+        raise OnlySpark(f"only Hadoop reads {path.rpartition('.')[2]} files as Hadoop writes them")
+    return path
+
+
+def _csv_parsing(csv_options: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of `_opened`, from the options of Spark's CSV reader."""
+    found: dict[str, Any] = {"double_quote": False}
+    for option, value in csv_options.items():
+        name = option.lower()
+        if name in {"sep", "delimiter"} and len(value) == 1:
+            found["delimiter"] = value
+        elif name == "quote" and len(value) == 1:
+            found["quote_char"] = value
+        elif name == "escape" and len(value) == 1:
+            found |= {"double_quote": True} if value == csv_options.get("quote", '"') else {"escape_char": value}
+        elif name in {"encoding", "charset"}:
+            found["encoding"] = value
+        elif name == "multiline":
+            found["newlines_in_values"] = value == "true"
+        elif (name, value) not in _AS_PYARROW:
+            raise OnlySpark(f"--csv-option {option}={value}")
+    return found
+
+
+def _opened(path: str, parsing: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Reads the columns as text, piece by piece. An empty field is null, quoted or not, as in Spark."""
+    from pyarrow import csv  # noqa: PLC0415 - in the workers
+
+    reading = csv.ReadOptions(block_size=_BLOCK_BYTES, encoding=parsing.get("encoding", "utf8"))
+    parse = csv.ParseOptions(**{name: value for name, value in parsing.items() if name != "encoding"})
+    converting = csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+    )
+    return csv.open_csv(pa.input_stream(path), reading, parse, converting)
+
+
+def _header(file: str, path: str, parsing: Mapping[str, Any]) -> list[str]:
+    """Its columns; none of an empty file. Raises OnlySpark, SinkError."""
+    with pa.input_stream(path) as stream:
+        if not stream.read(1):
+            return []
+    try:
+        with _opened(path, parsing, ()) as rows:
+            names = list(rows.schema.names)
+    except pa.ArrowInvalid as error:
+        raise SinkError(_malformed(file, error)) from None
+    if "" in names or len({name.lower() for name in names}) < len(names):
+        raise OnlySpark("Spark renames its columns, because two have one name or one has none")
+    return names
+
+
+def _rows_of(file: str, path: str, parsing: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    names = _header(file, path, parsing)
+    if not names:
+        return
+    if names != list(columns):
+        raise ValueError(f"--input: the header of {file} differs from the first one")
+    try:
+        for batch in _opened(path, parsing, names):
+            yield _placed(file, [each.cast(pa.binary()) for each in batch.columns])
+    except pa.ArrowInvalid as error:
+        raise ValueError(_malformed(file, error)) from None
+
+
+def _malformed(file: str, error: pa.ArrowInvalid) -> str:
+    """Without pyarrow's words if they have the row in them."""
+    if "Expected" in str(error):
+        return f"--input: a line of {file} has more or fewer fields than the header"
+    return f"--input: pyarrow cannot read {file} as CSV" + ("" if "'" in str(error) else f": {error}")
+
+
+def _lines_of(file: str, path: str) -> Iterator[pa.RecordBatch]:
+    # Whatever is not UTF-8 becomes what it was when it is encoded again.
+    with pa.input_stream(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape") as lines:
+        while some := list(itertools.islice(lines, BATCH_RECORDS)):
+            encoded = [line.rstrip("\n").encode("utf-8", "surrogateescape") for line in some]
+            yield _placed(file, [pa.array(encoded, pa.binary())])
+
+
+def _placed(file: str, columns: list[pa.Array]) -> pa.RecordBatch:
+    count = len(columns[0])
+    position = pa.StructArray.from_arrays(
+        [pa.array([file] * count, pa.string()), pa.array([0] * count, pa.int64())], ["file_path", "file_block_start"]
+    )
+    return pa.RecordBatch.from_arrays([*columns, position], [*map(str, range(len(columns))), _METADATA])
+
+
+def _second(spark: SparkSession, columns: Sequence[str], files: Sequence[str], read: Reading) -> DataFrame:
+    """Binary columns `0`, `1`, …, and the position, as Spark's readers have it."""
+    position = StructType([StructField("file_path", StringType()), StructField("file_block_start", LongType())])
+    fields = [StructField(str(number), BinaryType()) for number in range(len(columns))]
+    schema = StructType([*fields, StructField(_METADATA, position)])
+    return read_by(spark, source_of("verify-input", schema, files, read))
+
+
+def read_by(spark: SparkSession, source: type[DataSource]) -> DataFrame:
+    spark.dataSource.register(source)
+    return spark.read.format(source.name()).load()
 
 
 def _same(key: Column, value: Column) -> Column:
@@ -280,7 +441,11 @@ def expected_rows(spark: SparkSession, args: argparse.Namespace, client: dict[st
     if args.input:
         # The time zone affects the text of timestamps.
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-        rows = rows_of(spark, args)
+        try:
+            rows = rows_of(spark, args, read=second_reader)
+        except OnlySpark as why:
+            say(f"--input is read with Spark's reader, as in the load, so its errors do not show: {why}")
+            rows = rows_of(spark, args)
         return rows.select("key", "value", sf.struct(*ORDER).alias("at"))
     Topic(args.source, client).rows(spark).createOrReplaceTempView("source")
     rows = spark.sql(args.sql)
@@ -288,10 +453,11 @@ def expected_rows(spark: SparkSession, args: argparse.Namespace, client: dict[st
     return rows.select(sf.col("key").cast("binary"), sf.col("value").cast("binary"), at.alias("at"))
 
 
-def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> int:
-    def say(line: str) -> None:
-        print(f"verify: {line}", flush=True)
+def say(line: str) -> None:
+    print(f"verify: {line}", flush=True)
 
+
+def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> int:
     for partition, (start, end) in topic.bounds.items():
         say(f"{topic.name}-{partition}: " + (f"offsets {start:,} to {end - 1:,}" if end > start else "empty"))
     say(

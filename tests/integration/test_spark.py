@@ -29,7 +29,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from fencepost.spark import register, stated
 from fencepost.spark.errors import SinkError
-from fencepost.spark.files import input_error, rows_of
+from fencepost.spark.files import ORDER, Reader, input_error, rows_of, spark_reader
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import fetch
 from tests.kit.waiting import until
@@ -700,22 +700,43 @@ def test_kind_of_a_folder_is_that_of_its_files(spark: Any, tmp_path: Path) -> No
     assert_read(spark, tmp_path / "none", (), "no such file")
 
 
+def test_verify_finds_rows_that_sparks_reader_leaves_out(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "blanks.csv").write_text("a\n1\n  \n2\n")
+    assert read_by(spark_reader, spark, tmp_path / "blanks.csv", ("--value", "a")) == [(None, b"1"), (None, b"2")]
+    expected = [(None, b"1"), (None, b"  "), (None, b"2")]
+    assert read_by(job("verify").second_reader, spark, tmp_path / "blanks.csv", ("--value", "a")) == expected
+
+
 def assert_read(
     spark: Any, file: Path, options: tuple[str, ...], expected: list[tuple[bytes | None, bytes]] | str
 ) -> None:
-    words = ["--input", str(file), "--bootstrap", "none:1", "--topic", "t", *options]
-    args = job("bulk_load").arguments().parse_args(words)
-    found: list[tuple[bytes | None, bytes]] | str
-    try:
-        found = [(row["key"], row["value"]) for row in rows_of(spark, args).collect()]
-    except SinkError as error:
-        found = str(error)
-    except (PySparkException, Py4JJavaError) as error:
-        found = input_error(error) or str(error)
+    """By the load, and by its check with another reader."""
+    found = read_by(spark_reader, spark, file, options)
     if isinstance(expected, str) and isinstance(found, str):
         assert re.search(expected, found)
     else:
         assert found == expected
+    again = read_by(job("verify").second_reader, spark, file, options)
+    if "table.parquet" in file.name or "--allow-replacement-characters" in options:
+        assert again == "OnlySpark"
+    else:
+        assert again == found or (isinstance(again, str) and isinstance(found, str)), again
+
+
+def read_by(read: Reader, spark: Any, file: Path, options: tuple[str, ...]) -> list[tuple[bytes | None, bytes]] | str:
+    """Key and value of each row, or why the file is not read."""
+    words = ["--input", str(file), "--bootstrap", "none:1", "--topic", "t", *options]
+    verify = job("verify")
+    args = verify.arguments().parse_args(words)
+    try:
+        rows = rows_of(spark, args, read=read).sort(*ORDER)
+        return [(None if row["key"] is None else bytes(row["key"]), bytes(row["value"])) for row in rows.collect()]
+    except verify.OnlySpark:
+        return "OnlySpark"
+    except SinkError as error:
+        return str(error)
+    except (PySparkException, Py4JJavaError) as error:
+        return input_error(error) or str(error)
 
 
 def test_bulk_load_of_an_unreadable_line_says_what_to_do(

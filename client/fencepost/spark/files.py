@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyspark.sql.functions as sf
@@ -27,6 +27,7 @@ from fencepost.spark.jobs import add_named_values
 KINDS: Final = ("csv", "jsonl", "parquet")
 #: Columns with the input position of a row; sorting by them gives the input order.
 ORDER: Final = ("file", "block", "position")
+_METADATA: Final = "_metadata"
 #: By the suffix of a file name: the kind, and options of Spark's CSV reader.
 _SUFFIXES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "csv": ("csv", {}),
@@ -45,6 +46,9 @@ _CSV_OPTIONS: Final[Mapping[str, str]] = {
     "enforceSchema": "false",
     "columnPruning": "false",
 }
+#: Reads `--input`, given its kind and, of CSV, the options of Spark's reader. Returns the columns of the input, or JSON
+#: lines as one column `value`, and `_metadata`, as Spark's readers have it.
+Reader = Callable[[SparkSession, argparse.Namespace, str, Mapping[str, str]], DataFrame]
 #: What decoders put for bytes that are not in their encoding.
 _REPLACEMENT: Final = "\ufffd"
 
@@ -69,7 +73,20 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def rows_of(spark: SparkSession, args: argparse.Namespace, *, partition: str | None = None) -> DataFrame:
+def spark_reader(spark: SparkSession, args: argparse.Namespace, kind: str, csv_options: Mapping[str, str]) -> DataFrame:
+    """Raises errors of Spark."""
+    if kind == "jsonl":
+        return spark.read.text(args.input)
+    reader = spark.read.schema(args.schema) if args.schema else spark.read
+    source = reader.options(**csv_options).csv(args.input) if kind == "csv" else reader.parquet(args.input)
+    if _METADATA in source.columns:
+        raise SinkError(f"--input {args.input}: a column has the name {_METADATA}, which Spark uses itself; rename it")
+    return source
+
+
+def rows_of(
+    spark: SparkSession, args: argparse.Namespace, *, partition: str | None = None, read: Reader = spark_reader
+) -> DataFrame:
     """`key` and `value` (binary), `partition` (int) if it names a column, and the columns of `ORDER`.
 
     `args`: `--input`, `--key` and those of `add_file_arguments`. The value is a column, or by default the row as a JSON
@@ -78,26 +95,22 @@ def rows_of(spark: SparkSession, args: argparse.Namespace, *, partition: str | N
     """
     try:
         kind, options = _kind_of(spark, args.input, args.format)
-        if kind == "jsonl":
-            return _lines(spark, args, partition)
-        reader = spark.read
-        if args.schema:
-            reader = reader.schema(args.schema)
         if kind == "csv":
-            read = {**_CSV_OPTIONS, **options, **dict(args.csv_option), "multiLine": str(args.multiline).lower()}
-            source = reader.options(**read).csv(args.input)
-        else:
-            source = reader.parquet(args.input)
+            options = {**_CSV_OPTIONS, **options, **dict(args.csv_option), "multiLine": str(args.multiline).lower()}
+        source = read(spark, args, kind, options)
     except (PySparkException, Py4JJavaError) as error:
         raise SinkError(_not_read(error, args)) from error
+    if kind == "jsonl":
+        return _lines(source, args, partition)
+    names = [name for name in source.columns if name != _METADATA]
     checked = kind == "csv" and not args.allow_replacement_characters
-    if checked and any(_REPLACEMENT in name or "\0" in name for name in source.columns):
+    if checked and any(_REPLACEMENT in name or "\0" in name for name in names):
         raise SinkError(f"--input {args.input}: {_NOT_ENCODED}")
     for option, name in (("--key", args.key), ("--value", args.value), ("--partition-column", partition)):
-        if name is not None and name.lower() not in map(str.lower, source.columns):
-            has = ", ".join(source.columns[:20]) + (" …" if len(source.columns) > 20 else "")
+        if name is not None and name.lower() not in map(str.lower, names):
+            has = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
             raise SinkError(f"{option} {name}: the input has no such column; it has {has}")
-    columns = (source[_quoted(name)] for name in source.columns)
+    columns = (source[_quoted(name)] for name in names)
     whole = sf.to_json(sf.struct(*columns), {"ignoreNullFields": "false"})
     key, value = (None if name is None else source[_quoted(name)] for name in (args.key, args.value))
     value = whole if value is None else value
@@ -109,8 +122,8 @@ def rows_of(spark: SparkSession, args: argparse.Namespace, *, partition: str | N
     return _with_positions(source, chosen)
 
 
-def _lines(spark: SparkSession, args: argparse.Namespace, partition: str | None) -> DataFrame:
-    source = spark.read.text(args.input).where("trim(value) <> ''")
+def _lines(source: DataFrame, args: argparse.Namespace, partition: str | None) -> DataFrame:
+    source = source.where("trim(value) <> ''")
     line = sf.col("value")
     checks = sf.when(sf.json_object_keys(line).isNull(), _refused("a line is not a JSON object (one in each line)"))
     if not args.allow_replacement_characters:
@@ -166,7 +179,7 @@ def _suffix(path: str) -> str:
 
 _NOT_ENCODED: Final = (
     "it contains bytes that are not UTF-8, or the character U+FFFD; name the encoding (--csv-option "
-    "encoding=ISO-8859-1), or load them as they are (--allow-replacement-characters)"
+    "encoding=ISO-8859-1; UTF-16 also needs --multiline), or load them as they are (--allow-replacement-characters)"
 )
 
 
@@ -200,7 +213,9 @@ def _not_read(error: PySparkException | Py4JJavaError, args: argparse.Namespace)
 def input_error(error: Exception) -> str | None:
     """What is wrong with the input, from an error of Spark while it reads the files; None: it is not about them."""
     text = str(error)
-    if raised := re.search(r"\[USER_RAISED_EXCEPTION\] (--input: .+?)(?: SQLSTATE: \w+)?$", text, re.MULTILINE):
+    if raised := re.search(
+        r"(?:\[USER_RAISED_EXCEPTION\]|ValueError:) (--input: .+?)(?: SQLSTATE: \w+)?$", text, re.MULTILINE
+    ):
         return raised.group(1)
     failed = re.search(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.\s", text)
     if failed is None:
