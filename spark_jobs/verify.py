@@ -266,7 +266,7 @@ def _header(file: str, path: str, parsing: Mapping[str, Any]) -> list[str]:
     try:
         with _opened(path, parsing, ()) as rows:
             names = list(rows.schema.names)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise SinkError(_malformed(file, error)) from None
     if "" in names or len({name.lower() for name in names}) < len(names):
         raise OnlySpark("Spark renames its columns, because two have one name or one has none")
@@ -286,7 +286,7 @@ def _rows_of(file: str, path: str, parsing: Mapping[str, Any], columns: Sequence
         raise ValueError(_malformed(file, error)) from None
 
 
-def _malformed(file: str, error: pa.ArrowInvalid) -> str:
+def _malformed(file: str, error: ValueError) -> str:
     """Without pyarrow's words if they have the row in them."""
     if "Expected" in str(error):
         return f"--input: a line of {file} has more or fewer fields than the header"
