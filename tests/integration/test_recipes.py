@@ -309,7 +309,7 @@ def _calls(outcomes: list[dict[str, Any]]) -> list[Call]:
 
 def test_each_item_of_a_queue_has_one_result(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
     items = clients.create_topic(proxy.bootstrap, f"items-{topic}")
-    count = 1500
+    count = 700
     with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
         for number in range(count):
             producer.send(items, b"%d" % number, partition=0)
