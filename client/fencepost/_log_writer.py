@@ -81,6 +81,20 @@ class LogWriterBase:
         """Read from `offset` on. The caller's state is the one before that record, as after loading a snapshot."""
         self._position.next_offset, self._position.at_end = offset, False
 
+    def start_again_at(self, offset: int) -> None:
+        """Read from `offset` on. The caller knows that the log has it."""
+        self._position.next_offset, self._position.at_end = offset, False
+
+    def bounds(self) -> Steps[tuple[int, int]]:
+        """Log start offset and last stable offset."""
+
+        def read() -> Steps[tuple[int, int]]:
+            yield self._reading.consumer.start()
+            found: tuple[int, int] = yield self._reading.consumer.bounds(self.topic, self.partition)
+            return found
+
+        return patiently(read, self.retry, self._reading.consumer.error)
+
     def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 

@@ -183,6 +183,60 @@ class ConcurrentUseError(FencepostError, RuntimeError):
         )
 
 
+class LoadPositionLostError(FencepostError):
+    """No batch of the load is in the topic, and old records were deleted: they may have been the load's.
+
+    Action: if the load never ran, `new=True`. Else find out how far it came, and load the rest under another name.
+    """
+
+    def __init__(self, load: str, topic: str) -> None:
+        self.load = load
+        self.topic = topic
+        super().__init__(
+            f"topic {topic}: no batch of load {load!r} is there, and old records were deleted: they may have "
+            "been its batches (if this load never ran, pass new=True)"
+        )
+
+
+class LoadChangedError(FencepostError):
+    """The source of a load does not give the rows that it gave before. Nothing of the unit was appended again.
+
+    `unit`: the number of the first one that differs.
+
+    Action: restore the source, or load what is missing under another name.
+    """
+
+    def __init__(self, load: str, topic: str, partition: int, unit: int) -> None:
+        self.load = load
+        self.topic = topic
+        self.partition = partition
+        self.unit = unit
+        super().__init__(
+            f"{topic}-{partition}: load {load!r}: unit {unit} of the source has another position or fewer rows than "
+            "those in the log (the source must give the same units in the same order)"
+        )
+
+
+class LoadTakenOverError(FencepostError):
+    """Another process runs the same load: it appended a batch after this one had started. Nothing was doubled.
+
+    `offset`: of the other loader's batch.
+
+    Action: stop one of the two. After a restart, the batch may also be of the killed process: start again.
+    """
+
+    retriable = True
+
+    def __init__(self, load: str, topic: str, partition: int, offset: int) -> None:
+        self.load = load
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(
+            f"{topic}-{partition}: another loader of {load!r} appended at offset {offset} (stop it, or stop this one)"
+        )
+
+
 class LogBusyError(FencepostError):
     """Too many decisions wait for a shared log, or this one waited too long. Nothing was sent: try later."""
 

@@ -20,11 +20,11 @@ T = TypeVar("T")
 WAIT_SECONDS = 90.0
 
 
-def create_topic(bootstrap: str, topic: str, check: str | None = None, **configs: str) -> str:
-    """One partition; `check`: value of fencepost.check.expected.offsets (through a proxy)."""
+def create_topic(bootstrap: str, topic: str, check: str | None = None, *, partitions: int = 1, **configs: str) -> str:
+    """`check`: value of fencepost.check.expected.offsets (through a proxy)."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
-        admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
+        admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
         # The broker that returns the topic's configs learns of it shortly after the controller.
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         give_up = time.monotonic() + WAIT_SECONDS

@@ -18,8 +18,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from fencepost import FencepostError, NotLeaderError, Record, RetryPolicy, VersionMismatchError
+from fencepost import (
+    FencepostError,
+    LoadTakenOverError,
+    NotLeaderError,
+    Record,
+    RetryPolicy,
+    VersionMismatchError,
+)
 
+LOAD_PARTITIONS, LOAD_UNITS = 3, 2_000
 RETRY = RetryPolicy(attempt_seconds=5, total_seconds=60, pause_seconds=0.02, pause_seconds_max=0.5)
 
 
@@ -34,8 +42,8 @@ class Library:
         if "confluent" in name:
             self._configs = {"bootstrap.servers": bootstrap}
 
-    def writer(self, topic: str) -> Any:
-        return self._make(self._adapter.LogWriter, topic, 0)
+    def writer(self, topic: str, partition: int = 0) -> Any:
+        return self._make(self._adapter.LogWriter, topic, partition)
 
     def reader(self, topic: str) -> Any:
         return self._make(self._adapter.LogReader, [(topic, 0)])
@@ -53,7 +61,7 @@ class Library:
             try:
                 made = getattr(self._recipes, recipe)(*(arg() if callable(arg) else arg for arg in args), **options)
                 if hasattr(made, "start"):
-                    await made.start()
+                    await of(made.start())
                 return made
             except Exception:
                 if hasattr(made, "stop"):
@@ -173,12 +181,37 @@ async def queue(library: Library, topic: str, name: str) -> None:
                 await of(made.read_to_end())
 
 
+def loaded(unit: int) -> list[Record]:
+    """The rows of a unit of the load."""
+    return [Record(b"%d.%d" % (unit, row), b"%d" % ((unit + row) % 11)) for row in range(unit % 4)]
+
+
+async def loader(library: Library, topic: str, name: str) -> None:
+    """Load the units from where the log says, until it has all of them."""
+    while True:
+        writers = partial(lambda count: [library.writer(topic, each) for each in range(count)], LOAD_PARTITIONS)
+        made = await library.opened("Loader", "numbers", writers, group_bytes=random.choice([200, 5_000]))
+        try:
+            for unit in range(int(made.position or 0) + 1, LOAD_UNITS + 1):
+                await of(made.append(loaded(unit), b"%d" % unit))
+                await asyncio.sleep(0.001)
+            await of(made.flush())
+            say(complete=LOAD_UNITS)
+        except LoadTakenOverError as error:
+            say(taken_over=error.offset)
+        except FencepostError as error:
+            say(failed=str(error))
+        await library.close(made)
+        await asyncio.sleep(random.uniform(0, 1))
+
+
 STORIES: dict[str, Callable[[Library, str, str], Awaitable[None]]] = {
     "leader": leader,
     "registry": registry,
     "lock": lock,
     "table": table,
     "queue": queue,
+    "loader": loader,
 }
 
 

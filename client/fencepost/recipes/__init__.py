@@ -6,7 +6,10 @@ awaited. Each keeps its state in one partition, in a documented format.
 
 from __future__ import annotations
 
+from typing import Self
+
 from fencepost.recipes._leader import Claim, LeaderBase
+from fencepost.recipes._loader import LoaderBase, by_key
 from fencepost.recipes._lock import Holder, LockBase
 from fencepost.recipes._queue import QueueBase
 from fencepost.recipes._recipe import BlockingRecipe, blocking
@@ -65,16 +68,46 @@ class Queue(Leader, QueueBase):
         self._items.close()  # type: ignore[attr-defined]
 
 
+class Loader(LoaderBase):
+    __doc__ = LoaderBase.__doc__
+
+    start = blocking(LoaderBase._start)
+    append = blocking(LoaderBase._append)
+    flush = blocking(LoaderBase._flush)
+
+    def close(self) -> None:
+        """Close the log writers. Rows that were not flushed are appended after the next start."""
+        for log in self._logs:
+            log.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+
 __all__ = [
     "ABSENT",
     "Claim",
     "Entry",
     "Holder",
     "Leader",
+    "Loader",
     "Lock",
     "Queue",
     "Registry",
     "Sequence",
     "Table",
     "TableEntry",
+    "by_key",
 ]

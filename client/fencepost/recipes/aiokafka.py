@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from fencepost.aiokafka import LogWriter
 from fencepost.aiokafka._writers import _Stopping
 from fencepost.recipes._leader import Claim, LeaderBase
+from fencepost.recipes._loader import LoaderBase
 from fencepost.recipes._lock import Holder, LockBase
 from fencepost.recipes._queue import QueueBase
 from fencepost.recipes._recipe import Recipe, awaited
@@ -81,12 +84,47 @@ class Queue(Leader, QueueBase):
         await self._items.stop()  # type: ignore[attr-defined]
 
 
+class Loader(LoaderBase):
+    __doc__ = LoaderBase.__doc__
+
+    _find = awaited(LoaderBase._start)
+    append = awaited(LoaderBase._append)
+    flush = awaited(LoaderBase._flush)
+
+    async def start(self) -> None:
+        """Start the log writers, and find the position in the log."""
+        for log in self._logs:
+            await log.start()  # type: ignore[attr-defined]
+        await self._find()
+
+    async def stop(self) -> None:
+        """Stop the log writers. Rows that were not flushed are appended after the next start."""
+        for log in self._logs:
+            await log.stop()  # type: ignore[attr-defined]
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                await self.flush()
+        finally:
+            await self.stop()
+
+
 __all__ = [
     "ABSENT",
     "Claim",
     "Entry",
     "Holder",
     "Leader",
+    "Loader",
     "Lock",
     "Queue",
     "Registry",
