@@ -189,6 +189,10 @@ def test_acquisition_of_a_held_lock_is_an_error() -> None:
     [
         (Record(b"x"), "it is no record of a lock"),
         (
+            Record(b'{"holder": "a", "lease_ms": 1e999}', headers=(("fencepost-recipe", b"lock/1 acquire"),)),
+            "it is no record of a lock",
+        ),
+        (
             Record(b'{"holder": "a", "lease_ms": 1, "token": 7}', headers=(("fencepost-recipe", b"lock/1 renew"),)),
             "it is of token 7, which does not hold the lock",
         ),

@@ -255,6 +255,10 @@ def test_registered_name_is_returned_after_an_unknown_outcome(clock: SimpleNames
             Record(b"x", b"a", (("fencepost-recipe", b"registry/1 entry"), ("fencepost-number", b"3"))),
             "it registers 'a' with number 3 after number 0",
         ),
+        (
+            Record(b"x", b"\xff", (("fencepost-recipe", b"registry/1 entry"), ("fencepost-number", b"1"))),
+            "its key is not UTF-8",
+        ),
         (Record(b"x", b"a", (("fencepost-recipe", b"registry/2 entry"),)), "format registry/2"),
     ],
 )

@@ -248,8 +248,15 @@ def test_table_is_bounded_and_its_log_complete(monkeypatch: pytest.MonkeyPatch) 
         Table(partition.writer()).get("x")
 
 
-def test_record_without_the_format_stops_reading() -> None:
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (Record(b"x", b"y"), "it is neither `table/1 put` nor `table/1 delete`"),
+        (Record(b"x", b"\xff", (("fencepost-recipe", b"table/1 put"),)), "its key is not UTF-8"),
+    ],
+)
+def test_record_without_the_format_stops_reading(record: Record, why: str) -> None:
     partition = RecipePartition.quiet()
-    partition.append_foreign(Record(b"x", b"y"))
-    with pytest.raises(ForeignRecordError, match="it is neither `table/1 put` nor `table/1 delete`"):
+    partition.append_foreign(record)
+    with pytest.raises(ForeignRecordError, match=why):
         Table(partition.writer()).get("y")

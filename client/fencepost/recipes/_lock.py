@@ -136,7 +136,7 @@ class LockBase(Recipe):
             stated = json.loads(record.value or b"")
             name, token = str(stated["holder"]), record.offset if kind == ACQUIRE else int(stated["token"])
             lease_seconds = 0.0 if kind == RELEASE else int(stated["lease_ms"]) / 1000
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise self._foreign(record, f"it is no record of a lock ({error!r})") from None
         if kind == ACQUIRE:
             holder = Holder(token, name, lease_seconds)

@@ -104,6 +104,13 @@ class Recipe:
             raise self._foreign(record, f"it has the format {form}, this library reads {self.FORMAT}")
         return kind
 
+    def _key(self, record: LogRecord) -> str:
+        """Raises ForeignRecordError."""
+        try:
+            return (record.key or b"").decode()
+        except UnicodeDecodeError:
+            raise self._foreign(record, "its key is not UTF-8") from None
+
     def _foreign(self, record: LogRecord, why: str) -> ForeignRecordError:
         return ForeignRecordError(self._log.topic, self._log.partition, record.offset, why)
 

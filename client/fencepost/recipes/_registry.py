@@ -125,7 +125,7 @@ class RegistryBase(Numbered):
         return Record(value, name.encode())
 
     def _numbered(self, record: LogRecord, number: int) -> None:
-        name = (record.key or b"").decode()
+        name = self._key(record)
         if number != self.last + 1 or name in self._entries:
             raise self._foreign(record, f"it registers {name!r} with number {number} after number {self.last}")
         self._entries[name] = Entry(number, record.value or b"", record.offset)

@@ -156,5 +156,5 @@ class TableBase(Recipe):
         kind = self._kind(record)
         if kind not in {PUT, DELETE} or record.key is None:
             raise self._foreign(record, f"it is neither `{self.FORMAT} {PUT}` nor `{self.FORMAT} {DELETE}`")
-        self._set(record.key.decode(), Entry(record.value or b"", record.offset) if kind == PUT else None)
+        self._set(self._key(record), Entry(record.value or b"", record.offset) if kind == PUT else None)
         self._last = at
