@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
@@ -49,6 +50,9 @@ def stage(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The proxy, its status page, and the directory in which the commands run."""
     directory, status = tmp_path_factory.mktemp("help"), f"127.0.0.1:{free_port()}"
     (directory / "client.properties").write_text("security.protocol=PLAINTEXT\n")
+    for name in ("orders.jsonl", "lines.txt"):
+        (directory / name).write_text('{"customer": 7}\n')
+    (directory / "part-1.jsonl.gz").write_bytes(gzip.compress(b'{"customer": 8}\n'))
     (bin_ := directory / "bin").mkdir()
     (bin_ / "fencepost").write_text(f'#!/bin/sh\nexec {sys.executable} -m fencepost_proxy "$@"\n')
     (bin_ / "fencepost").chmod(0o755)

@@ -252,6 +252,31 @@ def test_load_has_each_row_once_while_its_loaders_are_killed(
     assert found == expected
 
 
+def test_load_command_can_be_killed_anywhere(
+    proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = clients.create_topic(proxy.bootstrap, unique_topic("required"), partitions=2)
+    files = [tmp_path / f"part-{each}.jsonl" for each in (2, 10)]
+    for file in files:
+        file.write_text("".join(f'{{"k": {n % 7}, "of": "{file.name} {n // 2}"}}\n' for n in range(20_000)))
+    command = [sys.executable, "-m", "fencepost_proxy", "load", topic, *map(str, files), "--name", "a load"]
+    command += ["--bootstrap", proxy.bootstrap, "--key", "k", "--verify"]
+    for seconds in (1.5, 2.0, 2.5):
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(seconds)
+            process.kill()
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        assert "40,000 lines found in order, 0 not; 0 other records" in done.stdout
+    assert "continues after byte" in done.stderr
+    with files[0].open("a") as out:
+        out.write('{"k": 1}\n')
+    done = subprocess.run([*command, "--timeout", "5"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(rf"first difference: {topic}-\d offset \d+", done.stdout)
+
+
 def test_registry_gives_no_number_twice(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
     with Crew("registry", proxy, topic) as crew:
         crew.wait_for(lambda: len(_given(crew)) >= 200 and len({each["library"] for each in _given(crew)}) == 3)

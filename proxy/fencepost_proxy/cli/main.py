@@ -22,6 +22,7 @@ examples:
   fencepost dev                               run Kafka and the proxy on this machine
   fencepost dev --brokers 3 --data ./data     run three brokers, and keep their data
   fencepost append orders first --expect 0    append a record, if it gets offset 0
+  fencepost load orders lines.txt             load the lines of a file, each once
   fencepost read orders                       print all records of a topic, with their offsets
   fencepost kafka-topics --list               run a tool of Kafka
   fencepost proxy --bootstrap-server localhost:9092    run the proxy in front of an existing Kafka
@@ -39,7 +40,7 @@ Show all options of a command: fencepost COMMAND --help
 #: Command → its module in this package, or in `fencepost_dev.commands`.
 _COMMANDS: Final = {
     **{"demo": "fencepost_dev.commands.demo", "dev": "fencepost_dev.commands.dev"},
-    **{name: f"fencepost_proxy.cli.{name}" for name in ("append", "read")},
+    **{name: f"fencepost_proxy.cli.{name}" for name in ("append", "load", "read")},
     **{name: f"fencepost_proxy.cli.{name}" for name in ("proxy", "config", "check", "status", "topics", "expansions")},
     **{name: f"fencepost_proxy.cli.{name}" for name in ("transactions", "health", "completion")},
 }
