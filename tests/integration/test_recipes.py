@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
 from fencepost import LogRecord, Record
-from fencepost.kafka_python import LogReader
-from fencepost.recipes import by_key
+from fencepost.kafka_python import LogReader, LogWriter
+from fencepost.recipes import Leader, by_key
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import clients
@@ -95,10 +95,17 @@ class Worker:
 class Crew:
     """Workers of one recipe, one for each library in turn, which `disturb` stops, kills and replaces."""
 
-    def __init__(self, recipe: str, proxy: ProxyProcess, topic: str, libraries: Sequence[str] = LIBRARIES) -> None:
+    def __init__(
+        self,
+        recipe: str,
+        proxy: ProxyProcess,
+        topic: str,
+        kafka: KafkaCluster,
+        libraries: Sequence[str] = LIBRARIES,
+    ) -> None:
         self.rng = random.Random(seed := random.randrange(1 << 32))
         print(f"seed {seed}")
-        self._recipe, self._proxy, self._topic = recipe, proxy, topic
+        self._recipe, self._proxy, self._topic, self._kafka = recipe, proxy, topic, kafka
         self._libraries = cycle(libraries)
         self.workers: list[Worker] = []
         self.ended: list[Worker] = []
@@ -126,7 +133,15 @@ class Crew:
 
     def _disturb(self, number: int) -> None:
         worker = self.rng.choice(self.workers)
-        if number % 10 == 6:
+        (broker,) = self._kafka.node_ids
+        if number % 40 == 39:
+            self._kafka.kill(broker)
+            self._kafka.restart(broker)
+        elif number % 10 == 8:
+            self._kafka.pause(broker)
+            time.sleep(self.rng.uniform(0.2, 2.0))
+            self._kafka.resume(broker)
+        elif number % 10 == 6:
             self._proxy.kill()
             self._proxy.restart()
         elif number % 10 == 3:
@@ -156,11 +171,23 @@ def _in_log(kafka: KafkaCluster, topic: str) -> list[LogRecord]:
         return [record for _, record in log]
 
 
+def test_term_increases_after_all_claims_were_deleted(proxy: ProxyProcess, topic: str) -> None:
+    """A consumer group's generation begins at 1 again after Kafka has deleted the idle group."""
+    with Leader(LogWriter(topic, 0, bootstrap_servers=proxy.bootstrap), "first") as first:
+        term = first.claim()
+        end = first.append([Record(b"x")] * 3) + 3
+    with KafkaAdminClient(bootstrap_servers=proxy.bootstrap) as admin:
+        admin.delete_records({TopicPartition(topic, 0): end})
+    with Leader(LogWriter(topic, 0, bootstrap_servers=proxy.bootstrap), "second") as second:
+        assert second.claim() == end > term
+        assert second.append([Record(b"y")]) == end + 1
+
+
 @pytest.mark.parametrize("takeovers", [30, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])])
 def test_no_record_of_an_old_leader_follows_a_claim(
     takeovers: int, proxy: ProxyProcess, topic: str, kafka: KafkaCluster
 ) -> None:
-    with Crew("leader", proxy, topic) as crew:
+    with Crew("leader", proxy, topic, kafka) as crew:
         crew.wait_for(
             lambda: sum("claimed" in outcome for outcome in crew.outcomes()) >= takeovers, 240 + 4 * takeovers
         )
@@ -237,7 +264,7 @@ def test_load_has_each_row_once_while_its_loaders_are_killed(
 ) -> None:
     """Two loaders at once, each of which continues where the log ends."""
     topic = clients.create_topic(proxy.bootstrap, unique_topic("required"), partitions=LOAD_PARTITIONS)
-    with Crew("loader", proxy, topic, libraries) as crew:
+    with Crew("loader", proxy, topic, kafka, libraries) as crew:
         crew.wait_for(lambda: any("complete" in outcome for outcome in crew.outcomes()))
         outcomes = crew.outcomes()
     found: list[list[bytes | None]] = [[] for _ in range(LOAD_PARTITIONS)]
@@ -278,7 +305,7 @@ def test_load_command_can_be_killed_anywhere(
 
 
 def test_registry_gives_no_number_twice(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
-    with Crew("registry", proxy, topic) as crew:
+    with Crew("registry", proxy, topic, kafka) as crew:
         crew.wait_for(lambda: len(_given(crew)) >= 200 and len({each["library"] for each in _given(crew)}) == 3)
         given = _given(crew)
     records = _in_log(kafka, topic)
@@ -295,7 +322,7 @@ def _given(crew: Crew) -> list[dict[str, Any]]:
 
 
 def test_tokens_of_a_lock_are_never_given_twice(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
-    with Crew("lock", proxy, topic) as crew:
+    with Crew("lock", proxy, topic, kafka) as crew:
         crew.wait_for(lambda: len(_tokens(crew)) > 8 and len({worker for worker, _ in _tokens(crew)}) > 1)
         outcomes = [outcome for outcome in crew.outcomes() if "token" in outcome]
     holders: defaultdict[int, set[str]] = defaultdict(set)
@@ -315,7 +342,7 @@ def _tokens(crew: Crew) -> set[tuple[str, int]]:
 
 
 def test_history_of_a_table_is_linearizable(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
-    with Crew("table", proxy, topic) as crew:
+    with Crew("table", proxy, topic, kafka) as crew:
         crew.wait_for(lambda: sum("done" in outcome for outcome in crew.outcomes()) >= 400)
         workers = [list(worker.outcomes) for worker in (*crew.ended, *crew.workers)]
     history = [call for outcomes in workers for call in _calls(outcomes)]
@@ -345,11 +372,11 @@ def _calls(outcomes: list[dict[str, Any]]) -> list[Call]:
 
 def test_each_item_of_a_queue_has_one_result(proxy: ProxyProcess, topic: str, kafka: KafkaCluster) -> None:
     items = clients.create_topic(proxy.bootstrap, f"items-{topic}")
-    count = 1500
+    count = 700
     with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
         for number in range(count):
             producer.send(items, b"%d" % number, partition=0)
-    with Crew("queue", proxy, topic) as crew:
+    with Crew("queue", proxy, topic, kafka) as crew:
         crew.wait_for(lambda: sum(outcome.get("finished", 0) for outcome in crew.outcomes()) >= count * 0.95)
         until(lambda: len(_results(kafka, topic)) == count, "all results")
         outcomes = crew.outcomes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from fencepost import (
     Record,
 )
 from fencepost._appending import Append, MaybeAppended
+from fencepost._steps import run_async
 from fencepost.recipes import Claim, Leader
 from fencepost.recipes._leader import LeaderBase
 from fencepost.recipes._recipe import Recipe
@@ -334,3 +336,17 @@ def test_log_writer_of_the_other_kind_is_refused() -> None:
     recipes = pytest.importorskip("fencepost.recipes.aiokafka")
     with pytest.raises(TypeError, match=r"use that of fencepost\.recipes\)"):
         recipes.Leader(RecipePartition.quiet().writer(), "a")
+
+
+def test_coroutine_of_apply_is_awaited() -> None:
+    partition = RecipePartition.quiet()
+    partition.append_foreign(Record(b"x"))
+    applied: list[bytes | None] = []
+
+    async def apply(record: LogRecord) -> None:
+        await asyncio.sleep(0)
+        applied.append(record.value)
+
+    leader = LeaderBase(partition.writer(), "a", apply)
+    assert asyncio.run(run_async(leader._claim())) == 1
+    assert applied == [b"x"]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fencepost import (
+    ConcurrentUseError,
     FencepostError,
     ForeignRecordError,
     InDoubtError,
@@ -60,6 +61,24 @@ def test_watch_gets_each_change_in_order() -> None:
     b.delete("x")
     a.read_to_end()
     assert changes == [("x", TableEntry(b"1", 0)), ("y", TableEntry(b"2", 1)), ("x", None)]
+
+
+def test_call_within_a_call_is_refused() -> None:
+    """Otherwise a call of another thread could append between the decision and the append of the first one."""
+    errors: list[str] = []
+
+    def watch(key: str, entry: TableEntry | None) -> None:
+        for call in (lambda: table.get(key), lambda: table.put(key, b"2")):
+            with pytest.raises(ConcurrentUseError) as refused:
+                call()
+            errors.append(str(refused.value))
+
+    partition = RecipePartition.quiet()
+    table = Table(partition.writer(), watch=watch)
+    assert table.put("x", b"1") == 0
+    assert [error.partition(":")[0] for error in errors] == ["Table of t-0"] * 2
+    assert partition.values == [b"1"]
+    assert table.get("x") == TableEntry(b"1", 0)
 
 
 def histories_under_faults(seeds: range) -> None:

@@ -161,11 +161,11 @@ class LoaderBase:
         After an error, nothing more can be appended: create a new Loader, which continues where this one ended. Raises
         LoadChangedError, LoadTakenOverError, and the errors of LogWriter.append.
         """
-        return self._use.alone(self._take(rows, position))
+        return self._take(rows, position)
 
     def _flush(self) -> Steps[None]:
         """Append all rows that were taken, as before a pause of the source. Then `position` is after them."""
-        return self._use.alone(self._append_waiting())
+        return self._append_waiting()
 
     def _take(self, rows: Iterable[Record], position: bytes) -> Steps[None]:
         self._refuse_after_error()

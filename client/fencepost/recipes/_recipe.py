@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fencepost._log_writer import BlockingLogWriter, LogWriterBase
-from fencepost._steps import Closing, Steps, now, run, run_async
+from fencepost._steps import Closing, Steps, Use, now, run, run_async
 from fencepost.errors import ForeignRecordError
 from fencepost.records import LogRecord, Record
 
 P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,11 +22,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 RECIPE = "fencepost-recipe"
 
 
+class _Used(Protocol):
+    """A second call between the read and the append of the first one would move the end under its decision."""
+
+    _use: Use
+
+
+R = TypeVar("R", bound=_Used)
+
+
 def blocking(steps: Callable[Concatenate[R, P], Steps[T]]) -> Callable[Concatenate[R, P], T]:
     """The method of a blocking client's class."""
 
     def call(recipe: R, /, *args: P.args, **options: P.kwargs) -> T:
-        result: T = run(getattr(recipe, steps.__name__)(*args, **options))
+        result: T = run(recipe._use.alone(getattr(recipe, steps.__name__)(*args, **options)))
         return result
 
     return _named(call, steps)
@@ -37,7 +45,7 @@ def awaited(steps: Callable[Concatenate[R, P], Steps[T]]) -> Callable[Concatenat
     """The method of aiokafka's class."""
 
     async def call(recipe: R, /, *args: P.args, **options: P.kwargs) -> T:
-        result: T = await run_async(getattr(recipe, steps.__name__)(*args, **options))
+        result: T = await run_async(recipe._use.alone(getattr(recipe, steps.__name__)(*args, **options)))
         return result
 
     return _named(call, steps)
@@ -62,6 +70,7 @@ class Recipe:
             other = "fencepost.recipes" if isinstance(log, BlockingLogWriter) else "fencepost.recipes.aiokafka"
             raise TypeError(f"{type(self).__name__} of another client library (use that of {other})")
         self._log = log
+        self._use = Use(f"{type(self).__name__} of {log.topic}-{log.partition}", "another one for each task or thread")
         #: Monotonic seconds when the newest record was read.
         self._changed: float | None = None
         #: For how many seconds the log had no new record, as of the last read to its end. A failed read adds nothing.
@@ -86,7 +95,7 @@ class Recipe:
     def _write(self, records: Sequence[Record]) -> Steps[int]:
         """One append at the offset that was read. Raises what LogWriter.append raises."""
         offset: int = yield from LogWriterBase.append(self._log, records)
-        self._changed = now()
+        self._changed, self.silent_seconds = now(), 0.0
         return offset
 
     def _header(self, kind: str) -> tuple[str, bytes]:
