@@ -45,6 +45,10 @@ class UpstreamProtocolError(ProtocolError):
     """The broker, or another program at its address, violated the protocol."""
 
 
+class ContradictoryResults(ProtocolError):
+    """The proxy has two results for one append. Its connection is closed, so the client takes neither for granted."""
+
+
 class LimitError(ClientProtocolError):
     """The client exceeded a limit; the message names the limit."""
 

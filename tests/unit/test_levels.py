@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import ProduceResponse
 
-from fencepost_policies.append import Append, Check
+from fencepost_policies.append import INVALID_TIMESTAMP, Append, Check
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
+from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.rewriters import RequestRewriters
@@ -49,6 +50,7 @@ TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATI
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
 _POLICIES = {
     "safe": TopicPolicy(idempotence=Level.SAFE),
+    "safe-and-recent": TopicPolicy(idempotence=Level.SAFE, policies=((RecordAge(), 1000),)),
     "required": TopicPolicy(idempotence=Level.REQUIRED),
     "count-checked": TopicPolicy(count_check=Check.ON),
     "count-checked-safe": TopicPolicy(count_check=Check.ON, idempotence=Level.SAFE),
@@ -257,6 +259,18 @@ def test_later_batches_omit_the_id_until_expiry() -> None:
     talk.now += 301
     assert producer(talk.forwards(("safe", 1, idempotent(sequence=2)), correlation=2))[0] == 9
     talk.silent()
+
+
+def test_refused_batch_waits_for_nothing_and_is_not_sent() -> None:
+    """Its record is too old, an earlier batch is not answered, and Kafka would not accept its producer id."""
+    talk = Levels()
+    talk.forwards(("safe-and-recent", 0, idempotent(timestamp_ms=100_000)), correlation=1)
+    talk.services.idempotence.refused("safe-and-recent", talk.now)
+    talk.produces(("safe-and-recent", 0, idempotent(sequence=1, timestamp_ms=1)), correlation=2)
+    assert talk.next(m.Count).label == "record_too_old"
+    talk.silent()
+    talk.says(("safe-and-recent", 0, 0, 1), correlation=1)
+    assert [read(each)["safe-and-recent", 0][0] for each in frames(talk.answer())] == [0, INVALID_TIMESTAMP]
 
 
 @pytest.mark.parametrize(

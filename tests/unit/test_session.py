@@ -13,7 +13,7 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.errors import ClientProtocolError, ContradictoryResults, UpstreamProtocolError
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
@@ -587,6 +587,20 @@ def test_one_mismatch_refuses_whole_request_when_configured() -> None:
     got = read(talk.answer())
     assert {key: value[0] for key, value in got.items()} == {("checked-a", 0): 44, ("checked-b", 1): 44}
     assert (got["checked-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
+
+
+def test_second_result_of_an_append_closes_its_connection() -> None:
+    talk = Talk().may_write("checked-a", "checked-b")
+    first, second = talk.half_admitted()
+    talk.admit(second)
+    talk.sent(first, second)
+    talk.upstream()
+    talk.complete(first, A_AT_5)
+    talk.complete(first, replace(A_AT_5, base_offset=6))
+    closing = talk.next(m.CloseClient)
+    assert closing.fault is ContradictoryResults
+    assert "has two results, 0 and 0" in closing.reason
+    talk.silent()
 
 
 def test_known_retry_does_not_refuse_the_whole_request() -> None:

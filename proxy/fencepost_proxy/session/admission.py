@@ -122,7 +122,7 @@ class Admission:
         produce.waiting_for = None
         if result is not None:
             produce.alone = False
-            produce.results[pending.partition] = result
+            produce.results.answer(pending.partition, result)
             self._pipelines.fail_with(pending_response, pending, result)
             return
         now = self._state.now
@@ -217,7 +217,7 @@ class Admission:
             return
         pending_response, sent = self._completion.sent_produce_of(pending)
         if pending_response is not None and sent is not None:
-            sent.results.setdefault(pending.partition, result)
+            sent.results.answer(pending.partition, result)
             self._pipelines.fail_with(pending_response, pending, result)
             self._completion.finish(pending_response, sent)
 
@@ -294,7 +294,7 @@ class Admission:
         pending_response = self._holds.waiting_response
         assert pending_response is not None
         for key in list(produce.unsent()):
-            produce.results[key] = retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}")
+            produce.results.refuse(key, retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}"))
         for pending in produce.admitted:
             self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
             self._sequencers.cancel(pending)
@@ -312,9 +312,8 @@ class Admission:
         for key in produce.partitions():
             if key not in produce.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
-                result = produce.results[key] = PartitionResult(
-                    partition=key.partition, error_code=first.error_code, error_message=message
-                )
+                result = PartitionResult(key.partition, first.error_code, error_message=message)
+                produce.results.refuse(key, result)
                 if key in produce.pending_appends:
                     self._pipelines.fail_with(pending_response, produce.pending_appends[key], result)
 
@@ -339,7 +338,7 @@ class Admission:
             ):
                 left = set(produce.partitions()) - produce.results.keys() | set(self._refusals.unproved(produce))
                 for key in left:
-                    produce.results[key] = retriable(key, "TRY_AGAIN this proxy is shutting down")
+                    produce.results.override(key, retriable(key, "TRY_AGAIN this proxy is shutting down"))
                 self._state.commands.append(Count("refusal", "try_again"))
                 self._queue.end(
                     pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
@@ -358,7 +357,7 @@ class Admission:
             if produce.sent:  # in part: it goes on as one of `in_flight`, until that is answered
                 for key in produce.partitions():
                     if key not in produce.sent and key not in produce.results:
-                        produce.results[key] = retriable(key, "TRY_AGAIN not sent: its connection ended")
+                        produce.results.refuse(key, retriable(key, "TRY_AGAIN not sent: its connection ended"))
                 assert pending_response is not None
                 self._completion.finish(pending_response, produce)
                 return

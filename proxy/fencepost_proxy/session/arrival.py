@@ -323,11 +323,9 @@ class Arrival:
             elif known == Error.TOPIC_AUTHORIZATION_FAILED:
                 self._state.refuse(produce, key, not_authorized(key.topic))
             else:
-                produce.results[key] = PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION)
+                produce.results.refuse(key, PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION))
                 self._state.commands.append(Count("refusal", "unknown_partition"))
             produce.misread.append((key, pipeline_of(data)))
-            if produce.leveled is not None:
-                produce.leveled.safe.discard(key)
         produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received_at)
         return False
 
@@ -382,7 +380,7 @@ class Arrival:
         for topic in produce.request.topics:
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
-                result = produce.results[key] = retriable(key, message)
+                result = produce.results.override(key, retriable(key, message))
                 self._pipelines.fail(pending_response, (key, pipeline_of(data)), result)
         self._state.commands.append(Count("refusal", "not_ready"))
 

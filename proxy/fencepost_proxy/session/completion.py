@@ -15,6 +15,7 @@ from fencepost_proxy.session.messages import Count, LateAppends, TopicStale
 from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
+from fencepost_proxy.session.results import Results
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import (
@@ -91,7 +92,7 @@ class Completion:
     def not_sent(
         self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend, why: str
     ) -> None:
-        result = produce.results[pending.partition] = retriable(pending.partition, f"TRY_AGAIN {why}")
+        result = produce.results.refuse(pending.partition, retriable(pending.partition, f"TRY_AGAIN {why}"))
         self._pipelines.fail_with(pending_response, pending, result)
         self._state.commands += [
             TopicStale(pending.partition.topic),
@@ -133,7 +134,7 @@ class Completion:
                 self._services.kafka_refused(result.error_code)
             self._sequencers.answered(pending, result)
         else:
-            produce.results.setdefault(key, result)
+            produce.results.answer(key, result)
 
     def finish(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         self._barriers.leave(produce)
@@ -192,17 +193,17 @@ class Completion:
             known = {
                 key: each for key, each in produce.results.items() if key not in produce.sent or key not in unreported
             }
-            reported = ProduceExchange(produce.request, results=results | known | unproved, not_found=produce.not_found)
+            reported = Results(results | known | unproved)
             for key, pending in produce.pending_appends.items():
                 if key not in produce.results:
                     self._pipelines.fail_with(pending_response, pending, results[key])
             self._state.commands.append(Count("refusal", "outcome_unknown"))
             self._queue.end(
-                pending_response, [encode_produce_response(reported.response(), produce.request.api_version)]
+                pending_response, [encode_produce_response(produce.response(reported), produce.request.api_version)]
             )
             if produce.request.transactional_id is not None and produce.open_records is None:
                 # Too late to wait for it. Later results are processed when they arrive.
-                for transaction in self._transactions.failed(produce, reported.results):
+                for transaction in self._transactions.failed(produce, reported):
                     self._transactions.record_abort_only(pending_response, produce, transaction, self.finish)
                 produce.open_records = None
 

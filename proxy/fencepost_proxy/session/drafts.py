@@ -8,6 +8,7 @@ from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.session.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.barriers import Barriers
 from fencepost_proxy.session.core import Core
+from fencepost_proxy.session.messages import Count
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.reading import append_of
@@ -35,9 +36,7 @@ class Drafts:
         for key in produce.partitions() if produce.denied else ():
             error_code = produce.denied.get(key.topic)
             if error_code is not None:
-                produce.results[key] = PartitionResult(partition=key.partition, error_code=error_code)
-                if produce.leveled is not None:
-                    produce.leveled.safe.discard(key)
+                produce.results.override(key, PartitionResult(partition=key.partition, error_code=error_code))
 
     def check_policies(self, produce: ProduceExchange, now: float) -> None:
         """Apply the policies of its topics, at arrival and after each wait before the sequencers.
@@ -106,8 +105,10 @@ class Drafts:
         """The proxy's state topic: a client that wrote to it could switch off checks."""
         message = f"{topic.name} is the proxy's state topic; it is closed to clients"
         for data in topic.partitions:
-            refusal = Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "state_topic", message)
-            self._state.refuse(produce, TopicPartition(topic.name, data.partition), refusal)
+            key = TopicPartition(topic.name, data.partition)
+            result = PartitionResult(key.partition, Error.TOPIC_AUTHORIZATION_FAILED, error_message=message)
+            produce.results.override(key, result)  # it may be refused for its idempotence level
+            self._state.commands.append(Count("refusal", "state_topic", key))
 
     def _take_draft(self, produce: ProduceExchange, draft: AppendDraft, topic: TopicData, data: PartitionData) -> None:
         key = TopicPartition(topic.name, data.partition)

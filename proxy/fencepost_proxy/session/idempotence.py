@@ -45,6 +45,7 @@ class IdempotenceChecks:
         leveled = produce.leveled
         if leveled is None or not leveled.safe:
             return False
+        leveled.safe -= produce.results.keys()  # refused for another reason
         leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
         without = leveled.drops_id(self._services.idempotence, now)
         blocked = [

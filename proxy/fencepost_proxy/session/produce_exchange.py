@@ -20,6 +20,7 @@ from fencepost_proxy.session.levels import LeveledProduce
 from fencepost_proxy.session.partition_counts import CountCheckedProduce
 from fencepost_proxy.session.pending_responses import PendingResponse, PipelineKey
 from fencepost_proxy.session.reading import Readings
+from fencepost_proxy.session.results import Results
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import (
     PartitionData,
@@ -72,7 +73,7 @@ class ProduceExchange:
     submitted_at: float = 0.0
     sequencer_seconds: float = 0.0
     pending_appends: dict[TopicPartition, PendingAppend] = field(default_factory=dict)
-    results: dict[TopicPartition, PartitionResult] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     to_submit: list[PendingAppend] = field(default_factory=list)
     waiting_for: PendingAppend | None = None
     admitted: list[PendingAppend] = field(default_factory=list)
@@ -179,12 +180,14 @@ class ProduceExchange:
 
     # ---- what comes back
 
-    def response(self) -> ProduceResponse:
+    def response(self, reported: Results | None = None) -> ProduceResponse:
+        """`reported` – in place of its results, some of which are unknown."""
+        results = self.results if reported is None else reported
         topics = tuple(
             TopicResult(
                 name=topic.name,
                 topic_id=topic.topic_id,
-                partitions=tuple(self.results[TopicPartition(topic.name, data.partition)] for data in topic.partitions),
+                partitions=tuple(results[TopicPartition(topic.name, data.partition)] for data in topic.partitions),
                 tags=b"",
             )
             for topic in self.request.topics

@@ -100,7 +100,7 @@ class Refusals:
             return
         for key in list(produce.results):
             if key.topic == topic:
-                produce.results[key] = PartitionResult(partition=key.partition, error_code=answer.error_code)
+                produce.results.override(key, PartitionResult(partition=key.partition, error_code=answer.error_code))
 
     def report_log_starts(self, produce: ProduceExchange, unproved: Collection[str]) -> list[TopicPartition]:
         """Put the log start into refusals (KAFKA-5793), as Kafka does into its own. Returns the partitions whose log
@@ -109,7 +109,7 @@ class Refusals:
             return []
         unknown = []
         memory = self._services.idempotence
-        for key, result in produce.results.items():
+        for key, result in tuple(produce.results.items()):
             if not result.error_code or result.log_start_offset >= 0 or result.error_code in _WITHOUT_LOG_START:
                 continue
             if not self._proofs.has_proved(key.topic):
@@ -120,7 +120,7 @@ class Refusals:
             queried = produce.starts_queried or result.error_code in _REVEALS_NOTHING
             start = memory.log_start(key) if queried else memory.recent_log_start(key, self._state.now)
             if start >= 0:
-                produce.results[key] = replace(result, log_start_offset=start)
+                produce.results.override(key, replace(result, log_start_offset=start))
             elif not queried:
                 unknown.append(key)
         return [] if produce.starts_queried else unknown

@@ -118,7 +118,7 @@ class ConnectionState:
         self.collecting_bytes = 0
 
     def refuse(self, produce: ProduceExchange, key: TopicPartition, refusal: Refusal) -> None:
-        produce.results[key] = refused(key, refusal)
+        produce.results.refuse(key, refused(key, refusal))
         self.commands.append(Count("refusal", refusal.reason, key))
 
     # ---- commands whose result comes back by an event

@@ -55,9 +55,8 @@ class TransactionalAppends:
         self._queue.expect(pending_response)
         self._holds.made_here += 1
         produce = ProduceExchange(request)
-        produce.results = {
-            key: PartitionResult(partition=key.partition, error_code=denied) for key in produce.partitions()
-        }
+        for key in produce.partitions():
+            produce.results.refuse(key, PartitionResult(partition=key.partition, error_code=denied))
         self._queue.end(pending_response, [encode_produce_response(produce.response(), request.api_version)])
 
     def is_ending(self, transactional_id: str, pending: PendingAppend) -> bool:
@@ -151,17 +150,14 @@ class TransactionalAppends:
         """Replace a refusal that only this process would know by a retriable error: the retry gets the refusal."""
         if produce.request.transactional_id is None:
             return
-        for key, result in produce.results.items():
+        for key, result in tuple(produce.results.items()):
             if result.error_code and result.error_code not in PENDING_CODES:
                 # An append that ended up at another offset is in the log; nothing was appended of the others.
                 pending = produce.pending_appends.get(key)
                 is_appended = pending is not None and pending.appended_at is not None
-                message = "its outcome could not be stored in time"
-                produce.results[key] = PartitionResult(
-                    partition=key.partition,
-                    error_code=Error.REQUEST_TIMED_OUT if is_appended else Error.NOT_LEADER_OR_FOLLOWER,
-                    error_message=f"{'OUTCOME_UNKNOWN' if is_appended else 'TRY_AGAIN'} {message}",
-                )
+                error_code = Error.REQUEST_TIMED_OUT if is_appended else Error.NOT_LEADER_OR_FOLLOWER
+                message = f"{'OUTCOME_UNKNOWN' if is_appended else 'TRY_AGAIN'} its outcome could not be stored in time"
+                produce.results.override(key, PartitionResult(key.partition, error_code, error_message=message))
 
 
 def _unread(partition: TopicPartition, data: PartitionData) -> Append | None:
