@@ -31,14 +31,14 @@ def element_ends(data: bytes, at: int, count: int, layout: Sequence[tuple[int, i
 class Maker(Protocol):
     """Makes a sequencer's object for an append that was sent by permission."""
 
-    def permitted_append(self, source: Source, sent_at: float, *, alone: bool, taken_over: bool) -> PendingAppend: ...
+    def permitted_append(self, source: Source, sent: SentAs, fence: Fence | None) -> PendingAppend: ...
 
 #: When, monotonic seconds; requests in progress that Python keeps; bytes of the client before.
 ReadUp = tuple[float, int, int]
 Fence = tuple[int, int, int, int]
 #: Template, topic settings, the request's frame with its length, partition, start and end of the batch there.
 Source = tuple[RequestTemplate, TopicSettings, bytes, int, int, int]
-#: Mode, offset, time of sending, leader epoch, alone, taken over.
+#: Mode (0 conditional, 1 sequenced, 2 pass-through), offset, time of sending, leader epoch, alone, taken over.
 SentAs = tuple[int, int, float, int, bool, bool]
 Permitted = tuple[int, Source, SentAs, Fence | None]
 #: Offset, record count, digest, write id; producer id, epoch and first sequence.
@@ -155,8 +155,8 @@ class Permit:
     def log_end(self) -> int: ...
     @property
     def sequence_offset(self) -> int: ...
-    def adopt(self, pending: PendingAppend, append: Append, mode: int) -> None:
-        """An append that was sent before, and its batch. `mode`: 0 conditional, 1 sequenced, 2 pass-through."""
+    def adopt(self, pending: PendingAppend, append: Append, connection: int, sent: tuple[int, int, float, int]) -> None:
+        """An append that was sent before, and its batch. `sent`: mode, offset or -1, time of sending, leader epoch."""
 
     def may_complete_adopted(self, pending: PendingAppend, base_offset: int, append_time_ms: int) -> bool: ...
     def complete_adopted(self, base_offset: int, now: float) -> None: ...

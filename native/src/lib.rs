@@ -41,7 +41,7 @@ const _: () = assert!(align_of::<request_template::RequestTemplate>() <= ALIGNME
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 10;
+    const INTERFACE: u32 = 11;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;

@@ -14,7 +14,7 @@ use crate::batch::{Digest, Fence, Scan};
 use crate::frame::Frame;
 use crate::produce::Appended;
 use crate::topic::TopicSettings;
-use crate::upward::{Append, Issuer, PendingAppend, PermitTerms};
+use crate::upward::{Append, Issuer, PermitTerms};
 
 const SEQUENCE_MODULUS: i64 = 1 << 31;
 
@@ -173,18 +173,26 @@ impl Permit {
         })
     }
 
-    /// An append that the sequencer sent before it issued the permit. `mode`: 0 conditional, 1 sequenced, 2 pass-through.
-    fn adopt(&mut self, pending: &Bound<'_, PyAny>, append: &Bound<'_, PyAny>, mode: u8) -> PyResult<()> {
-        let (sent, append) = (PendingAppend(pending), Append(append));
+    /// An append that the sequencer sent before it issued the permit. `sent`: its mode (0 conditional, 1 sequenced,
+    /// 2 pass-through), offset, time and leader epoch.
+    fn adopt(
+        &mut self,
+        pending: &Bound<'_, PyAny>,
+        append: &Bound<'_, PyAny>,
+        connection: i64,
+        sent: (u8, i64, f64, i64),
+    ) -> PyResult<()> {
+        let append = Append(append);
+        let (mode, at, sent_at, leader_epoch) = sent;
         let in_flight = InFlight {
             id: self.number(),
-            connection: sent.connection()?,
+            connection,
             mode: [Mode::Conditional, Mode::Sequenced, Mode::PassThrough][usize::from(mode)],
-            at: sent.at()?.unwrap_or(-1),
+            at,
             count: append.record_count()?,
             max_timestamp_ms: append.max_timestamp_ms()?,
-            sent_at: sent.sent_at()?.unwrap_or(0.0),
-            leader_epoch: sent.leader_epoch()?,
+            sent_at,
+            leader_epoch,
             origin: Origin::Adopted(pending.clone().unbind()),
         };
         self.in_flight.push_back(in_flight);

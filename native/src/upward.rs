@@ -166,28 +166,7 @@ impl PermitTerms<'_, '_> {
     }
 }
 
-/// An append that the sequencer sent before it issued a permit.
-pub struct PendingAppend<'a, 'py>(pub &'a Bound<'py, PyAny>);
-
-impl PendingAppend<'_, '_> {
-    pub fn connection(&self) -> PyResult<i64> {
-        self.0.getattr(intern!(self.0.py(), "connection"))?.extract()
-    }
-
-    pub fn at(&self) -> PyResult<Option<i64>> {
-        self.0.getattr(intern!(self.0.py(), "at"))?.extract()
-    }
-
-    pub fn sent_at(&self) -> PyResult<Option<f64>> {
-        self.0.getattr(intern!(self.0.py(), "sent_at"))?.extract()
-    }
-
-    pub fn leader_epoch(&self) -> PyResult<i64> {
-        self.0.getattr(intern!(self.0.py(), "leader_epoch"))?.extract()
-    }
-}
-
-/// The batch of such an append.
+/// The batch of an append that the sequencer sent before it issued a permit.
 pub struct Append<'a, 'py>(pub &'a Bound<'py, PyAny>);
 
 impl Append<'_, '_> {

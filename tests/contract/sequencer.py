@@ -94,13 +94,13 @@ class SequencerLevel(Level):
             shared_producer_ids=frozenset({_SHARED}),
             now=self.now,
             deadline=self.now + 5.0,
-            alone=True,
+            context=g.AppendContext(alone=True),
         )
         data = PartitionData(part.partition, memoryview(self.bytes_of(part.batch)))
         made = make_pending_append(draft, self.at_kafka.name, data)
         if isinstance(made, Refusal):
             return refused(self.at_kafka.name, made)
-        made.may_write = True
+        made.sending.may_write = True
         return made
 
     def _carry_out(self, effects: list[g.Effect], pending: list[g.PendingAppend]) -> None:

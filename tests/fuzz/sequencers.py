@@ -121,7 +121,7 @@ class _Run:
                 self._call(self.sequencer.submit, pending)
             case "cancel" if self.waiting:
                 # a sent append is canceled only if it is admitted again without a client
-                waiting = [each for each in self.waiting if not each.attempts or each is self.admitted]
+                waiting = [each for each in self.waiting if not each.placement.attempts or each is self.admitted]
                 if waiting:
                     self._cancel(waiting[rest[0] % len(waiting)])
             case "answer":
@@ -184,10 +184,10 @@ class _Run:
     def _lose(self, connection: int) -> None:
         for pending in [each for each in self.sent if each.connection == connection]:
             self.sent.remove(pending)
-            pending.may_write = True
+            pending.sending.may_write = True
             self._call(self.sequencer.lost, pending)
         # Cancel appends that are not in flight. Those in flight are resolved, without a client.
-        for pending in [each for each in self.waiting if each.connection == connection and not each.attempts]:
+        for pending in [each for each in self.waiting if each.connection == connection and not each.placement.attempts]:
             if pending in self.waiting:
                 self._cancel(pending)
 
@@ -196,7 +196,7 @@ class _Run:
         if pending is None:
             return
         self.sent.remove(pending)
-        pending.may_write = True
+        pending.sending.may_write = True
         code, base, at = error, -1, -1
         if kind != "error" or not error:
             if kind == "elsewhere":
@@ -256,7 +256,7 @@ class _Run:
             raise Failure("more in flight than allowed")
         if len(self.control) > 50 * (1 + len(self.waiting)):
             raise Failure("too many reads", len(self.control))
-        kinds = tuple(each.kind for each in view.queued[:2])
+        kinds = tuple(each.placement.kind for each in view.queued[:2])
         self.observed.add(
             (
                 sequencer.phase,
@@ -275,7 +275,7 @@ class _Run:
         if pending is self.admitted:
             raise Failure("an answer for an admitted append")
         del self.waiting[pending]
-        self.observed.add((result.error_code, reason, pending.kind))
+        self.observed.add((result.error_code, reason, pending.placement.kind))
         expected = pending.append.expected_base_offset
         if not result.error_code and expected is not None and result.base_offset != expected:
             raise Failure("success at another offset", (expected, result.base_offset))
@@ -300,6 +300,8 @@ class _Run:
             self._pass_time(0.06 if quiet < 3 else 1.0)
         if self.waiting:
             pending = next(iter(self.waiting))
-            raise Failure("an append is never answered", f"{pending.kind.name} in {self.sequencer.phase.name}")
+            raise Failure(
+                "an append is never answered", f"{pending.placement.kind.name} in {self.sequencer.phase.name}"
+            )
         if not self.sequencer.idle:
             raise Failure("a sequencer is stuck without pending appends", self.sequencer.phase.name)

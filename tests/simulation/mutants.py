@@ -106,7 +106,7 @@ MUTANTS = (
         "base-offset-not-compared",
         "a response's base offset is not compared",
         ("bypass", "bypass-true"),
-        edit(KafkaAnswers, "_fenced_success", ("result.base_offset != pending.at", "False")),
+        edit(KafkaAnswers, "_fenced_success", ("result.base_offset != pending.placement.at", "False")),
         rule="0 means success only at the expected offset",
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
         edit(
             Admitter,
             "fits_with_in_flight",
-            ("pending.alone", "True"),
+            ("pending.context.alone", "True"),
             ("self._state.fence.is_confirmed(pending, now)", "True"),
         ),
         rule="pipeline only with a confirmed fence: rule 13",
@@ -182,7 +182,7 @@ MUTANTS = (
         edit(
             Admitter,
             "fits_with_in_flight",
-            ("all(other.kind is AppendMode.PASS_THROUGH for other in in_flight)", "True"),
+            ("all(other.placement.kind is AppendMode.PASS_THROUGH for other in in_flight)", "True"),
         ),
         rule="an unfenced append moves the log end",
     ),
@@ -251,7 +251,7 @@ MUTANTS = (
         edit(
             KafkaAnswers,
             "answered",
-            ("in_doubt and not (may_be_final and pending.kind is AppendMode.PASS_THROUGH)", "False"),
+            ("in_doubt and not (may_be_final and pending.placement.kind is AppendMode.PASS_THROUGH)", "False"),
             ("self._state.answer(pending, result)", 'self._state.try_again(pending, "")'),
         ),
         rule="an error after the append is no refusal: rule 1",
@@ -362,8 +362,8 @@ MUTANTS = (
             "_refusal",
             (
                 "offset_mismatch(\n"
-                "pending.append, pending.actual, log_start, possibly_yours=possibly_yours, why=why, reason=reason)",
-                "offset_mismatch(pending.append, pending.actual, log_start)",
+                "pending.append, actual, log_start, possibly_yours=possibly_yours, why=why, reason=reason)",
+                "offset_mismatch(pending.append, actual, log_start)",
             ),
         ),
         rule="report an equal batch at the expected offset: rule 14",
@@ -424,7 +424,7 @@ MUTANTS = (
         "transactions-deadlock-across-processes",
         "partitions that a transaction holds through another process are ignored",
         ("atomic-crossing-v2",),
-        edit(PartitionTransactions, "may_not_wait", ("waited and not pending.alone", "False")),
+        edit(PartitionTransactions, "may_not_wait", ("waited and not pending.context.alone", "False")),
         rule="with several processes the wait is limited",
     ),
     Mutant(
@@ -620,7 +620,10 @@ MUTANTS = (
         edit(
             ProduceExchange,
             "upstream_request",
-            ("ACKS_ALL if self.admitted or self.request.acks == 0 else self.request.acks", "self.request.acks"),
+            (
+                "ACKS_ALL if self.submission.admitted or self.request.acks == 0 else self.request.acks",
+                "self.request.acks",
+            ),
         ),
         rule="acks=all, or a truncation assigns an offset twice",
     ),
@@ -747,7 +750,7 @@ MUTANTS = (
         edit(
             Admitter,
             "answer_late",
-            ("[each for each in self._state.appends.queue if each.deadline <= now]", "[]"),
+            ("[each for each in self._state.appends.queue if each.placement.deadline <= now]", "[]"),
         ),
         rule="a sequencer answers in time",
     ),
@@ -906,7 +909,7 @@ MUTANTS = (
         edit(
             KafkaAnswers,
             "answered",
-            ("error == Error.NONE", "pending.kind.fenced"),
+            ("error == Error.NONE", "pending.placement.kind.fenced"),
             ("self._fenced_success(pending, result, now)", "self._state.appended(pending, -1, -1, now)"),
         ),
         rule="an error is no success",

@@ -47,8 +47,8 @@ class WatchedDispatcher(Dispatcher):
         super().submit(pending)
 
     def cancel(self, pending: g.PendingAppend) -> None:
-        if pending.duplicate_waiters:
-            self._order[pending.duplicate_waiters[0]] = self._order[pending]
+        if pending.placement.duplicate_waiters:
+            self._order[pending.placement.duplicate_waiters[0]] = self._order[pending]
         super().cancel(pending)
 
     def sent(self, pending: g.PendingAppend) -> None:
@@ -66,14 +66,16 @@ class WatchedDispatcher(Dispatcher):
         match effect:
             case g.Admit(pending):
                 self._check_order(sequencer, pending)
-                if pending.connection not in self.sessions and pending.duplicate_waiters:
-                    self._order[pending.duplicate_waiters[0]] = self._order[pending]  # its client has disconnected
-            case g.Resend(pending) if pending.kind.fenced:
+                if pending.connection not in self.sessions and pending.placement.duplicate_waiters:
+                    self._order[pending.placement.duplicate_waiters[0]] = self._order[
+                        pending
+                    ]  # its client has disconnected
+            case g.Resend(pending) if pending.placement.kind.fenced:
                 self._check_pipeline(sequencer, pending)
             case g.Answer(pending, result):
                 self._overtakable.discard(pending)
                 order = self._order.pop(pending, 0)
-                if result.error_code and pending.attempts:
+                if result.error_code and pending.placement.attempts:
                     self._failed[_pipeline(pending), _is_independent(pending)] = order, self._sim.now
             case _:
                 pass
@@ -81,9 +83,9 @@ class WatchedDispatcher(Dispatcher):
 
     def _check_order(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """First come, first served. An in-doubt append blocks others until it is resolved."""
-        if pending.attempts:
+        if pending.placement.attempts:
             self._check_pipeline(sequencer, pending)
-        if pending.attempts or pending.resolve_until:
+        if pending.placement.attempts or pending.outcome.resolve_until:
             return
         mine, view = self._order[pending], view_of(sequencer, self._sim.now)
         # An append that waits for requests queued at a broker blocks only its own pipeline.
@@ -107,7 +109,7 @@ class WatchedDispatcher(Dispatcher):
         before = [
             t
             for t in view_of(sequencer, self._sim.now).being_read
-            if t.attempts and _pipeline(t) == _pipeline(pending) and self._order[t] < mine
+            if t.placement.attempts and _pipeline(t) == _pipeline(pending) and self._order[t] < mine
         ]
         failed = [self._failed.get((_pipeline(pending), False), (0, 0.0))]
         if not _is_independent(pending):
@@ -124,7 +126,7 @@ class WatchedDispatcher(Dispatcher):
                 self._check_read(view, pending)
 
     def _check_read(self, view: SequencerView, pending: g.PendingAppend) -> None:
-        if view.read_at is None or not pending.kind.fenced:
+        if view.read_at is None or not pending.placement.kind.fenced:
             return
         age = self._sim.now - view.read_at
         if age > self._unconfirmed_send_seconds + 0.001:
@@ -137,10 +139,10 @@ class WatchedDispatcher(Dispatcher):
     def overdue(self) -> list[str]:
         """Appends that waited longer than promised. Valid only while the process runs."""
         return [
-            f"STARVED: an append to {sequencer.partition} is {self._sim.now - pending.deadline:.2f} s late"
+            f"STARVED: an append to {sequencer.partition} is {self._sim.now - pending.placement.deadline:.2f} s late"
             for sequencer in self.sequencers.values()
             for pending in view_of(sequencer, self._sim.now).queued
-            if pending.deadline + _LATE_SECONDS < self._sim.now and not pending.attempts
+            if pending.placement.deadline + _LATE_SECONDS < self._sim.now and not pending.placement.attempts
         ]
 
 

@@ -1000,7 +1000,7 @@ class ControlCall:
 def _brief(what: object) -> str:
     match what:
         case sequencers.ReadBatch(pending, offset):
-            return f"look at {offset} (its batch is sent at {pending.at})"
+            return f"look at {offset} (its batch is sent at {pending.placement.at})"
         case sequencers.BatchRead(_, result):
             end = f" {result.log_end_offset}" if isinstance(result, sequencers.NotYet) else ""
             return f"{type(result).__name__}{end}"

@@ -50,7 +50,7 @@ _RELAYED = [(key, version) for key, version in SERVED if key in RELAYED_VERSIONS
 _OPS = 60
 #: In how many steps of native code the states of sequencers are compared.
 _STATES_SHARE = 0.05
-_FIELDS_OF_APPENDS = ("at", "fence", "kind", "sent_at", "attempts", "may_write", "predecessor_result")
+_FIELDS_OF_APPENDS = ("at", "fence", "kind", "sent_at", "attempts", "predecessor_result")
 #: The first orders the queue, which the fast path does not enter. The second orders what was sent: see `_state_of`.
 _NOT_COMPARED = ("_submitted_count", "_sent_count", "names")
 
@@ -147,8 +147,10 @@ def _state_of(part: Any, sent_count: int = 0) -> Any:
     `sent_count`: appends are numbered when they are sent. Native code does not number those that it completes.
     """
     if isinstance(part, g.PendingAppend):
-        before_last = part.sent_as and 1 + sent_count - part.sent_as
-        return [getattr(part, name) for name in _FIELDS_OF_APPENDS], before_last, len(part.duplicate_waiters)
+        placement = part.placement
+        before_last = placement.sent_as and 1 + sent_count - placement.sent_as
+        decided = [getattr(placement, name) for name in _FIELDS_OF_APPENDS]
+        return decided, part.sending.may_write, before_last, len(placement.duplicate_waiters)
     if isinstance(part, deque | list):
         return [_state_of(each, sent_count) for each in part]
     if is_dataclass(part) and type(part).__module__.startswith("fencepost_proxy.sequencer"):

@@ -137,7 +137,7 @@ def test_decompression_beyond_the_limit_is_refused_with_error() -> None:
 def test_append_deadline_is_limit_or_third_of_timeout(timeout_ms: int, wait: float) -> None:
     talk = SessionTalk()
     pending = talk.submits(timeout_ms=timeout_ms)
-    assert pending.deadline == pytest.approx(talk.now + wait)
+    assert pending.placement.deadline == pytest.approx(talk.now + wait)
 
 
 def test_frame_above_limit_closes_connection_before_buffering() -> None:

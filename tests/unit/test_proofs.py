@@ -365,7 +365,7 @@ def test_fast_path_requires_a_proven_permission() -> None:
     assert talk.session.state.template.is_checked is False
     talk.rules(MAY)
     talk.commands.clear()
-    talk.complete(talk.session._holds.waiting_produce.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
+    talk.complete(talk.session._holds.waiting_produce.submission.waiting_for, AT_5, None)  # type: ignore[union-attr,arg-type]
     talk.commands.clear()
 
     talk.appends(correlation=2)

@@ -71,17 +71,14 @@ class Talk:
             shared_producer_ids=frozenset({SHARED}),
             now=self.now,
             deadline=self.now + wait,
-            instance_id=self.instance_id,
-            connected_at=self.connected_at,
-            alone=self.alone,
-            taken_over=self.taken_over,
+            context=g.AppendContext(self.instance_id, self.connected_at, self.alone, self.taken_over),
             transactional_id=within,
         )
         pending = make_pending_append(draft, TP, PartitionData(TP.partition, records, b""))
         assert isinstance(pending, g.PendingAppend), pending
-        pending.may_write = self.may_write
-        pending.has_partitions = owns
-        pending.leader_epoch = self.leader_epoch
+        pending.sending.may_write = self.may_write
+        pending.sending.has_partitions = owns
+        pending.sending.leader_epoch = self.leader_epoch
         self.call("submit", pending)
         return pending
 
@@ -121,7 +118,7 @@ class Talk:
     def admitted(self, pending: g.PendingAppend) -> g.Fence | None:
         assert self.next(g.Admit).pending is pending
         self.call("sent", pending)
-        return pending.fence
+        return pending.placement.fence
 
     def _sent(self, pending: g.PendingAppend) -> None:
         if self.effects and self.effects[0] == g.Admit(pending):
@@ -277,10 +274,10 @@ def test_unconfirmed_sequencer_reads_log_end_and_fences(end: int, facts: dict[st
 def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
     talk = confirmed(Check.ON)
     own = talk.sends(batch(b"x", b"y", producer=(5, 0, 0)))
-    assert own.fence is None
+    assert own.placement.fence is None
     talk.acknowledged(own, 10)
-    assert talk.sends(expecting(12, b"z")).fence == g.Fence(SHARED, 0, 10)
-    assert talk.sends(batch(b"without producer id")).fence == g.Fence(SHARED, 0, 11)
+    assert talk.sends(expecting(12, b"z")).placement.fence == g.Fence(SHARED, 0, 10)
+    assert talk.sends(batch(b"without producer id")).placement.fence == g.Fence(SHARED, 0, 11)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -569,14 +566,14 @@ def in_doubt(check: Check = Check.REQUIRED, *, may_write: bool = True) -> tuple[
     """The acknowledgement of an append at 10 is lost. This process has an instance id."""
     talk = confirmed(check, instance_id=7, may_write=may_write)
     pending = talk.sends(expecting(10, b"a", producer=(5, 0, 0)))
-    assert pending.fence == g.Fence(SHARED, 0, 10, 7)
+    assert pending.placement.fence == g.Fence(SHARED, 0, 10, 7)
     talk.lost(pending)
     return talk, pending
 
 
 def test_fence_with_own_instance_id_proves_the_append() -> None:
     talk, pending = in_doubt()
-    talk.read(pending, in_log(pending.records, 10, pending.fence), at=10)
+    talk.read(pending, in_log(pending.records, 10, pending.placement.fence), at=10)
     talk.accepted(pending, 10)
     talk.accepted(talk.submit(pending.records, connection=2), 10)
 
@@ -600,7 +597,7 @@ def test_unconditional_batch_is_fenced_again_at_new_end() -> None:
 def test_one_of_two_equal_batches_succeeds() -> None:
     talk, first = absent(next_sequence=9)  # not the sequence of its fence: the outcome stays unknown
     talk.fails(first, TIMED_OUT)
-    there = in_log(first.records, 10, first.fence)
+    there = in_log(first.records, 10, first.placement.fence)
     second = talk.submit(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
     talk.snapshot(10, next_sequence=10)
     talk.lost(second)
@@ -633,7 +630,7 @@ def test_outcome_after_resend_is_read_from_the_log(resent: PartitionResult | Non
     talk.resent(pending, resent)
     talk.silent()
     talk.tick(0.1)
-    talk.read(pending, in_log(pending.records, 10, pending.fence))
+    talk.read(pending, in_log(pending.records, 10, pending.placement.fence))
     talk.accepted(pending, 10)
 
 
@@ -695,7 +692,7 @@ def test_retry_after_unknown_outcome_finds_the_first_try() -> None:
     talk.read(first, g.Unreadable("no leader"))
     talk.fails(first, TIMED_OUT)
     retry = talk.submit(first.records, connection=2)
-    talk.read(retry, in_log(first.records, 10, first.fence), at=10)
+    talk.read(retry, in_log(first.records, 10, first.placement.fence), at=10)
     talk.accepted(retry, 10)
 
 
@@ -745,7 +742,7 @@ def test_in_doubt_append_is_sought_after_foreign_batches(fenced: bool) -> None:
     lost = talk.loses(batch(b"a"))
     queued = batch(b"x", b"y", producer=(8, 0, 0))
     talk.read(lost, in_log(queued, 10, g.Fence(SHARED, 0, 8)) if fenced else not_fenced(queued, 10), at=10)
-    talk.read(lost, in_log(lost.records, 12, lost.fence), at=12)
+    talk.read(lost, in_log(lost.records, 12, lost.placement.fence), at=12)
     talk.accepted(lost, 12)
 
 
@@ -756,7 +753,7 @@ def test_absent_in_doubt_append_is_resent_unchanged() -> None:
     talk.read(lost, g.NotYet(11))
     talk.snapshot(11, next_sequence=10)
     assert talk.next(g.Resend).pending is lost
-    assert lost.fence == g.Fence(SHARED, 0, 10, 7)
+    assert lost.placement.fence == g.Fence(SHARED, 0, 10, 7)
 
 
 def test_retry_of_unresolved_batch_skips_foreign_batches() -> None:
@@ -779,7 +776,7 @@ def test_a_lost_acknowledgement_does_not_hide_a_violation(is_marker: bool) -> No
     if is_marker:
         foreign = marker(foreign)
     talk.read(lost, foreign)
-    talk.read(lost, in_log(lost.records, 11, lost.fence), at=11)
+    talk.read(lost, in_log(lost.records, 11, lost.placement.fence), at=11)
     talk.read(lost, foreign, at=10)
     if not is_marker:
         assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=8)
@@ -836,7 +833,7 @@ def test_repacked_batch_in_doubt_is_recognised() -> None:
 
     talk = confirmed(instance_id=7)
     pending = talk.loses(measured_from(at_ms - 70))
-    talk.read(pending, in_log(measured_from(at_ms), 10, pending.fence), at=10)
+    talk.read(pending, in_log(measured_from(at_ms), 10, pending.placement.fence), at=10)
     talk.accepted(pending, 10)
 
 
@@ -891,7 +888,7 @@ def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
 def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
     talk = confirmed(Check.ON)
     old = talk.sends(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
-    assert old.fence == g.NO_PRODUCER
+    assert old.placement.fence == g.NO_PRODUCER
     waiting = talk.submit(expecting(11, b"b"))
     talk.silent()
     talk.acknowledged(old, 10)
@@ -905,7 +902,7 @@ def test_retry_of_an_appended_old_batch_is_recognised(conditional: bool) -> None
     talk.append(10, b"a", producer=(5, 0, 0))
     old: dict[str, Any] = {"producer": (5, 0, 1), "timestamp_ms": 0}
     first = talk.sends(expecting(11, b"old", **old) if conditional else batch(b"old", **old))
-    assert first.fence == g.NO_PRODUCER
+    assert first.placement.fence == g.NO_PRODUCER
     talk.acknowledged(first, 11)  # the answer does not reach its client
     talk.accepted(talk.submit(first.records, connection=2), 11)
     talk.silent()
@@ -926,7 +923,7 @@ def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
     talk = confirmed(check)
     limit_ms = now_ms() - 12 * 3600 * 1000
     first = talk.sends(expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000))
-    assert first.fence == g.Fence(SHARED, 0, 10)
+    assert first.placement.fence == g.Fence(SHARED, 0, 10)
     talk.unknown(first, at=10)
     talk.now += 20
     retry = talk.submit(first.records, connection=2)
@@ -1065,7 +1062,7 @@ def test_required_topic_publishes_new_fence_base_before_use(why: str) -> None:
     assert talk.admitted(pending) == new.fence
     talk.acknowledged(pending, new.expected)
     following = replace(new.fence, base_sequence=new.fence.base_sequence + 1)
-    assert talk.sends(expecting(new.expected + 1, b"b")).fence == following
+    assert talk.sends(expecting(new.expected + 1, b"b")).placement.fence == following
 
 
 def test_foreign_epoch_on_true_topic_is_reported() -> None:
@@ -1237,7 +1234,7 @@ def test_new_append_keeps_the_fence_confirmed() -> None:
 def test_pipelined_appends_are_sent_before_acknowledgements() -> None:
     talk = confirmed()
     pipelined = [talk.sends(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
-    assert [pending.fence for pending in pipelined] == [g.Fence(SHARED, 0, at) for at in (10, 12, 14)]
+    assert [pending.placement.fence for pending in pipelined] == [g.Fence(SHARED, 0, at) for at in (10, 12, 14)]
     for i, pending in enumerate(pipelined):
         talk.acknowledged(pending, 10 + 2 * i)
 
@@ -1293,7 +1290,7 @@ def test_producer_continues_after_a_refused_conditional_batch() -> None:
     talk.tick(1)
     talk.call("cancel", refused)
     # Kafka knows sequence 0 of this producer and would find a gap before 2.
-    assert talk.submit(batch(b"y", producer=(5, 0, 2))).kind is g.AppendMode.SEQUENCED
+    assert talk.submit(batch(b"y", producer=(5, 0, 2))).placement.kind is g.AppendMode.SEQUENCED
 
 
 # ----------------------------------------------------------------------------------------------------------- retries
@@ -1458,7 +1455,7 @@ def unresolved(talk: Talk) -> memoryview:
     """An unconditional batch of a producer with fenced appends, answered with 7 while Kafka may have it queued."""
     talk.append(10, b"a", producer=(5, 0, 0))
     lost = talk.sends(batch(b"b", producer=(5, 0, 1)))
-    assert lost.fence == g.Fence(SHARED, 0, 11)
+    assert lost.placement.fence == g.Fence(SHARED, 0, 11)
     talk.unknown(lost, at=11)
     return lost.records
 
@@ -1537,7 +1534,7 @@ def two_unresolved(talk: Talk, *, conditional: bool) -> list[memoryview]:
     if conditional:
         made = [expecting(11, b"b", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2))]
     lost = [talk.sends(records) for records in made]
-    assert [pending.fence for pending in lost] == [g.Fence(SHARED, 0, at) for at in (11, 12)]
+    assert [pending.placement.fence for pending in lost] == [g.Fence(SHARED, 0, at) for at in (11, 12)]
     talk.lost(*lost)
     talk.read(lost[0], g.NotYet(11))
     read = talk.next(g.ReadBatch)
@@ -1638,7 +1635,7 @@ def test_retry_that_is_not_sent_leaves_batch_unresolved(end: str) -> None:
 def test_log_end_is_reread_after_transactional_append() -> None:
     talk = confirmed(Check.ON)
     pending = talk.sends(batch(b"t", producer=(5, 0, 0), transactional=True))
-    assert pending.fence is None
+    assert pending.placement.fence is None
     talk.acknowledged(pending, 10)
     talk.is_unconfirmed(11)
 
@@ -1878,7 +1875,7 @@ def test_foreign_producer_id_in_a_transaction_is_refused(expected: int) -> None:
     result = talk.answered(theirs)
     assert (result.error_code, result.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
     assert "ANOTHERS_PRODUCER" in str(result.error_message)
-    assert talk.sends(within(11, b"t", producer=(5, 0, 1)), within="app").fence is None
+    assert talk.sends(within(11, b"t", producer=(5, 0, 1)), within="app").placement.fence is None
 
 
 def test_producer_id_is_known_per_transactional_id() -> None:
@@ -2081,7 +2078,7 @@ def test_join_waits_for_in_doubt_appends() -> None:
     pending = talk.sends(expecting(10, b"a"))
     talk.call("join", "app", 7)
     talk.lost(pending)
-    talk.read(pending, in_log(pending.records, 10, pending.fence), at=10)
+    talk.read(pending, in_log(pending.records, 10, pending.placement.fence), at=10)
     talk.fails(pending, TIMED_OUT)
     assert talk.next(g.MayJoin) == g.MayJoin(7)
 
@@ -2197,17 +2194,17 @@ def test_retry_keeps_original_producer_after_later_fenced_append() -> None:
     fenced = talk.sends(expecting(11, b"a", producer=(5, 0, 1)))
     talk.acknowledged(fenced, 11)
     retry = talk.sends(first.records, connection=2)
-    assert retry.kind is g.AppendMode.PASS_THROUGH
+    assert retry.placement.kind is g.AppendMode.PASS_THROUGH
     talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())  # Kafka knows it by its sequence
     talk.accepted(retry, 10)
-    fences = [each.fence for each in (first, fenced, retry, talk.sends(batch(b"y", producer=(5, 0, 2))))]
+    fences = [each.placement.fence for each in (first, fenced, retry, talk.sends(batch(b"y", producer=(5, 0, 2))))]
     assert fences == [None, g.Fence(SHARED, 0, 10), None, g.Fence(SHARED, 0, 11)]
 
 
 def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
     talk = confirmed(Check.ON)
     pending_appends = [talk.sends(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
-    assert not any(pending.fence for pending in pending_appends)
+    assert not any(pending.placement.fence for pending in pending_appends)
     conditional = talk.submit(expecting(13, b"a"), connection=9)
     talk.silent()
     for i in (1, 0, 2):  # answered in another order than sent
@@ -2384,7 +2381,7 @@ def test_config_change_keeps_retry_detection(same_log: bool) -> None:
     if same_log:
         assert talk.next(g.ReadBatch) == g.ReadBatch(retry, 11)
     else:
-        assert retry.kind is g.AppendMode.PASS_THROUGH  # of another topic nothing is known
+        assert retry.placement.kind is g.AppendMode.PASS_THROUGH  # of another topic nothing is known
 
 
 # ------------------------------------------------------------------------------------ errors that Kafka gives each time
@@ -2430,7 +2427,7 @@ def test_repeated_error_is_not_final_if_append_exists(there: str) -> None:
     talk, pending = failed(may_write=True, instance_id=7)
     fails_again(talk, pending)
     if there == "in the log":
-        talk.read(pending, in_log(pending.records, 10, pending.fence))
+        talk.read(pending, in_log(pending.records, 10, pending.placement.fence))
         talk.accepted(pending, 10)
         return
     talk.read(pending, g.NotYet(11 if there == "not replicated yet" else 10))

@@ -182,7 +182,7 @@ class Talk:
         return pending
 
     def admit(self, pending: g.PendingAppend, sequence: int = 5) -> None:
-        pending.fence = g.Fence(7000, 0, sequence)
+        pending.placement.fence = g.Fence(7000, 0, sequence)
         self.call(self.session.append_admitted, pending)
 
     def admit_again(self, pending: g.PendingAppend) -> None:

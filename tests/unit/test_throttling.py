@@ -269,7 +269,7 @@ def late(talk: Talk) -> g.PendingAppend:
     reported = talk.next(m.LateAppends)
     assert reported.partition == pending.partition
     talk.lost(pending)
-    assert pending.may_write
+    assert pending.sending.may_write
     return pending
 
 
@@ -301,7 +301,7 @@ def test_late_first_append_is_resolved_where_clients_do_not_log_in() -> None:
     talk.report(m.AppendsLate((pending,)))
     talk.next(m.LateAppends)
     talk.lost(pending)
-    assert pending.may_write
+    assert pending.sending.may_write
 
 
 @pytest.mark.parametrize("bit", [Full.CLIENT, Full.UPSTREAM])
@@ -382,7 +382,7 @@ def test_append_that_others_wait_for_is_reported_late_once() -> None:
     talk.silent()
     talk.lost(first, second)
     assert talk.next(g.ReadBatch) == g.ReadBatch(first, 10)
-    assert other.at is None
+    assert other.placement.at is None
 
 
 def test_append_that_cannot_be_sent_again_is_waited_for() -> None:

@@ -99,7 +99,7 @@ def test_checked_append_keeps_the_clients_topic_id() -> None:
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     is_looked_up(session, {T_ID: "checked-a"})
     pending = session.admitted()
-    assert pending.topic_id == T_ID
+    assert pending.sending.topic_id == T_ID
     sent = session.sent_up()
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     session.completed(pending, produced((T_ID, 0, 0, 5)), PartitionResult(0, 0, 5, -1, 0))

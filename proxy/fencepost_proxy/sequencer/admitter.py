@@ -33,8 +33,8 @@ class Admitter:
     # ---- submission
 
     def submit(self, pending: PendingAppend, now: float) -> None:
-        kind = pending.kind = self.mode_of(pending)
-        pending.fence = None  # of a canceled admission; the mode may have changed since
+        kind = pending.placement.kind = self.mode_of(pending)
+        pending.placement.fence = None  # of a canceled admission; the mode may have changed since
         self._state.appends.number(pending)
         self._state.fence.check = pending.check
         if kind.fenced and pending.append.producer_id >= 0:
@@ -73,7 +73,7 @@ class Admitter:
 
     def _is_known_retry(self, pending: PendingAppend) -> bool:
         """Answer a retry of a batch that this process has answered, or let it wait for the one in flight."""
-        if not pending.kind.fenced or pending.append.producer_id < 0:
+        if not pending.placement.kind.fenced or pending.append.producer_id < 0:
             return False
         appended_batch = self._state.retries.retry_of(pending)
         if appended_batch is not None:
@@ -85,7 +85,7 @@ class Admitter:
         earlier = self._state.appends.earlier_attempt(pending)
         if earlier is None:
             return False
-        earlier.duplicate_waiters.append(pending)
+        earlier.placement.duplicate_waiters.append(pending)
         return True
 
     def _mark_first_try_in_doubt(self, pending: PendingAppend, now: float) -> bool:
@@ -93,14 +93,14 @@ class Admitter:
         known = self._state.retries.unresolved(pending)
         if known is None:
             return False
-        pending.at, pending.fence = known
-        pending.sent_before = True
-        if pending.fence == NO_PRODUCER:
+        pending.placement.at, pending.placement.fence = known
+        pending.placement.sent_before = True
+        if pending.placement.fence == NO_PRODUCER:
             # Unfenced: neither its offset nor its sender can be found out, and Kafka would append it again.
             why = "an earlier attempt, too old to be fenced, may have been appended"
             self._state.unknown(pending, why, now)
         else:
-            self._resolver.add(pending, min(pending.deadline, now + self._state.log.limits.resolve_seconds))
+            self._resolver.add(pending, min(pending.placement.deadline, now + self._state.log.limits.resolve_seconds))
         return True
 
     # ---- the queue
@@ -127,13 +127,13 @@ class Admitter:
             pending = appends.queue[0]
             if not self.fits_with_in_flight(pending, now) or appends.predecessor_is_read(pending):
                 return
-            if pending.predecessor_result is not None:
+            if pending.placement.predecessor_result is not None:
                 appends.queue.popleft()
-                self._state.answer(pending, pending.predecessor_result, "predecessor_failed")
+                self._state.answer(pending, pending.placement.predecessor_result, "predecessor_failed")
             elif self._is_known_retry(pending):
                 # Its first attempt was still queued here when it came, and has been answered since.
                 appends.queue.popleft()
-            elif pending.kind is AppendMode.PASS_THROUGH or pending.is_there:
+            elif pending.placement.kind is AppendMode.PASS_THROUGH or pending.outcome.is_there:
                 self._admit(pending)
             elif not self._decide(pending, now):
                 return
@@ -144,17 +144,17 @@ class Admitter:
             return True
         if len(in_flight) >= self._state.log.limits.in_flight_max:
             return False
-        if pending.kind is AppendMode.PASS_THROUGH:
-            return all(other.kind is AppendMode.PASS_THROUGH for other in in_flight)
+        if pending.placement.kind is AppendMode.PASS_THROUGH:
+            return all(other.placement.kind is AppendMode.PASS_THROUGH for other in in_flight)
         # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence. So appends
         # are pipelined, but only while the fence is confirmed and no other instance fences here. Otherwise: 1. This
         # process sends A, B. 2. Another instance's X, with as many records as A, is appended first. 3. Kafka takes A
         # for a duplicate of X. 4. B's sequence fits, so B is appended after X.
         return (
-            pending.kind.fenced
-            and pending.alone
+            pending.placement.kind.fenced
+            and pending.context.alone
             and self._state.fence.is_confirmed(pending, now)
-            and all(other.kind.fenced and other.connection == pending.connection for other in in_flight)
+            and all(other.placement.kind.fenced and other.connection == pending.connection for other in in_flight)
         )
 
     def end_of_all_sent(self) -> int:
@@ -162,8 +162,8 @@ class Admitter:
         if not self._state.appends.in_flight:
             return self._state.fence.log_end
         last = self._state.appends.in_flight[-1]
-        assert last.at is not None
-        return last.at + last.append.record_count
+        assert last.placement.at is not None
+        return last.placement.at + last.append.record_count
 
     # ---- the head of the queue
 
@@ -183,7 +183,7 @@ class Admitter:
                 state.refuse(pending, transactions.anothers_producer(pending))
                 return True
         end = self.end_of_all_sent()
-        expected = end if pending.kind is AppendMode.SEQUENCED else pending.append.expected_base_offset
+        expected = end if pending.placement.kind is AppendMode.SEQUENCED else pending.append.expected_base_offset
         assert expected is not None
         # Waiting for a marker would not free the offset. It may be a retry of an append in its own transaction.
         passed = pending.append.transactional and expected < end
@@ -220,7 +220,7 @@ class Admitter:
         known = self._state.retries.unresolved(pending)
         if known is None:
             return None
-        pending.sent_before = True  # also if that attempt ended while this one waited here
+        pending.placement.sent_before = True  # also if that attempt ended while this one waited here
         if known[0] == end:
             return None
         if self._state.appends.in_flight:
@@ -255,10 +255,11 @@ class Admitter:
             self._state.refuse(pending, refusal)
         else:
             # On a `true` topic a batch with old timestamps is not fenced: appended unconditionally, or alone.
-            sequenced = pending.kind is AppendMode.SEQUENCED
-            pending.kind = AppendMode.PASS_THROUGH if sequenced else AppendMode.TRANSACTIONAL_CONDITIONAL
+            sequenced = pending.placement.kind is AppendMode.SEQUENCED
+            pending.placement.kind = AppendMode.PASS_THROUGH if sequenced else AppendMode.TRANSACTIONAL_CONDITIONAL
             if pending.append.producer_id >= 0:
-                pending.fence = NO_PRODUCER  # the broker never got this producer's sequences and would find a gap
+                # The broker never got this producer's sequences, and would find a gap.
+                pending.placement.fence = NO_PRODUCER
 
     def _read_log_end(self, now: float) -> bool:
         log = self._state.log
@@ -285,14 +286,14 @@ class Admitter:
         why = "the log end could not be read in time"
         if self._state.transactions.awaits_marker(now):
             why = "a transaction marker is being written"
-        for pending in [each for each in self._state.appends.queue if each.deadline <= now]:
+        for pending in [each for each in self._state.appends.queue if each.placement.deadline <= now]:
             self._state.appends.queue.remove(pending)
             self._state.try_again(pending, why)
 
     def answer_late_duplicates(self, now: float) -> None:
         for earlier in self._state.appends.with_duplicate_waiters():
-            for pending in [each for each in earlier.duplicate_waiters if each.deadline <= now]:
-                earlier.duplicate_waiters.remove(pending)
+            for pending in [each for each in earlier.placement.duplicate_waiters if each.placement.deadline <= now]:
+                earlier.placement.duplicate_waiters.remove(pending)
                 self._state.unknown(pending, "an earlier attempt of this batch is still in doubt", now)
 
     def log_end_unknown(self, error_code: int | None, now: float) -> None:

@@ -46,36 +46,36 @@ class Appends:
 
     @property
     def fenced_unanswered(self) -> bool:
-        return any(pending.kind.fenced for pending in (*self.in_flight, *self.in_doubt))
+        return any(pending.placement.kind.fenced for pending in (*self.in_flight, *self.in_doubt))
 
     def with_duplicate_waiters(self) -> Iterator[PendingAppend]:
         for earlier in (*self.in_flight, *self.in_doubt, *self.queue, *self.being_read):
-            if earlier.duplicate_waiters:
+            if earlier.placement.duplicate_waiters:
                 yield earlier
 
     def number(self, pending: PendingAppend) -> None:
         self._submitted_count += 1
-        pending.submitted_as = self._submitted_count
+        pending.placement.submitted_as = self._submitted_count
 
     def send(self, pending: PendingAppend, now: float) -> None:
-        pending.sent_at = now
+        pending.placement.sent_at = now
         self._sent_count += 1
-        pending.sent_as = self._sent_count  # several may be sent at the same `now`
-        pending.attempts += 1
+        pending.placement.sent_as = self._sent_count  # several may be sent at the same `now`
+        pending.placement.attempts += 1
         self.in_flight.append(pending)
 
     def put_back(self, pending: PendingAppend) -> None:
         """To the head of the queue, after those sent before it. If it was never sent: to its place in the queue."""
-        if pending.sent_at is None:
-            ahead = sum(1 for each in self.queue if each.submitted_as < pending.submitted_as)
+        if pending.placement.sent_at is None:
+            ahead = sum(1 for each in self.queue if each.placement.submitted_as < pending.placement.submitted_as)
         else:
-            ahead = sum(1 for each in self.queue if 0 < each.sent_as < pending.sent_as)
+            ahead = sum(1 for each in self.queue if 0 < each.placement.sent_as < pending.placement.sent_as)
         self.queue.insert(ahead, pending)
 
     def cancel(self, pending: PendingAppend) -> None:
         if pending is self.admitted:
             self.admitted = None
-            if pending.attempts:
+            if pending.placement.attempts:
                 # 1. A and B are sent. 2. Kafka refuses both fences. 3. A cannot be resent. 4. B must not be appended
                 # alone.
                 message = f"TRY_AGAIN an earlier append was not resent {where(pending.append)}"
@@ -88,14 +88,14 @@ class Appends:
             self.being_read.remove(pending)
         else:
             for earlier in self.with_duplicate_waiters():
-                if pending in earlier.duplicate_waiters:
-                    earlier.duplicate_waiters.remove(pending)
+                if pending in earlier.placement.duplicate_waiters:
+                    earlier.placement.duplicate_waiters.remove(pending)
             return
-        if pending.duplicate_waiters:
+        if pending.placement.duplicate_waiters:
             # The append had no outcome, so the first of its duplicate waiters takes its place.
-            next_waiter, *rest = pending.duplicate_waiters
-            pending.duplicate_waiters.clear()
-            next_waiter.duplicate_waiters.extend(rest)
+            next_waiter, *rest = pending.placement.duplicate_waiters
+            pending.placement.duplicate_waiters.clear()
+            next_waiter.placement.duplicate_waiters.extend(rest)
             self.queue.appendleft(next_waiter)
 
     def earlier_attempt(self, pending: PendingAppend) -> PendingAppend | None:
@@ -122,7 +122,8 @@ class Appends:
         """Its predecessor in the pipeline failed, or may be lost, and is being looked up; until that ends, it must not
         be appended."""
         return any(
-            (other.attempts or other.remembered is not None) and other.pipeline_key == pending.pipeline_key
+            (other.placement.attempts or other.outcome.remembered is not None)
+            and other.pipeline_key == pending.pipeline_key
             for other in self.being_read
         )
 
@@ -136,7 +137,7 @@ class Appends:
         admitted = () if self.admitted is None else (self.admitted,)
         for other in (*self.in_flight, *admitted, *self.in_doubt, *self.queue):
             if (
-                (not other.sent_as or other.sent_as > pending.sent_as)
+                (not other.placement.sent_as or other.placement.sent_as > pending.placement.sent_as)
                 and other is not pending
                 and other.connection == pending.connection
                 and pending.pipeline in other.follows
@@ -145,7 +146,7 @@ class Appends:
 
     def fail_pipeline_after(self, pending: PendingAppend, result: PartitionResult) -> None:
         for other in self.sent_after(pending):
-            other.predecessor_result = sent_after(other, result)
+            other.placement.predecessor_result = sent_after(other, result)
 
 
 def not_authorized(topic: str) -> Refusal:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
+from typing import NamedTuple
 from uuid import UUID
 
 from fencepost_policies.append import Append, Check
@@ -90,34 +91,98 @@ TRANSACTION_OPEN = "transaction_open"
 INDEPENDENT = -2
 
 
+class AppendContext(NamedTuple):
+    """What the process knew when an append was submitted. Times are monotonic seconds.
+
+    `instance_id`: of this instance, for the fence; 0: none. `connected_at`: when the append's broker connection was
+    opened. `alone`: no other instance is known to serve the cluster. `taken_over`: no append of an earlier process is
+    in flight any more.
+    """
+
+    instance_id: int = 0
+    connected_at: float = -inf
+    alone: bool = False
+    taken_over: bool = True
+
+
 @dataclass(slots=True, eq=False)
-class PendingAppend:
-    """Pending append: one append at one sequencer, from its submission to its answer. Times are monotonic seconds.
+class Sending:
+    """What the session knows of an append that it sends.
 
-    Set by the session:
-    `instance_id`: of this instance, for the fence. `connected_at`: when its broker connection was opened.
-    `leader_epoch`: last known one of the partition, or -1. `alone`: no other instance is known to serve the cluster.
-    `taken_over`: no append of an earlier process is in flight any more.
-    `has_partitions`: its transaction has appended to a checked partition, as far as this process knows.
-    `may_write`: Kafka has confirmed that its client may write the topic, so the proxy may resend the batch.
-    `topic_id`: the topic it was sent to; None if Kafka took it by name.
+    `leader_epoch`: last known one of the partition, or -1. `has_partitions`: its transaction has appended to a checked
+    partition, as far as this process knows. `may_write`: Kafka has confirmed that its client may write the topic, so
+    the proxy may resend the batch; `Forget` ends that. `topic_id`: the topic it was sent to; None if Kafka took it by
+    name. `may_arrive_until`: its last attempt, which Kafka did not answer in time, may reach Kafka until then, and
+    longer, as after a lost connection.
+    """
 
-    Set by the sequencer:
-    `at`: the offset it must be appended at, once decided. `fence`: None for a batch under its own producer id.
-    `submitted_as`, `sent_as`: its number among all submitted, or sent, appends; 0: none.
-    `acknowledged`: Kafka answered 0, but the log has to confirm it. `actual`: the log end that it was compared with.
-    `appended_at`: where it was appended, if not at `at`. `sent_before`: an earlier attempt has an unknown outcome.
-    `is_there`: the log has or had it, but not at the expected offset; Kafka reports the offset.
+    leader_epoch: int = -1
+    has_partitions: bool = False
+    may_write: bool = False
+    topic_id: UUID | None = None
+    may_arrive_until: float = -inf
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """Where the sequencer places an append, and what it has sent of it.
+
+    `deadline`: until when it may wait. `at`: the offset it must be appended at, once decided. `fence`: None for a batch
+    under its own producer id. `submitted_as`, `sent_as`: its number among all submitted, or sent, appends; 0: none.
+    `sent_before`: an earlier attempt has an unknown outcome. `actual`: the log end that it was compared with.
+    `predecessor_result`: the answer of a failed predecessor in its pipeline.
+    `duplicate_waiters`: its duplicate waiters.
+    """
+
+    deadline: float
+    kind: AppendMode = AppendMode.CONDITIONAL
+    fence: Fence | None = None
+    at: int | None = None
+    submitted_as: int = 0
+    sent_at: float | None = None
+    sent_as: int = 0
+    attempts: int = 0
+    sent_before: bool = False
+    actual: int = -1
+    predecessor_result: PartitionResult | None = None
+    duplicate_waiters: list[PendingAppend] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What Kafka's answers and the log show of an append that was sent, for the resolver.
+
+    `acknowledged`: Kafka answered 0, but the log has to confirm it. `appended_at`: where it was appended, if not at
+    `Placement.at`. `is_there`: the log has or had it, but not at the expected offset; Kafka reports the offset.
     `reported_at`: the offset at which Kafka reports it as a duplicate; still to be read back.
     `late`: Kafka did not answer its last attempt in time while others waited; the connection is still open.
-    `may_arrive_until`: that attempt may reach Kafka until then, and longer, as after a lost connection.
     `searched_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
     `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
     `unanswered`: an attempt has no answer and may be queued.
     `comparison`: of its records with those at its expected offset. `remembered`: where this process appended it, which
     the log has yet to confirm.
-    `predecessor_result`: the answer of a failed predecessor in its pipeline.
-    `duplicate_waiters`: its duplicate waiters.
+    """
+
+    acknowledged: bool = False
+    resolve_until: float = 0.0
+    appended_at: int | None = None
+    is_there: bool = False
+    reported_at: int | None = None
+    searched_to: int | None = None
+    error_code: int = 0
+    repeated: bool = False
+    unanswered: bool = False
+    late: bool = False
+    comparison: RecordComparison | None = None
+    remembered: AppendedBatch | None = None
+
+
+@value
+class PendingAppend:
+    """Pending append: one append at one sequencer, from its submission to its answer.
+
+    It is what the client submitted, at `submitted_at` (monotonic seconds). The session writes `sending`, the sequencer
+    `placement` and `outcome`.
     """
 
     connection: int
@@ -127,40 +192,13 @@ class PendingAppend:
     digest: bytes
     check: Check
     submitted_at: float
-    deadline: float
-    instance_id: int = 0
-    connected_at: float = -inf
-    leader_epoch: int = -1
-    alone: bool = False
-    taken_over: bool = True
-    transactional_id: str | None = None
-    has_partitions: bool = False
-    kind: AppendMode = AppendMode.CONDITIONAL
-    fence: Fence | None = None
-    at: int | None = None
-    submitted_as: int = 0
-    sent_at: float | None = None
-    sent_as: int = 0
-    attempts: int = 0
-    acknowledged: bool = False
-    resolve_until: float = 0.0
-    actual: int = -1
-    appended_at: int | None = None
-    sent_before: bool = False
-    is_there: bool = False
-    reported_at: int | None = None
-    searched_to: int | None = None
-    error_code: int = 0
-    repeated: bool = False
-    unanswered: bool = False
-    may_write: bool = False
-    topic_id: UUID | None = None
-    comparison: RecordComparison | None = None
-    remembered: AppendedBatch | None = None
-    late: bool = False
-    may_arrive_until: float = -inf
-    predecessor_result: PartitionResult | None = None
-    duplicate_waiters: list[PendingAppend] = field(default_factory=list)
+    transactional_id: str | None
+    context: AppendContext
+    placement: Placement
+    sending: Sending = field(default_factory=Sending)
+    outcome: Outcome = field(default_factory=Outcome)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # another append may submit the same
 
     @property
     def producer(self) -> tuple[int, int]:
@@ -280,7 +318,9 @@ class AppendedBatch:
     def holds_for(self, pending: PendingAppend) -> bool:
         """Whether what is remembered is still true on the append's connection: the leader is the same, and has not
         restarted since. Otherwise the log may have lost its last records."""
-        return 0 <= self.leader_epoch == pending.leader_epoch and pending.connected_at <= self.known_since
+        return (
+            0 <= self.leader_epoch == pending.sending.leader_epoch and pending.context.connected_at <= self.known_since
+        )
 
     def has_write_id_of(self, pending: PendingAppend) -> bool:
         """Write id: bytes in a record header that name a write, so that a retry is recognized after a restart, too."""
@@ -367,7 +407,7 @@ Event = LogEndRead | LogEndUnknown | BatchRead | Resent | BasePublished | Tick |
 
 @value
 class Admit:
-    """Admit the append: send it with the fence `pending.fence`, if any; then call `sent` or `cancel`."""
+    """Admit the append: send it with the fence `Placement.fence`, if any; then call `sent` or `cancel`."""
 
     pending: PendingAppend
 

@@ -68,8 +68,8 @@ class PartitionFence:
         return (
             self.phase is Phase.OPEN
             and now < self.confirmed_until
-            and pending.connected_at <= self.confirmed_since
-            and pending.leader_epoch == self.confirmed_epoch
+            and pending.context.connected_at <= self.confirmed_since
+            and pending.sending.leader_epoch == self.confirmed_epoch
             and not self._joined
         )
 
@@ -145,19 +145,19 @@ class PartitionFence:
     # ---- appends
 
     def put_on(self, pending: PendingAppend, at: int, snapshot: LogEndSnapshot) -> None:
-        pending.at = at
+        pending.placement.at = at
         limits = self._log.limits
-        if pending.kind.fenced and limits.fencing:
+        if pending.placement.kind.fenced and limits.fencing:
             sequence = (at - self.sequence_offset) % SEQUENCE_MODULUS
-            pending.fence = Fence(
-                snapshot.producer_id, self.epoch % limits.producer_epochs, sequence, pending.instance_id
+            pending.placement.fence = Fence(
+                snapshot.producer_id, self.epoch % limits.producer_epochs, sequence, pending.context.instance_id
             )
 
     @staticmethod
     def too_old(pending: PendingAppend, snapshot: LogEndSnapshot, now: float) -> Refusal | None:
         """Refuse a batch with too old records: the broker ages a producer by record timestamps and would forget the
         fence."""
-        if snapshot.log_append_time or not pending.kind.fenced:
+        if snapshot.log_append_time or not pending.placement.kind.fenced:
             return None
         return check_timestamps(pending.append, snapshot.oldest_ms(now))
 
@@ -168,10 +168,10 @@ class PartitionFence:
             return
         self.log_end = max(self.log_end, end)
         # The log ended before it when it was appended: at this send, if Kafka reports so.
-        self.end_as_of = -inf if in_doubt or pending.sent_at is None else pending.sent_at
+        self.end_as_of = -inf if in_doubt or pending.placement.sent_at is None else pending.placement.sent_at
         # Records may be half of the setting old when sent. The remaining quarter covers requests in a queue.
         self.confirmed_until = min(now + snapshot.expiration_seconds / 4, snapshot.expiration_known_until)
-        self.confirmed_since, self.confirmed_epoch = now, pending.leader_epoch
+        self.confirmed_since, self.confirmed_epoch = now, pending.sending.leader_epoch
         if self.check is Check.REQUIRED and self.bases.is_last_epoch(self.epoch):
             self.unconfirm()
 
@@ -179,4 +179,4 @@ class PartitionFence:
         """The log moved without the fence's sequence: add the difference to the sequence offset."""
         self.sequence_offset += end - self.log_end
         self.log_end = end
-        self.end_as_of = pending.sent_at or self.end_as_of
+        self.end_as_of = pending.placement.sent_at or self.end_as_of

@@ -100,11 +100,11 @@ class Lookups:
 
     @staticmethod
     def _read_at(pending: PendingAppend) -> int:
-        if pending.remembered is not None:
-            return pending.remembered.base_offset
-        if pending.comparison is not None:
-            return pending.comparison.at
-        at = pending.append.expected_base_offset if pending.reported_at is None else pending.reported_at
+        if pending.outcome.remembered is not None:
+            return pending.outcome.remembered.base_offset
+        if pending.outcome.comparison is not None:
+            return pending.outcome.comparison.at
+        at = pending.append.expected_base_offset if pending.outcome.reported_at is None else pending.outcome.reported_at
         assert at is not None
         return at
 
@@ -115,21 +115,21 @@ class Lookups:
             self._state.log.retry(now)
             return
         self._state.appends.being_read.remove(pending)
-        if pending.remembered is not None:
+        if pending.outcome.remembered is not None:
             self._end_remembered(pending, result, now)
-        elif pending.appended_at is not None:
+        elif pending.outcome.appended_at is not None:
             self._end_violation(pending, result)
-        elif pending.reported_at is not None:
+        elif pending.outcome.reported_at is not None:
             self._end_duplicate(pending, result, now)
         else:
             self._end_mismatch_read(pending, result, now)
 
     def end_late(self, now: float) -> None:
-        for pending in [each for each in self._state.appends.being_read if each.deadline <= now]:
+        for pending in [each for each in self._state.appends.being_read if each.placement.deadline <= now]:
             self._state.appends.being_read.remove(pending)
-            if pending.appended_at is not None:
+            if pending.outcome.appended_at is not None:
                 self._end_violation(pending, None)
-            elif pending.reported_at is not None:
+            elif pending.outcome.reported_at is not None:
                 self._end_duplicate(pending, None, now)
             else:
                 self._state.try_again(pending, "the record at the expected offset could not be read in time")
@@ -137,31 +137,31 @@ class Lookups:
     # ---- remembered appends
 
     def remembered(self, pending: PendingAppend, appended_batch: AppendedBatch) -> None:
-        pending.remembered = appended_batch
+        pending.outcome.remembered = appended_batch
         self._begin(pending, appended_batch.base_offset)
 
     @staticmethod
     def _is_lost(pending: PendingAppend, result: BatchReadResult) -> bool:
-        at = None if pending.remembered is None else pending.remembered.base_offset
+        at = None if pending.outcome.remembered is None else pending.outcome.remembered.base_offset
         return at is not None and isinstance(result, NotYet) and result.log_end_offset <= at
 
     def _end_remembered(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
-        assert pending.remembered is not None
-        at = pending.remembered.base_offset
+        assert pending.outcome.remembered is not None
+        at = pending.outcome.remembered.base_offset
         there = self._state.log.decode(result, at, pending)
         if there is not None and there.digest == pending.digest:
-            self._state.accept(pending, pending.remembered)
+            self._state.accept(pending, pending.outcome.remembered)
         elif isinstance(result, OutOfRange) or (isinstance(result, Found) and is_compacted(result, pending)):
             # Another history of the log may have had other records there.
-            pending.remembered = None
+            pending.outcome.remembered = None
             self._state.unknown(pending, "its records are deleted, and may have been lost before", now, queued=False)
         else:
             self._end_lost(pending, result.log_end_offset if isinstance(result, NotYet) else None)
 
     def _end_lost(self, pending: PendingAppend, log_end: int | None) -> None:
         """The log does not have what was acknowledged. The append is decided like a new one."""
-        assert pending.remembered is not None
-        remembered, pending.remembered = pending.remembered, None
+        assert pending.outcome.remembered is not None
+        remembered, pending.outcome.remembered = pending.outcome.remembered, None
         retries, lost_from = self._state.retries, remembered.base_offset if log_end is None else log_end
         if retries.retry_of(pending) is not None:  # else a read of the log end has shown it meanwhile
             end = max(remembered.end, retries.acknowledged_end)
@@ -173,15 +173,15 @@ class Lookups:
     # ---- mismatches
 
     def mismatch(self, pending: PendingAppend, expected: int, end: int, now: float) -> None:
-        pending.actual = end
+        pending.placement.actual = end
         if not 0 <= expected < end or pending.append.contradiction is not None:
             self._end_mismatch(pending, None, now)
             return
-        pending.is_there = self._sequence_is_taken(pending)
+        pending.outcome.is_there = self._sequence_is_taken(pending)
         if self._is_remembered_as_other(pending, expected):
             self._end_mismatch(pending, None, now)
             return
-        pending.comparison = RecordComparison(pending.partition, expected, pending.append.record_count)
+        pending.outcome.comparison = RecordComparison(pending.partition, expected, pending.append.record_count)
         self._begin(pending, expected)
 
     def _is_remembered_as_other(self, pending: PendingAppend, expected: int) -> bool:
@@ -207,7 +207,7 @@ class Lookups:
         return 0 < (known.next_sequence - pending.append.base_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
 
     def _end_mismatch_read(self, pending: PendingAppend, result: BatchReadResult, now: float) -> None:
-        expected, compared = pending.append.expected_base_offset, pending.comparison
+        expected, compared = pending.append.expected_base_offset, pending.outcome.comparison
         assert expected is not None
         assert compared is not None
         there = self._state.log.decode(result, expected, pending) if compared.at == expected else None
@@ -228,7 +228,7 @@ class Lookups:
             else:
                 compared.add(overlap)
                 # A transaction's batches are sent again as they were.
-                if not pending.append.transactional and compared.goes_on(pending.actual):
+                if not pending.append.transactional and compared.goes_on(pending.placement.actual):
                     self._begin(pending, compared.at)
                     return
         self._end_mismatch(pending, there, now)
@@ -242,10 +242,10 @@ class Lookups:
         return pending.batch_name == ((header.producer_id, header.producer_epoch), header.base_sequence)
 
     def _end_mismatch(self, pending: PendingAppend, there: AppendedBatch | None, now: float) -> None:
-        """`there`: a batch with equal records at the expected offset; else `pending.comparison` shows what is there."""
-        compared, pending.comparison = pending.comparison, None
-        if pending.is_there:
-            pending.at = pending.append.expected_base_offset
+        """`there`: a batch with equal records at the expected offset; else `Outcome.comparison` shows what is there."""
+        compared, pending.outcome.comparison = pending.outcome.comparison, None
+        if pending.outcome.is_there:
+            pending.placement.at = pending.append.expected_base_offset
             self._state.appends.queue.appendleft(pending)
         elif (earlier := self._proved(pending, there, compared, now)) is not None:
             self._state.accept(pending, earlier)
@@ -276,7 +276,7 @@ class Lookups:
         self, pending: PendingAppend, there: AppendedBatch | None, compared: RecordComparison | None, now: float
     ) -> Refusal:
         reason, why = "offset_mismatch", None
-        count = pending.append.record_count
+        count, actual = pending.append.record_count, pending.placement.actual
         possibly_yours = there is not None
         if there is not None and not there.same_times and there.has_write_id_of(pending):
             reason, why = COPIED_HEADERS, _COPIED
@@ -292,22 +292,20 @@ class Lookups:
                 why = f"{compared.equal} of {count} of these records are in the log"
         elif compared is not None and compared.missing:
             possibly_yours = True
-        elif pending.append.contradiction is None and pending.actual < (pending.append.expected_base_offset or 0):
-            possibly_yours = not pending.taken_over or self._state.queued.may_append_later(pending, now)
+        elif pending.append.contradiction is None and actual < (pending.append.expected_base_offset or 0):
+            possibly_yours = not pending.context.taken_over or self._state.queued.may_append_later(pending, now)
             why = "an earlier attempt may still be appended" if possibly_yours else None
         log_start = self._state.fence.log_start
-        return offset_mismatch(
-            pending.append, pending.actual, log_start, possibly_yours=possibly_yours, why=why, reason=reason
-        )
+        return offset_mismatch(pending.append, actual, log_start, possibly_yours=possibly_yours, why=why, reason=reason)
 
     # ---- duplicates
 
     def duplicate(self, pending: PendingAppend, offset: int) -> None:
-        pending.reported_at = offset
+        pending.outcome.reported_at = offset
         self._begin(pending, offset)
 
     def _end_duplicate(self, pending: PendingAppend, result: BatchReadResult | None, now: float) -> None:
-        at, pending.reported_at = pending.reported_at, None
+        at, pending.outcome.reported_at = pending.outcome.reported_at, None
         assert at is not None
         if not isinstance(result, Found):
             why = "Kafka reports it as a duplicate, but it could not be read back"
@@ -316,7 +314,7 @@ class Lookups:
         there = self._state.log.decode(result, at, pending)
         if there is not None and self._is_itself(result, there, pending):
             self._state.queued.appended(pending)
-            if at == pending.at:
+            if at == pending.placement.at:
                 self._state.accept(pending, there)
             else:
                 self.appended_elsewhere(pending, PartitionResult(pending.partition.partition, Error.NONE, at), now)
@@ -330,50 +328,49 @@ class Lookups:
     # ---- violations
 
     def appended_elsewhere(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
-        assert pending.at is not None
+        assert pending.placement.at is not None
         self._state.fence.unconfirm()
-        if pending.kind is AppendMode.SEQUENCED:
-            pending.at = result.base_offset
+        if pending.placement.kind is AppendMode.SEQUENCED:
+            pending.placement.at = result.base_offset
             appended_batch = self._state.retries.add(pending, result.log_append_time_ms, now)
             self._state.accept(pending, appended_batch, result.log_start_offset)
             return
         self._state.fence.accounted = False  # this report covers what the next read of the log would find
-        pending.appended_at = result.base_offset
-        pending.deadline = now + self._state.log.limits.violation_seconds
-        self._begin(pending, pending.at)
+        pending.outcome.appended_at = result.base_offset
+        pending.placement.deadline = now + self._state.log.limits.violation_seconds
+        self._begin(pending, pending.placement.at)
 
     def is_violation(self, pending: PendingAppend) -> bool:
         """Whether an earlier attempt was appended elsewhere, and is about to be answered so, and this one with it."""
         for other in self._state.appends.being_read:
-            if other.appended_at is not None and same_write(other, pending):
-                other.duplicate_waiters.append(pending)
+            if other.outcome.appended_at is not None and same_write(other, pending):
+                other.placement.duplicate_waiters.append(pending)
                 return True
         return False
 
     def _end_violation(self, pending: PendingAppend, result: BatchReadResult | None) -> None:
-        assert pending.at is not None
-        assert pending.appended_at is not None
+        expected, appended_at = pending.placement.at, pending.outcome.appended_at
+        assert expected is not None
+        assert appended_at is not None
         producer_id, is_marker = producer_of(result)
-        if is_marker and (pending.append.transactional or pending.searched_to is not None):
+        if is_marker and (pending.append.transactional or pending.outcome.searched_to is not None):
             # Of a transaction that had only joined, as allowed, or joined after this append's outcome became unknown:
             # no writer bypasses the proxy.
             why = "the marker of another transaction came between"
         else:
-            forgotten = isinstance(result, Found) and has_its_sequence(result, pending, pending.at)
+            forgotten = isinstance(result, Found) and has_its_sequence(result, pending, expected)
             why = FORGOTTEN if forgotten else "a client bypasses the proxy and writes to this partition"
             self._state.log.effects.append(
-                Violation(
-                    pending.partition, pending.at, pending.appended_at, producer_id=producer_id, forgotten=forgotten
-                )
+                Violation(pending.partition, expected, appended_at, producer_id=producer_id, forgotten=forgotten)
             )
         message = (
             f"OFFSET_VIOLATION {where(pending.append)} "
-            f"expected={pending.at} appended_at={pending.appended_at} "
+            f"expected={expected} appended_at={appended_at} "
             f"producer_id={'unknown' if producer_id is None else producer_id}: {why}"
         )
         appended_ms = max(0, pending.append.max_timestamp_ms)
         refusal = Refusal(
-            Error.POLICY_VIOLATION, "offset_violation", message, pending.appended_at, log_append_time_ms=appended_ms
+            Error.POLICY_VIOLATION, "offset_violation", message, appended_at, log_append_time_ms=appended_ms
         )
         self._state.retries.add_violation(pending, refusal)
         self._state.refuse(pending, refusal)
@@ -390,8 +387,8 @@ class InDoubtResolver:
     _reads_to_resend: bool = False  # a log-end snapshot was requested
 
     def add(self, pending: PendingAppend, until: float) -> None:
-        pending.resolve_until = until
-        pending.searched_to = None
+        pending.outcome.resolve_until = until
+        pending.outcome.searched_to = None
         self._state.appends.in_doubt.append(pending)
 
     def begin(self, now: float) -> None:
@@ -408,11 +405,12 @@ class InDoubtResolver:
     def _resolve_first(self, now: float) -> None:
         self._resolve_again = False
         pending = self._state.appends.in_doubt[0]
-        if pending.kind.fenced:
-            at = pending.at if pending.searched_to is None else pending.searched_to
+        placement = pending.placement
+        if placement.kind.fenced:
+            at = placement.at if pending.outcome.searched_to is None else pending.outcome.searched_to
             assert at is not None
             self._state.log.read(pending, at)
-        elif pending.predecessor_result is not None or pending.pipeline_key in self._state.appends.sequence_gaps:
+        elif placement.predecessor_result is not None or pending.pipeline_key in self._state.appends.sequence_gaps:
             # Kafka would find the gap, but only if it knows this producer.
             self._end_unknown(pending, "an earlier append failed or has an unknown outcome", now)
         else:
@@ -452,24 +450,24 @@ class InDoubtResolver:
         | nothing, and it ends before    | 7: its predecessor is missing. If that arrives, Kafka compares it     |
         | unreadable now                 | read again until `resolve_until`, then 7                               |
         """
-        assert pending.at is not None
+        assert pending.placement.at is not None
         match result:
             case Found():
                 self._batch_found(pending, result, now)
-            case NotYet(log_end) if pending.searched_to is not None and log_end <= pending.searched_to:
-                if pending.sent_at is None and now >= self._state.queued.fenced_until:
+            case NotYet(log_end) if pending.outcome.searched_to is not None and log_end <= pending.outcome.searched_to:
+                if pending.placement.sent_at is None and now >= self._state.queued.fenced_until:
                     self._sequence_is_lost(pending, now)
                 else:
                     why = "another append came first, and it may still be appended after that"
                     self._end_unknown(pending, why, now)
-            case NotYet(log_end) if log_end <= pending.at and pending.sent_at is None:
+            case NotYet(log_end) if log_end <= pending.placement.at and pending.placement.sent_at is None:
                 # Its last attempt may still be queued in Kafka: `_first_try_decides` handles it.
                 self._resolved(pending, now)
                 self._decide_again(pending)
-            case NotYet(log_end) if log_end == pending.at and self._may_decide(pending):
+            case NotYet(log_end) if log_end == pending.placement.at and self._may_decide(pending):
                 self._reads_to_resend = True
                 self._state.log.effects.append(ReadLogEnd(pending.partition))
-            case NotYet(log_end) if log_end <= pending.at:
+            case NotYet(log_end) if log_end <= pending.placement.at:
                 self._end_in_doubt(pending, now)
             case OutOfRange():
                 why = "the record at the expected offset is no longer readable"
@@ -482,7 +480,7 @@ class InDoubtResolver:
         if end is not None:
             self._search_after(pending, end, now)
             return
-        at = pending.at if pending.searched_to is None else pending.searched_to
+        at = pending.placement.at if pending.outcome.searched_to is None else pending.outcome.searched_to
         assert at is not None
         there = self._state.log.decode(found, at, pending)
         if has_its_sequence(found, pending) and is_compacted(found, pending):
@@ -494,20 +492,20 @@ class InDoubtResolver:
             return
         named = there.has_write_id_of(pending)
         mine = self._is_from_here(found, pending, at)
-        if mine is None and pending.kind is AppendMode.SEQUENCED:
+        if mine is None and pending.placement.kind is AppendMode.SEQUENCED:
             mine = True
-        elif pending.acknowledged and parse_batch_header(found.batch).is_log_append_time:
+        elif pending.outcome.acknowledged and parse_batch_header(found.batch).is_log_append_time:
             mine = mine is not False
         elif self._only_send_was_a_duplicate(pending):
             mine = False
-        if (named or mine) and pending.searched_to is not None:
+        if (named or mine) and pending.outcome.searched_to is not None:
             self._resolved(pending, now)
             result = PartitionResult(pending.partition.partition, Error.NONE, at)
             self._lookups.appended_elsewhere(pending, result, now)
         elif named or mine:
             self._state.appended(pending, there.log_append_time_ms, self._state.fence.log_start, now)
             snapshot = self._state.fence.snapshot
-            clean = pending.acknowledged and snapshot is not None and snapshot.log_append_time
+            clean = pending.outcome.acknowledged and snapshot is not None and snapshot.log_append_time
             self._resolved(pending, now, clean=clean)
         elif mine is None:
             # This send, or an equal batch of another client that won the race through another instance.
@@ -522,13 +520,13 @@ class InDoubtResolver:
         1. F, fenced for 10, is sent. 2. A transaction marker takes 10. 3. F's sequence still fits: it is appended at
         11. If F were taken for lost, it would be appended again, or refused although it is in the log.
         """
-        if pending.kind is AppendMode.SEQUENCED:
-            pending.at = offset
-            if pending.sent_before:
+        if pending.placement.kind is AppendMode.SEQUENCED:
+            pending.placement.at = offset
+            if pending.placement.sent_before:
                 self._state.retries.add_unresolved(pending)
         else:
-            pending.searched_to = offset
-        if now < pending.resolve_until:
+            pending.outcome.searched_to = offset
+        if now < pending.outcome.resolve_until:
             self._resolve_first(now)
         else:
             self._resolve_later(pending, now)
@@ -542,7 +540,8 @@ class InDoubtResolver:
     @staticmethod
     def _only_send_was_a_duplicate(pending: PendingAppend) -> bool:
         timed = pending.append.max_timestamp_ms >= 0  # otherwise the answer does not show it
-        return pending.acknowledged and timed and pending.kind is not AppendMode.SEQUENCED and not pending.sent_before
+        own_sequence, sent_before = pending.placement.kind is AppendMode.SEQUENCED, pending.placement.sent_before
+        return pending.outcome.acknowledged and timed and not own_sequence and not sent_before
 
     def _is_from_here(self, found: Found, pending: PendingAppend, at: int) -> bool | None:
         """Whether this process sent the batch at `at`; None if the log does not show it.
@@ -553,14 +552,14 @@ class InDoubtResolver:
         if at in self._state.retries.appended_batch:
             return False
         instance_id = parse_batch_header(found.batch).instance_id
-        if not instance_id or pending.fence is None or not pending.fence.instance_id:
+        if not instance_id or pending.placement.fence is None or not pending.placement.fence.instance_id:
             return None
-        return instance_id == pending.fence.instance_id
+        return instance_id == pending.placement.fence.instance_id
 
     def _decide_again(self, pending: PendingAppend) -> None:
         self._state.appends.sequence_gaps.add(pending.pipeline_key)
-        if pending.sent_at is None:  # a retry that only had to be looked up first
-            pending.at = pending.fence = None
+        if pending.placement.sent_at is None:  # a retry that only had to be looked up first
+            pending.placement.at = pending.placement.fence = None
         self._state.send_again(pending)
 
     # ---- resend
@@ -568,14 +567,14 @@ class InDoubtResolver:
     def _may_resend(self, pending: PendingAppend) -> bool:
         """Not for a client without write access, and not after a gap in its pipeline."""
         return (
-            pending.may_write
+            pending.sending.may_write
             and pending.pipeline_key not in self._state.appends.sequence_gaps
             and self._state.log.limits.fencing
         )
 
     def _may_decide(self, pending: PendingAppend) -> bool:
         """Whether to read the log end: for a resend, or because Kafka's answer may be final."""
-        return self._may_resend(pending) or bool(pending.error_code and pending.fence)
+        return self._may_resend(pending) or bool(pending.outcome.error_code and pending.placement.fence)
 
     def _resend(self, pending: PendingAppend, snapshot: LogEndSnapshot, now: float) -> None:
         """No batch lay at the in-doubt append's offset; `snapshot` is the log end after that read.
@@ -583,10 +582,10 @@ class InDoubtResolver:
         As with an unconfirmed fence it is one append alone, soon after the read, and only if log end and next sequence
         are those that it was fenced for. So it is appended there, unless its first send, or another batch, is.
         """
-        assert pending.at is not None
-        assert pending.fence is not None
-        fence, state = pending.fence, snapshot.producer_state
-        if snapshot.log_end_offset != pending.at:
+        assert pending.placement.at is not None
+        assert pending.placement.fence is not None
+        fence, state = pending.placement.fence, snapshot.producer_state
+        if snapshot.log_end_offset != pending.placement.at:
             self._resolve_later(pending, now)
             return
         epochs = self._state.log.limits.producer_epochs
@@ -597,12 +596,12 @@ class InDoubtResolver:
             next_sequence = state.next_sequence if same_epoch else 0 if state.producer_epoch < epoch else -1
         unmoved = next_sequence == fence.base_sequence and snapshot.producer_id == fence.producer_id
         again = self._may_resend(pending)
-        if unmoved and pending.error_code and (pending.repeated or not again):
-            if pending.unanswered or pending.sent_before:
+        if unmoved and pending.outcome.error_code and (pending.outcome.repeated or not again):
+            if pending.outcome.unanswered or pending.placement.sent_before:
                 self._end_in_doubt(pending, now)
             else:
                 self._resolved(pending, now)
-                self._state.answer(pending, PartitionResult(pending.partition.partition, pending.error_code))
+                self._state.answer(pending, PartitionResult(pending.partition.partition, pending.outcome.error_code))
             return
         fits = (
             unmoved
@@ -618,22 +617,22 @@ class InDoubtResolver:
             self._end_in_doubt(pending, now)
 
     def _end_in_doubt(self, pending: PendingAppend, now: float) -> None:
-        queued = pending.unanswered or pending.sent_before or not pending.error_code
+        queued = pending.outcome.unanswered or pending.placement.sent_before or not pending.outcome.error_code
         why = "connection to Kafka lost before the answer"
-        if pending.error_code:
-            why = f"Kafka's answer, {error_name(pending.error_code)}, is not conclusive"
+        if pending.outcome.error_code:
+            why = f"Kafka's answer, {error_name(pending.outcome.error_code)}, is not conclusive"
         self._end_unknown(pending, why, now, queued=queued)
 
     def resent(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
         if pending not in self._state.appends.in_doubt:
             return
         if result is None:
-            pending.unanswered = True
+            pending.outcome.unanswered = True
         shows_nothing = result is not None and result.error_code in MAY_BE_FINAL and result.base_offset == -1
         error_code = result.error_code if result is not None and shows_nothing else 0
-        pending.repeated = shows_nothing and error_code == pending.error_code
-        pending.error_code = error_code
-        if pending.kind.fenced:
+        pending.outcome.repeated = shows_nothing and error_code == pending.outcome.error_code
+        pending.outcome.error_code = error_code
+        if pending.placement.kind.fenced:
             self._resent_fenced(pending, result, now)
         elif result is not None and result.error_code == Error.NONE:
             self._state.queued.appended(pending)
@@ -649,11 +648,11 @@ class InDoubtResolver:
 
     def _resent_fenced(self, pending: PendingAppend, result: PartitionResult | None, now: float) -> None:
         appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
-        if pending.repeated:
+        if pending.outcome.repeated:
             self._resolve_first(now)
         elif result is None or not appended_now:
             self._resolve_later(pending, now)  # one of the sends may lie there, or another's batch
-        elif result.base_offset == pending.at:
+        elif result.base_offset == pending.placement.at:
             self._state.appended(pending, result.log_append_time_ms, result.log_start_offset, now)
             self._resolved(pending, now)
         else:
@@ -663,10 +662,10 @@ class InDoubtResolver:
     # ---- resolved, or retry later
 
     def _resolve_later(self, pending: PendingAppend, now: float) -> None:
-        if now < pending.resolve_until:
+        if now < pending.outcome.resolve_until:
             self._resolve_again = True
             # A late append may be in the log and not replicated yet: the cluster may be slow for every client.
-            self._state.log.retry(now, late=pending.late)
+            self._state.log.retry(now, late=pending.outcome.late)
         else:
             self._state.appends.sequence_gaps.add(pending.pipeline_key)  # before the next one of its pipeline is read
             self._end_unknown(pending, "the outcome could not be read from the log in time", now)

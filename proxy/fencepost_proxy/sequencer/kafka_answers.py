@@ -22,46 +22,49 @@ class KafkaAnswers:
 
     def sent(self, pending: PendingAppend, now: float) -> None:
         self._state.appends.send(pending, now)
-        if pending.kind is AppendMode.PASS_THROUGH and pending.append.producer_id >= 0 and pending.fence is None:
+        kind, fence = pending.placement.kind, pending.placement.fence
+        if kind is AppendMode.PASS_THROUGH and fence is None and pending.append.producer_id >= 0:
             self._state.retries.add_pass_through(pending.producer, pending.append.base_sequence)
         if pending.append.transactional:
             self._state.transactions.sent(pending)
 
     def answered(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         if pending not in self._state.appends.in_flight:
-            if pending.late and self._state.log.retry_at is not None:
+            if pending.outcome.late and self._state.log.retry_at is not None:
                 self._state.log.retry_at = now  # the log shows it now
             return  # resolved from the log meanwhile
         error = result.error_code
         may_be_final = error in MAY_BE_FINAL and result.base_offset == -1
         in_doubt = error in IN_DOUBT or (error != Error.NONE and result.base_offset != -1)
         # Kafka's answer is final for an unconditional append under its own producer id, as without a proxy.
-        if in_doubt and not (may_be_final and pending.kind is AppendMode.PASS_THROUGH):
-            pending.error_code = error if may_be_final else 0
+        if in_doubt and not (may_be_final and pending.placement.kind is AppendMode.PASS_THROUGH):
+            pending.outcome.error_code = error if may_be_final else 0
             self.lost(pending, now, answered=True)
             return
         self._state.appends.in_flight.remove(pending)
         if pending.transactional_id is not None:
             self._state.transactions.believe_from(pending.transactional_id, now)
         if error == Error.NONE:
-            if pending.kind.fenced:
+            if pending.placement.kind.fenced:
                 self._fenced_success(pending, result, now)
             else:
                 self._pass_through_success(pending, result, now)
             return
         self._state.fence.unconfirm()
-        if pending.kind.fenced and error in FENCE_ERRORS:
+        if pending.placement.kind.fenced and error in FENCE_ERRORS:
             # Sent once and refused: nothing was appended. Only the log shows why.
             self._state.send_again(pending)
-        elif pending.is_there and error in FENCE_ERRORS:
+        elif pending.outcome.is_there and error in FENCE_ERRORS:
             # After a restart Kafka knows only the last batch of a producer.
-            refusal = offset_mismatch(pending.append, pending.actual, self._state.fence.log_start, possibly_yours=True)
+            refusal = offset_mismatch(
+                pending.append, pending.placement.actual, self._state.fence.log_start, possibly_yours=True
+            )
             self._state.refuse(pending, refusal)
         else:
             self._state.answer(pending, result)
 
     def _fenced_success(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
-        assert pending.at is not None
+        assert pending.placement.at is not None
         assert self._state.fence.snapshot is not None
         if result.log_append_time_ms != -1 or pending.append.max_timestamp_ms < 0:
             # On a LogAppendTime topic every answer has a time. Elsewhere a time marks a duplicate: of the winner of a
@@ -69,11 +72,11 @@ class KafkaAnswers:
             # without a time is a fresh append, unless the batch has no timestamps: then its duplicate has none either.
             if not self._state.fence.snapshot.log_append_time:
                 self._state.fence.unconfirm()
-            pending.acknowledged = True
-            if pending.kind is AppendMode.SEQUENCED:
-                pending.at = result.base_offset
+            pending.outcome.acknowledged = True
+            if pending.placement.kind is AppendMode.SEQUENCED:
+                pending.placement.at = result.base_offset
             self._resolver.add(pending, now + self._state.log.limits.resolve_seconds)
-        elif result.base_offset != pending.at:
+        elif result.base_offset != pending.placement.at:
             self._lookups.appended_elsewhere(pending, result, now)
         else:
             self._state.appended(pending, result.log_append_time_ms, result.log_start_offset, now)
@@ -81,19 +84,19 @@ class KafkaAnswers:
     def _pass_through_success(self, pending: PendingAppend, result: PartitionResult, now: float) -> None:
         fence = self._state.fence
         self._state.queued.appended(pending)
-        conditional = pending.kind is AppendMode.TRANSACTIONAL_CONDITIONAL
+        conditional = pending.placement.kind is AppendMode.TRANSACTIONAL_CONDITIONAL
         if pending.append.transactional and result.log_append_time_ms != -1:
             # A duplicate, or on a LogAppendTime topic possibly a fresh append.
             fence.unconfirm()
             if not conditional:
-                pending.at = result.base_offset
+                pending.placement.at = result.base_offset
             self._lookups.duplicate(pending, result.base_offset)
             return
-        if conditional and result.base_offset != pending.at:
+        if conditional and result.base_offset != pending.placement.at:
             self._lookups.appended_elsewhere(pending, result, now)
             return
-        if pending.fence == NO_PRODUCER and pending.append.producer_id >= 0:
-            pending.at = result.base_offset
+        if pending.placement.fence == NO_PRODUCER and pending.append.producer_id >= 0:
+            pending.placement.at = result.base_offset
             self._state.retries.add(pending, result.log_append_time_ms, now)  # Kafka would not recognise a retry
         end = result.base_offset + pending.append.record_count
         if pending.append.transactional or fence.phase is not Phase.OPEN:
@@ -111,12 +114,12 @@ class KafkaAnswers:
             return
         self._state.appends.in_flight.remove(pending)
         self._state.fence.unconfirm()
-        pending.unanswered = pending.unanswered or not answered
+        pending.outcome.unanswered = pending.outcome.unanswered or not answered
         if pending.transactional_id is not None:
             until = now if answered else now + self._state.log.limits.queued_seconds
             self._state.transactions.believe_from(pending.transactional_id, until)
-        if pending.kind.fenced or self._kafka_detects_duplicate(pending):
-            until = max(now + self._state.log.limits.resolve_seconds, pending.may_arrive_until)
+        if pending.placement.kind.fenced or self._kafka_detects_duplicate(pending):
+            until = max(now + self._state.log.limits.resolve_seconds, pending.sending.may_arrive_until)
             self._resolver.add(pending, until)
         else:
             # A resend might append it twice, after its transaction, or for an unauthorized client. A read proves
@@ -135,21 +138,21 @@ class KafkaAnswers:
         late = {
             each.connection: None
             for each in appends.in_flight
-            if not each.late and each.sent_at is not None and each.sent_at <= sent_before
+            if not each.outcome.late and each.placement.sent_at is not None and each.placement.sent_at <= sent_before
         }
         if not late or all(each.connection in late for each in appends.queue):
             return
         for connection in late:
             pending_appends = tuple(each for each in appends.in_flight if each.connection == connection)
             for each in pending_appends:
-                each.late = True
-            if all(each.kind.fenced or self._is_named(each) for each in pending_appends):
+                each.outcome.late = True
+            if all(each.placement.kind.fenced or self._is_named(each) for each in pending_appends):
                 self._state.log.effects.append(Late(pending_appends))
 
     def _kafka_detects_duplicate(self, pending: PendingAppend) -> bool:
-        return self._is_named(pending) and pending.may_write
+        return self._is_named(pending) and pending.sending.may_write
 
     @staticmethod
     def _is_named(pending: PendingAppend) -> bool:
         """Whether Kafka recognizes a resend by its producer's sequence."""
-        return pending.append.producer_id >= 0 and pending.fence is None and not pending.append.transactional
+        return pending.append.producer_id >= 0 and pending.placement.fence is None and not pending.append.transactional

@@ -72,9 +72,11 @@ def decoded(batch: memoryview, offset: int, pending: PendingAppend, names: Heade
     """The batch that contains `offset`, compared with the append: as a whole, or else record by record."""
     appended_batch = read_appended_batch(batch, offset, pending, names, bytes_max)
     overlap = None
-    if pending.comparison is not None and (appended_batch is None or appended_batch.digest != pending.digest):
+    if pending.outcome.comparison is not None and (appended_batch is None or appended_batch.digest != pending.digest):
         with suppress(ProtocolError):
-            overlap = pending.comparison.overlap(batch, pending.records, names, decompressed_bytes_max=bytes_max)
+            overlap = pending.outcome.comparison.overlap(
+                batch, pending.records, names, decompressed_bytes_max=bytes_max
+            )
     return Found(batch, offset, appended_batch, overlap)
 
 
@@ -135,7 +137,7 @@ def is_compacted(found: Found, pending: PendingAppend) -> bool:
 def end_of_other_sequence(found: Found, pending: PendingAppend) -> int | None:
     """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
     one."""
-    header, fence = parse_batch_header(found.batch), pending.fence
+    header, fence = parse_batch_header(found.batch), pending.placement.fence
     if fence is None:
         return None
     end = header.base_offset + header.last_offset_delta + 1
@@ -149,7 +151,7 @@ def end_of_other_sequence(found: Found, pending: PendingAppend) -> int | None:
 
 def has_its_sequence(found: Found, pending: PendingAppend, at: int | None = None) -> bool:
     """Whether the record at `at`, or the first one of the batch, has the append's producer id, epoch and sequence."""
-    header, fence = parse_batch_header(found.batch), pending.fence
+    header, fence = parse_batch_header(found.batch), pending.placement.fence
     if fence is None:
         return False
     skipped = 0 if at is None else at - header.base_offset

@@ -82,12 +82,12 @@ class IssuedPermit:
 
         The permit stays. False: nothing has happened.
         """
-        if self.permit is None or result.error_code != Error.NONE or pending.fence == NO_PRODUCER:
+        if self.permit is None or result.error_code != Error.NONE or pending.placement.fence == NO_PRODUCER:
             return False
         if not self.permit.may_complete_adopted(pending, result.base_offset, result.log_append_time_ms):
             return False
         self.permit.complete_adopted(result.base_offset, now)
-        if pending.kind.fenced:
+        if pending.placement.kind.fenced:
             appended = self._state.retries.add(pending, result.log_append_time_ms, now)
             self._state.accept(pending, appended, result.log_start_offset)
         else:
@@ -98,7 +98,7 @@ class IssuedPermit:
         """For the permit: -1 if not known; None if the producer's batches keep their sequences."""
         producer = producer_id, producer_epoch
         for pending in reversed(self._adopted):
-            if pending.producer == producer and pending.kind.fenced:
+            if pending.producer == producer and pending.placement.kind.fenced:
                 return sequence_add(pending.append.base_sequence, pending.append.record_count)
         return self._state.retries.next_fenced_sequence(producer)
 
@@ -110,7 +110,7 @@ def _may_issue(state: PartitionState, now: float) -> bool:
     if appends.queue or appends.admitted or appends.in_doubt or appends.being_read:
         return False
     is_open = fence.phase is Phase.OPEN
-    if not all(_may_adopt(pending) and (is_open or not pending.kind.fenced) for pending in appends.in_flight):
+    if not all(_may_adopt(pending) and (is_open or not pending.placement.kind.fenced) for pending in appends.in_flight):
         return False
     if state.transactions.occupied(now) or state.queued.any(now) or state.retries.has_unknown:
         return False
@@ -145,18 +145,21 @@ def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartiti
     )
     permit = make(issuer, partition, terms)
     for pending in appends.in_flight:
-        permit.adopt(pending, pending.append, _MODES.index(pending.kind))
+        placement = pending.placement
+        at, sent_at = -1 if placement.at is None else placement.at, placement.sent_at or 0.0
+        sent = _MODES.index(placement.kind), at, sent_at, pending.sending.leader_epoch
+        permit.adopt(pending, pending.append, pending.connection, sent)
     appends.in_flight.clear()
     return permit
 
 
 def _may_adopt(pending: PendingAppend) -> bool:
     return (
-        pending.attempts == 1
-        and pending.kind in _MODES
-        and not (pending.append.transactional or pending.duplicate_waiters or pending.acknowledged)
-        and not (pending.is_there or pending.sent_before)
-        and pending.predecessor_result is None
+        pending.placement.attempts == 1
+        and pending.placement.kind in _MODES
+        and not (pending.append.transactional or pending.placement.duplicate_waiters or pending.outcome.acknowledged)
+        and not (pending.outcome.is_there or pending.placement.sent_before)
+        and pending.placement.predecessor_result is None
     )
 
 
@@ -176,14 +179,13 @@ def _take_back(permit: Permit, state: PartitionState) -> None:
         if len(each) == 2:
             appends.in_flight.append(each[1])
             continue
-        number, source, (mode, at, sent_at, leader_epoch, alone, taken_over), fenced = each
-        pending = source[0].maker.permitted_append(source, sent_at, alone=alone, taken_over=taken_over)
-        pending.kind = _MODES[mode]
+        number, source, sent, fenced = each
+        pending = source[0].maker.permitted_append(source, sent, fenced)
+        mode, at, sent_at, *_ = sent
+        pending.placement.kind = _MODES[mode]
         fence.check = pending.check
-        pending.leader_epoch = leader_epoch
         if fenced is not None:
-            pending.at, pending.fence = at, Fence(*fenced)
-            pending.instance_id = pending.fence.instance_id
+            pending.placement.at, pending.placement.fence = at, Fence(*fenced)
             if pending.append.producer_id >= 0:
                 state.retries.record_fenced(pending)
         appends.send(pending, sent_at)

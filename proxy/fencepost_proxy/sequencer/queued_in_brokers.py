@@ -24,14 +24,14 @@ class QueuedInBrokers:
     _unfenced: OrderedDict[tuple[tuple[int, int], int] | None, float] = field(default_factory=OrderedDict)
 
     def add(self, pending: PendingAppend, now: float) -> None:
-        until = max(now, pending.may_arrive_until) + self._limits.queued_seconds
-        if pending.kind.fenced:
-            assert pending.at is not None
+        until = max(now, pending.sending.may_arrive_until) + self._limits.queued_seconds
+        if pending.placement.kind.fenced:
+            assert pending.placement.at is not None
             self.fenced_until = until
-            self._fenced_to = max(self._fenced_to, pending.at + pending.append.record_count)
+            self._fenced_to = max(self._fenced_to, pending.placement.at + pending.append.record_count)
             return
         self._unfenced_until = until
-        named = pending.fence is None and pending.append.producer_id >= 0
+        named = pending.placement.fence is None and pending.append.producer_id >= 0
         name = pending.batch_name if named else _UNNAMED
         self._unfenced[name] = until
         self._unfenced.move_to_end(name)
@@ -65,12 +65,12 @@ class QueuedInBrokers:
         if pending.check is Check.REQUIRED:
             return False
         if pending.append.expected_base_offset is not None:
-            if not pending.taken_over:
+            if not pending.context.taken_over:
                 return True
             # Kafka decides in which order a retry and its earlier attempt are appended.
             if now < self._unfenced_until and not (pending.append.transactional and self._only_itself(pending, now)):
                 return True
-        return now < self.fenced_until and not pending.kind.fenced
+        return now < self.fenced_until and not pending.placement.kind.fenced
 
     def _only_itself(self, pending: PendingAppend, now: float) -> bool:
         mine = pending.batch_name

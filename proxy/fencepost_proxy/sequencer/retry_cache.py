@@ -67,15 +67,15 @@ class RetryCache:
         return pending.producer in self.fenced
 
     def add(self, pending: PendingAppend, log_append_time_ms: int, now: float) -> AppendedBatch:
-        assert pending.at is not None
+        assert pending.placement.at is not None
         append = pending.append
         appended_batch = AppendedBatch(
-            pending.at,
+            pending.placement.at,
             append.record_count,
             pending.digest,
             append.write_id,
             log_append_time_ms,
-            pending.leader_epoch,
+            pending.sending.leader_epoch,
             now,
         )
         self.remember(appended_batch, pending.producer, append.base_sequence)
@@ -133,16 +133,17 @@ class RetryCache:
         return bool(self._unresolved or self._violations)
 
     def add_unresolved(self, pending: PendingAppend) -> None:
-        if pending.append.producer_id < 0 or pending.fence is None:
+        if pending.append.producer_id < 0 or pending.placement.fence is None:
             return
-        at = -1 if pending.kind is AppendMode.PASS_THROUGH else pending.at  # without a producer id, at any offset
-        if at is not None and (pending.kind.fenced or pending.kind is AppendMode.PASS_THROUGH):
-            self._unresolved[pending.batch_name] = (pending.digest, at, pending.fence)
+        kind = pending.placement.kind
+        at = -1 if kind is AppendMode.PASS_THROUGH else pending.placement.at  # without a producer id, at any offset
+        if at is not None and (kind.fenced or kind is AppendMode.PASS_THROUGH):
+            self._unresolved[pending.batch_name] = (pending.digest, at, pending.placement.fence)
             _bound(self._unresolved, self._limits.remembered_batches_max)
 
     def unresolved(self, pending: PendingAppend) -> tuple[int, Fence] | None:
         """Expected offset and fence of its earlier attempt; -1 and `NO_PRODUCER` if it may be at any offset."""
-        known = self._unresolved.get(pending.batch_name) if self._unresolved and pending.kind.fenced else None
+        known = self._unresolved.get(pending.batch_name) if self._unresolved and pending.placement.kind.fenced else None
         return known[1:] if known is not None and known[0] == pending.digest else None
 
     def resolved(self, pending: PendingAppend) -> None:

@@ -160,9 +160,10 @@ class PartitionSequencer:
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
         end."""
-        if pending is not self.state.appends.admitted or pending.predecessor_result is not None:
+        if pending is not self.state.appends.admitted or pending.placement.predecessor_result is not None:
             return False
-        if pending.is_there or (not pending.kind.fenced and pending.kind is not AppendMode.TRANSACTIONAL_CONDITIONAL):
+        kind = pending.placement.kind
+        if pending.outcome.is_there or (not kind.fenced and kind is not AppendMode.TRANSACTIONAL_CONDITIONAL):
             return True
         return self.state.fence.is_confirmed(pending, now) or self.state.fence.is_fresh(now)
 
@@ -240,7 +241,7 @@ class PartitionSequencer:
                     self.state.retries.clear()
                 self.state.fence.moves_unfenced()
                 for pending in self.state.appends.in_doubt:
-                    pending.may_write = False  # the topic may have been recreated, or its ACLs changed
+                    pending.sending.may_write = False  # the topic may have been recreated, or its ACLs changed
         return self._finish(now)
 
     def _log_end_read(self, snapshot: LogEndSnapshot, now: float) -> None:

@@ -40,8 +40,8 @@ class PartitionState:
         self.accept(pending, self.record_appended(pending, log_append_time_ms, now), log_start_offset)
 
     def record_appended(self, pending: PendingAppend, log_append_time_ms: int, now: float) -> AppendedBatch:
-        assert pending.at is not None
-        end = pending.at + pending.append.record_count
+        assert pending.placement.at is not None
+        end = pending.placement.at + pending.append.record_count
         self.fence.appended(pending, end, pending in self.appends.in_doubt, now)
         self.queued.fenced_appended(end)
         return self.retries.add(pending, log_append_time_ms, now)
@@ -77,7 +77,7 @@ class PartitionState:
         """Error 7: it may be in the log. If it may be `queued` in a broker, it may also be appended later."""
         self.retries.add_unresolved(pending)
         self.appends.sequence_gaps.add(pending.pipeline_key)
-        if queued and pending.attempts:
+        if queued and pending.placement.attempts:
             self.queued.add(pending, now)
         self._error(pending, Error.REQUEST_TIMED_OUT, f"OUTCOME_UNKNOWN {why}", "outcome_unknown")
 
@@ -90,14 +90,14 @@ class PartitionState:
         effects.append(Answer(pending, result, reason))
         if result.error_code == Error.NONE:
             self.retries.resolved(pending)  # an error covers this attempt only: an earlier one may still be queued
-        effects += [Answer(waiter, result, reason) for waiter in pending.duplicate_waiters]
-        pending.duplicate_waiters.clear()
-        if result.error_code != Error.NONE and pending.attempts:
+        effects += [Answer(waiter, result, reason) for waiter in pending.placement.duplicate_waiters]
+        pending.placement.duplicate_waiters.clear()
+        if result.error_code != Error.NONE and pending.placement.attempts:
             self.appends.fail_pipeline_after(pending, result)
 
     def send_again(self, pending: PendingAppend) -> None:
         """Put it back to the head of the queue, after the appends that were sent before it."""
-        if pending.attempts >= self.log.limits.attempts_max:
-            self.try_again(pending, f"Kafka refused the fence {pending.attempts} times")
+        if pending.placement.attempts >= self.log.limits.attempts_max:
+            self.try_again(pending, f"Kafka refused the fence {pending.placement.attempts} times")
         else:
             self.appends.put_back(pending)

@@ -123,13 +123,13 @@ class PartitionTransactions:
         ending = {self._producers[each] for each in self._producers.keys() & snapshot.ending_transactions}
         if snapshot.open_transactions <= ending | {producer_id}:
             return False
-        if pending.has_partitions:
+        if pending.sending.has_partitions:
             return True
         since, last = self._try_again_at.pop(producer_id, (now, now))
         if now - last > limits.transaction_wait_seconds:
             since = now  # an earlier, separate wait
         waited = now - since > limits.transaction_wait_seconds
-        if waited and not pending.alone:
+        if waited and not pending.context.alone:
             return True
         self._try_again_at[producer_id] = since, now
         if len(self._try_again_at) > limits.remembered_producers_max:

@@ -269,7 +269,7 @@ class LogReader:
         if not isinstance(found, sequencers.Found):
             return found
         compared = found.batch, offset, pending, self._names, self._unpacked_bytes_max
-        batches = (found.batch,) if pending.comparison is None else (found.batch, pending.records)
+        batches = (found.batch,) if pending.outcome.comparison is None else (found.batch, pending.records)
         if all(len(each) <= _COMPARED_HERE_BYTES and not parse_batch_header(each).compression for each in batches):
             return decoded(*compared)
         return await asyncio.to_thread(decoded, *compared)
@@ -282,7 +282,10 @@ class LogReader:
     async def _resend(self, partition: TopicPartition, pending: sequencers.PendingAppend) -> sequencers.Resent:
         try:
             result = await self._appends.produce(
-                partition, bytes(batch_to_send(pending)), timeout_ms=_RESEND_TIMEOUT_MS, topic_id=pending.topic_id
+                partition,
+                bytes(batch_to_send(pending)),
+                timeout_ms=_RESEND_TIMEOUT_MS,
+                topic_id=pending.sending.topic_id,
             )
         except UpstreamUnavailable:
             return sequencers.Resent(pending, None)

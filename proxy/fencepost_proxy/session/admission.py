@@ -70,7 +70,9 @@ class Admission:
 
     def send(self, pending_response: PendingResponse, produce: ProduceExchange) -> Steps[None]:
         """Submit its appends, one sequencer after the other; send what is admitted, and answer what is refused."""
-        produce.to_submit = [produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)]
+        produce.submission.to_submit = [
+            produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)
+        ]
         while True:
             while (pending := self._next(pending_response, produce)) is not None:
                 yield from self._decide(pending_response, produce, pending)
@@ -80,22 +82,22 @@ class Admission:
                 self._refuse_the_rest(produce)
             first = not produce.sent
             sent = self._send_admitted(pending_response, produce, self._state.now)
-            if not produce.to_submit:
+            if not produce.submission.to_submit:
                 break
         self._holds.waiting_produce, self._holds.waiting_response = None, None
         self._queue.in_flight[pending_response] = produce
         if produce.sent:
             self._queue.answer_by[pending_response] = produce.answer_by
         if sent and first:
-            self._services.forwarded(max(0.0, self._state.now - produce.received_at - produce.sequencer_seconds))
+            self._services.forwarded(max(0.0, self._state.now - produce.received.at - produce.sequencer_seconds))
         if not sent:
             self._holds.made_here += not produce.sent
             self._completion.finish(pending_response, produce)
 
     def _next(self, pending_response: PendingResponse, produce: ProduceExchange) -> PendingAppend | None:
         """The next append to submit; refuses those that failed or became late while others were waited for."""
-        while produce.to_submit and not (produce.refused and self._services.refuse_whole_requests):
-            pending = produce.to_submit.pop()
+        while produce.submission.to_submit and not (produce.refused and self._services.refuse_whole_requests):
+            pending = produce.submission.to_submit.pop()
             if self._pipelines.refuse_after_failed(produce, pending):
                 continue
             if self._state.now < produce.answer_by:
@@ -111,33 +113,34 @@ class Admission:
         self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend
     ) -> Steps[None]:
         """Wait until its sequencer admits or completes it; if Kafka would not read it now, only until then."""
+        submission = produce.submission
         if self._is_muted():
-            produce.to_submit.append(pending)
+            submission.to_submit.append(pending)
             self._resubmit_admitted(produce)
             yield Wait(self._await_decision)
             return
         result: PartitionResult | None = yield Wait(partial(self._submit, produce, pending))
         if self._holds.waiting_produce is not produce:
             return
-        produce.waiting_for = None
+        submission.waiting_for = None
         if result is not None:
-            produce.alone = False
+            submission.alone = False
             produce.results.answer(pending.partition, result)
             self._pipelines.fail_with(pending_response, pending, result)
             return
         now = self._state.now
-        if not produce.admitted:
-            produce.admitted_at = now
-        produce.admitted.append(pending)
-        produce.sequencer_seconds += now - produce.submitted_at
-        self._services.sequencer_waited(now - produce.submitted_at)
-        if produce.alone:
-            produce.alone = False
+        if not submission.admitted:
+            submission.admitted_at = now
+        submission.admitted.append(pending)
+        produce.sequencer_seconds += now - submission.submitted_at
+        self._services.sequencer_waited(now - submission.submitted_at)
+        if submission.alone:
+            submission.alone = False
             self._resubmit_admitted(produce)
 
     def _submit(self, produce: ProduceExchange, pending: PendingAppend, resume: Resume) -> None:
         self._decided = resume
-        produce.waiting_for, produce.submitted_at = pending, self._state.now
+        produce.submission.waiting_for, produce.submission.submitted_at = pending, self._state.now
         if pending.append.transactional:
             self._transactions.submits(pending)
         self._sequencers.submit(pending)
@@ -165,7 +168,7 @@ class Admission:
 
     def admitted(self, pending: PendingAppend, now: float) -> None:
         produce = self._holds.waiting_produce
-        if produce is not None and pending is produce.waiting_for:
+        if produce is not None and pending is produce.submission.waiting_for:
             self._resume(None)
             return
         pending_response, sent = self._completion.sent_produce_of(pending)
@@ -212,7 +215,7 @@ class Admission:
         if pending.append.transactional:
             self._transactions.was_appended(pending, result)
         produce = self._holds.waiting_produce
-        if produce is not None and pending is produce.waiting_for:
+        if produce is not None and pending is produce.submission.waiting_for:
             self._resume(result)
             return
         pending_response, sent = self._completion.sent_produce_of(pending)
@@ -223,18 +226,19 @@ class Admission:
 
     def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:
         """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""
+        submission = produce.submission
         if self._pipelines.failed:
             self._return_after_failed(produce)
-        if produce.admitted and now >= self._state.login_ends:
+        if submission.admitted and now >= self._state.login_ends:
             self._return_unsent(produce)
-        if produce.admitted and (
-            self._is_muted() or any(not self._sequencers.may_send(pending, now) for pending in produce.admitted)
+        if submission.admitted and (
+            self._is_muted() or any(not self._sequencers.may_send(pending, now) for pending in submission.admitted)
         ):
             # Kafka would not read them now; or: an admission without a confirmed fence expires.
             self._resubmit_admitted(produce)
             return False
-        for pending in self._forwarding.without_id(produce, produce.admitted):
-            produce.admitted.remove(pending)
+        for pending in self._forwarding.without_id(produce, submission.admitted):
+            submission.admitted.remove(pending)
             self._completion.not_sent(
                 pending_response, produce, pending, f"the id of topic {pending.partition.topic} is unknown"
             )
@@ -242,11 +246,11 @@ class Admission:
         if request is None:
             return False
         produce.sent.update(produce.unsent())
-        for pending in produce.admitted:
+        for pending in submission.admitted:
             if pending.append.transactional:
                 self._transactions.sends(pending)
             self._sequencers.sent(pending)
-        produce.admitted = []
+        submission.admitted = []
         self._completion.forward(pending_response, produce, request)
         return True
 
@@ -257,22 +261,26 @@ class Admission:
         the slow partition admits its append, and after that all are submitted in order.
         """
         produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
-        if produce is None or pending_response is None or not produce.admitted or produce.waiting_for is None:
+        if produce is None or pending_response is None:
             return
-        if now < produce.admitted_at + _BLOCKS_SECONDS:
+        submission = produce.submission
+        if not submission.admitted or submission.waiting_for is None or now < submission.admitted_at + _BLOCKS_SECONDS:
             return
         if self._services.refuse_whole_requests:
-            produce.alone = True
+            submission.alone = True
             self._resubmit_admitted(produce)
             return
         if self._send_admitted(pending_response, produce, now):
             self._queue.in_flight[pending_response] = produce
 
     def _resubmit_admitted(self, produce: ProduceExchange) -> None:
-        for pending in produce.admitted:
+        submission = produce.submission
+        for pending in submission.admitted:
             self._sequencers.cancel(pending)
-        produce.to_submit = sorted([*produce.to_submit, *produce.admitted], key=lambda t: t.partition, reverse=True)
-        produce.admitted = []
+        submission.to_submit = sorted(
+            [*submission.to_submit, *submission.admitted], key=lambda t: t.partition, reverse=True
+        )
+        submission.admitted = []
 
     def _return_after_failed(self, produce: ProduceExchange) -> None:
         """Cancel admitted appends whose pipeline has failed meanwhile:
@@ -281,9 +289,9 @@ class Admission:
            result.
         2. The session gets both results before it sends B, but for the sequencer B no longer follows A.
         """
-        for pending in tuple(produce.admitted):
+        for pending in tuple(produce.submission.admitted):
             if self._pipelines.refuse_after_failed(produce, pending):
-                produce.admitted.remove(pending)
+                produce.submission.admitted.remove(pending)
                 self._sequencers.cancel(pending)
 
     def _return_unsent(self, produce: ProduceExchange) -> None:
@@ -295,17 +303,18 @@ class Admission:
         assert pending_response is not None
         for key in list(produce.unsent()):
             produce.results.refuse(key, retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}"))
-        for pending in produce.admitted:
+        for pending in produce.submission.admitted:
             self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
             self._sequencers.cancel(pending)
             self._state.commands.append(Count("refusal", "try_again", pending.partition))
-        produce.admitted = []
+        produce.submission.admitted = []
 
     def _refuse_the_rest(self, produce: ProduceExchange) -> None:
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
-        for pending in produce.admitted:
+        submission = produce.submission
+        for pending in submission.admitted:
             self._sequencers.cancel(pending)
-        produce.admitted, produce.to_submit = [], []
+        submission.admitted, submission.to_submit = [], []
         first = next(produce.refusals())
         pending_response = self._holds.waiting_response
         assert pending_response is not None
@@ -351,7 +360,7 @@ class Admission:
         produce, self._holds.waiting_produce = self._holds.waiting_produce, None
         pending_response, self._holds.waiting_response = self._holds.waiting_response, None
         if produce is not None:
-            for pending in (*produce.admitted, produce.waiting_for):
+            for pending in (*produce.submission.admitted, produce.submission.waiting_for):
                 if pending is not None:
                     self._sequencers.cancel(pending)
             if produce.sent:  # in part: it goes on as one of `in_flight`, until that is answered

@@ -6,7 +6,7 @@ from fencepost_policies.append import Refusal, where
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_policies.values import value
 from fencepost_proxy.errors import Error
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
 from fencepost_proxy.session.reading import append_of, read_batch
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -20,7 +20,7 @@ from fencepost_proxy.wire.produce import (
 
 def sent_batch(pending: PendingAppend) -> tuple[bytes, memoryview]:
     """The header of the batch to send, and its records unchanged."""
-    fence, records = pending.fence, pending.records
+    fence, records = pending.placement.fence, pending.records
     if fence is None:
         return bytes(zero_base_offset(records[:HEADER_BYTES])), records[HEADER_BYTES:]
     header = fenced_header(
@@ -40,7 +40,7 @@ def without_producer(records: memoryview) -> bytearray:
 
 def batch_to_send(pending: PendingAppend) -> bytearray:
     """The batch to send to Kafka: fenced, if it has a fence."""
-    fence = pending.fence
+    fence = pending.placement.fence
     if fence is None:
         # Kafka refuses a base offset other than 0; the expected offset is not for Kafka.
         return zero_base_offset(pending.records)
@@ -64,10 +64,7 @@ class AppendDraft:
     shared_producer_ids: frozenset[int]
     now: float
     deadline: float
-    instance_id: int = 0
-    connected_at: float = float("-inf")
-    alone: bool = False
-    taken_over: bool = True
+    context: AppendContext = AppendContext()
     transactional_id: str | None = None
 
 
@@ -105,12 +102,9 @@ def make_pending_append(
         digest=scan.digest,
         check=draft.policy.check,
         submitted_at=draft.now,
-        deadline=draft.deadline,
-        instance_id=draft.instance_id,
-        connected_at=draft.connected_at,
-        alone=draft.alone,
-        taken_over=draft.taken_over,
         transactional_id=draft.transactional_id,
+        context=draft.context,
+        placement=Placement(draft.deadline),
     )
 
 

@@ -33,7 +33,7 @@ from fencepost_proxy.session.levels import leveled_produce
 from fencepost_proxy.session.messages import Count, HeadersCopied, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, retriable
+from fencepost_proxy.session.produce_exchange import NOTHING_DENIED, ProduceExchange, Received, retriable
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.response_queue import relayed
@@ -118,8 +118,8 @@ class Arrival:
         request = produce.request
         pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         # Whatever is read from here on was sent with knowledge of these.
-        self._pipelines.forget_known(produce.starts_at)
-        self._topic_ids.fail(pending_response, produce.not_found)
+        self._pipelines.forget_known(produce.received.starts_at)
+        self._topic_ids.fail(pending_response, produce.received.not_found)
         waits = self._check_on_arrival(pending_response, produce)
         # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
         self._queue.expect(pending_response, silent=produce.silent)
@@ -168,13 +168,8 @@ class Arrival:
             yield from self._threads.read(readings.elsewhere)
         return ProduceExchange(
             request,
-            starts_at=starts_at,
+            Received(starts_at, self._state.now, denied, readings, not_found),
             answer_by=due_by(self._state.now, request.timeout_ms),
-            received_at=self._state.now,
-            submitted_at=self._state.now,
-            denied=denied,
-            readings=readings,
-            not_found=not_found,
         )
 
     def _await_news(self, resume: Resume) -> None:
@@ -189,7 +184,7 @@ class Arrival:
     def earlier_answered(self) -> None:
         """The waiting request may have waited for that to be sent without a producer id."""
         waiting = self._holds.waiting_produce
-        if waiting is not None and waiting.leveled is not None and waiting.leveled.waits:
+        if waiting is not None and waiting.checks.leveled is not None and waiting.checks.leveled.waits:
             self.news()
 
     def _refuse_producer_ids(self, request: ProduceRequest) -> None:
@@ -218,7 +213,7 @@ class Arrival:
     def _check_on_arrival(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
         """Whether it waits for a barrier, for metadata, or for earlier batches without producer ids."""
         if self._services.fresh(self._state.now):
-            for where, copied_from in () if produce.readings is None else produce.readings.copied:
+            for where, copied_from in () if produce.received.readings is None else produce.received.readings.copied:
                 self._state.commands.append(HeadersCopied(where, copied_from, produce.request.client_id))
             self._levels.check(produce, self._state.now)
             self._drafts.deny_topics(produce)
@@ -303,17 +298,17 @@ class Arrival:
         absent: dict[TopicPartition, tuple[Error | None, PartitionData]] = {}
         stale: dict[str, None] = {}
         for topic in produce.request.topics:
-            policy = None if topic.name in produce.denied else services.policy(topic.name)
+            policy = None if topic.name in produce.received.denied else services.policy(topic.name)
             if policy is None or not policy.is_checked or topic.name == services.state_topic:
                 continue
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
-                known = Error.NONE if key in produce.results else services.metadata_error(key, produce.received_at)
+                known = Error.NONE if key in produce.results else services.metadata_error(key, produce.received.at)
                 if known is None:
                     stale[topic.name] = None
                 if known != Error.NONE:
                     absent[key] = known, data
-        if stale and now < produce.received_at + self._barriers.wait_seconds(produce.request.timeout_ms):
+        if stale and now < produce.received.at + self._barriers.wait_seconds(produce.request.timeout_ms):
             self._state.commands += [TopicStale(topic) for topic in stale]
             return True
         for key, (known, data) in absent.items():
@@ -325,22 +320,24 @@ class Arrival:
             else:
                 produce.results.refuse(key, PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION))
                 self._state.commands.append(Count("refusal", "unknown_partition"))
-            produce.misread.append((key, pipeline_of(data)))
-        produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received_at)
+            produce.checks.misread.append((key, pipeline_of(data)))
+        produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received.at)
         return False
 
     def _fail_pipelines(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """A refusal before the sequencer fails the pipeline as the sequencer would: later appends leave a gap."""
-        if produce.leveled is not None:
-            for key in produce.leveled.tries_again:
-                self._pipelines.fail(pending_response, (key, produce.leveled.producers[key]), produce.results[key])
-        for pipeline_key in produce.misread:
+        if produce.checks.leveled is not None:
+            for key in produce.checks.leveled.tries_again:
+                self._pipelines.fail(
+                    pending_response, (key, produce.checks.leveled.producers[key]), produce.results[key]
+                )
+        for pipeline_key in produce.checks.misread:
             self._pipelines.fail(pending_response, pipeline_key, produce.results[pipeline_key[0]])
-        for topic in produce.request.topics if produce.refused_by_policy or produce.denied else ():
+        for topic in produce.request.topics if produce.checks.refused_by_policy or produce.received.denied else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.is_checked else ():
                 key = TopicPartition(topic.name, data.partition)
-                if key in produce.refused_by_policy or topic.name in produce.denied:
+                if key in produce.checks.refused_by_policy or topic.name in produce.received.denied:
                     self._pipelines.fail(pending_response, (key, pipeline_of(data)), produce.results[key])
 
     def _forward_unread(self, pending_response: PendingResponse, request: ProduceRequest, frame: memoryview) -> None:

@@ -36,26 +36,31 @@ class Barriers:
     def waits(self, produce: ProduceExchange, now: float) -> bool:
         """False: it entered, or no barrier concerns it."""
         services = self._services
-        if produce.count_checked is None:
+        if produce.checks.count_checked is None:
             deadline = now + self.wait_seconds(produce.request.timeout_ms)
             policy = self.policy_for(produce)
-            produce.request, produce.count_checked = count_checked_produce(
-                produce.request, policy, self._state.connection, now, deadline, readings=produce.readings
+            produce.request, produce.checks.count_checked = count_checked_produce(
+                produce.request,
+                policy,
+                self._state.connection,
+                now,
+                deadline,
+                readings=produce.received.readings,
             )
-            if produce.count_checked is None:
+            if produce.checks.count_checked is None:
                 return False
-        came = produce.count_checked.enter_barriers(services, now)
+        came = produce.checks.count_checked.enter_barriers(services, now)
         if not isinstance(came, Admitted):
             self._state.commands += [TopicStale(topic) for topic in came.query]
             return True
-        self.entered[produce.count_checked] = None
-        services.barrier_waited(now - produce.received_at)
-        produce.sequencer_seconds = now - produce.received_at
+        self.entered[produce.checks.count_checked] = None
+        services.barrier_waited(now - produce.received.at)
+        produce.sequencer_seconds = now - produce.received.at
         for key, refusal in came.refused.items():
             if key in produce.results:
                 continue  # refused for its idempotence level
             self._state.refuse(produce, key, refusal)
-        produce.refused_by_policy |= came.refused.keys()
+        produce.checks.refused_by_policy |= came.refused.keys()
         for topic in came.guesses:
             services.record_guess(self._state.connection, self._state.client_id, topic, now)
         if came.stale:
@@ -68,12 +73,12 @@ class Barriers:
 
     def policy_for(self, produce: ProduceExchange) -> Callable[[str], TopicPolicy | None]:
         """Topics that the client may not write have no policy here: Kafka's refusal is the answer."""
-        services, denied = self._services, produce.denied
+        services, denied = self._services, produce.received.denied
         return (lambda topic: None if topic in denied else services.policy(topic)) if denied else services.policy
 
     def leave(self, produce: ProduceExchange, *, unsent: bool = False) -> None:
         """Once Kafka has answered all of it, or nothing of it will be sent."""
-        count_checked = produce.count_checked
+        count_checked = produce.checks.count_checked
         if count_checked is not None and (unsent or (produce.complete and not count_checked.unanswered)):
             count_checked.leave(self._state.now)
             self.entered.pop(count_checked, None)

@@ -110,9 +110,11 @@ class Completion:
         answers: Mapping[TopicPartition, PartitionResult],
     ) -> None:
         pending_response.answered_at = self._state.now
-        if produce.count_checked is not None:
-            produce.count_checked.was_answered()
-        again = [] if produce.leveled is None else self._levels.to_send_without(pending_response, produce, answers)
+        if produce.checks.count_checked is not None:
+            produce.checks.count_checked.was_answered()
+        again = (
+            [] if produce.checks.leveled is None else self._levels.to_send_without(pending_response, produce, answers)
+        )
         by_name = produce.request.api_version < PRODUCE_BY_ID
         for key, result in answers.items():
             if key not in again:
@@ -129,7 +131,7 @@ class Completion:
         pending = produce.pending_appends.get(key)
         if pending is not None and key in produce.sent:
             self._throttling.is_answered(pending)
-            pending.may_write = self._proofs.has_proved(key.topic)
+            pending.sending.may_write = self._proofs.has_proved(key.topic)
             if result.error_code:
                 self._services.kafka_refused(result.error_code)
             self._sequencers.answered(pending, result)
@@ -141,7 +143,7 @@ class Completion:
         if pending_response not in self._queue.in_flight or not produce.complete:
             return
         if not (self._state.client_closed or pending_response.done or produce.silent):
-            if produce.querying:
+            if produce.answering.querying:
                 return
             unreported = self._refusals.unproved(produce)
             unproved = sorted({key.topic for key in unreported})
@@ -152,7 +154,7 @@ class Completion:
                 self._refusals.prove_write(pending_response, produce, unproved, self.finish)
             if unknown:
                 self._refusals.query_log_starts(pending_response, produce, unknown, self.finish)
-            if produce.querying:
+            if produce.answering.querying:
                 return
         if produce.request.transactional_id is not None:
             if self._transactions.waits_for_records(pending_response, produce, self.finish):
@@ -201,11 +203,11 @@ class Completion:
             self._queue.end(
                 pending_response, [encode_produce_response(produce.response(reported), produce.request.api_version)]
             )
-            if produce.request.transactional_id is not None and produce.open_records is None:
+            if produce.request.transactional_id is not None and produce.answering.open_records is None:
                 # Too late to wait for it. Later results are processed when they arrive.
                 for transaction in self._transactions.failed(produce, reported):
                     self._transactions.record_abort_only(pending_response, produce, transaction, self.finish)
-                produce.open_records = None
+                produce.answering.open_records = None
 
     def resolve_late(self, pending_appends: Sequence[PendingAppend]) -> None:
         """Let the log decide about these appends to one partition, in order: other clients wait for them.
@@ -217,13 +219,16 @@ class Completion:
         produces = [self.sent_produce_of(pending)[1] for pending in pending_appends]
         if self._services.clients_log_in and not self._proofs.has_proved(partition.topic):
             return  # without logins, each client has the proxy's permissions
-        if any(each is None or each.count_checked is not None or each.leveled is not None for each in produces):
+        if any(
+            each is None or each.checks.count_checked is not None or each.checks.leveled is not None
+            for each in produces
+        ):
             return  # an expansion waits for its answer
-        seconds = max(self._state.now - (pending.sent_at or self._state.now) for pending in pending_appends)
+        seconds = max(self._state.now - (pending.placement.sent_at or self._state.now) for pending in pending_appends)
         self._state.commands.append(LateAppends(partition, seconds))
         for pending, produce in zip(pending_appends, produces, strict=True):
             assert produce is not None
-            pending.may_write, pending.may_arrive_until = True, produce.answer_by
+            pending.sending.may_write, pending.sending.may_arrive_until = True, produce.answer_by
             self._throttling.is_late(pending)
             self._sequencers.lost(pending)
 
@@ -234,15 +239,15 @@ class Completion:
         """
         for pending in produce.pending_appends.values():
             if pending.partition in produce.sent and pending.partition not in produce.results:
-                pending.may_write = self._proofs.has_proved(pending.partition.topic)
+                pending.sending.may_write = self._proofs.has_proved(pending.partition.topic)
                 self._sequencers.lost(pending)
-                if produce.count_checked is not None:
-                    produce.count_checked.in_doubt = True  # the sequencer may resend it
+                if produce.checks.count_checked is not None:
+                    produce.checks.count_checked.in_doubt = True  # the sequencer may resend it
 
     def take_over(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         """Native code has sent the request, by topic id. From now on it ends here."""
         queue, queried = self._queue, set(produce.pending_appends)
-        names = {pending.topic_id: pending.partition.topic for pending in produce.pending_appends.values()}
+        names = {pending.sending.topic_id: pending.partition.topic for pending in produce.pending_appends.values()}
         queue.to_client.append(pending_response)
         queue.from_upstream.append(
             self._forwarding.upstream_response(

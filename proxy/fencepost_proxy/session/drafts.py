@@ -5,7 +5,8 @@ from __future__ import annotations
 from fencepost_policies.append import Append, Facts, Refusal
 from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
-from fencepost_proxy.session.appends import AppendDraft, make_pending_append
+from fencepost_proxy.sequencer.events import AppendContext
+from fencepost_proxy.session.appends import AppendDraft, make_pending_append, refused
 from fencepost_proxy.session.barriers import Barriers
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.messages import Count
@@ -33,8 +34,8 @@ class Drafts:
 
     def deny_topics(self, produce: ProduceExchange) -> None:
         """Kafka's denial is final: no level, barrier or sequencer is involved."""
-        for key in produce.partitions() if produce.denied else ():
-            error_code = produce.denied.get(key.topic)
+        for key in produce.partitions() if produce.received.denied else ():
+            error_code = produce.received.denied.get(key.topic)
             if error_code is not None:
                 produce.results.override(key, PartitionResult(partition=key.partition, error_code=error_code))
 
@@ -52,8 +53,8 @@ class Drafts:
                 key = TopicPartition(topic.name, data.partition)
                 if key in produce.results:
                     continue
-                assert produce.readings is not None
-                scan = produce.readings.of(key, data.records, policy)
+                assert produce.received.readings is not None
+                scan = produce.received.readings.of(key, data.records, policy)
                 if isinstance(scan, Refusal):
                     if not policy.is_checked:  # else `_take_draft` refuses it
                         self._state.refuse(produce, key, scan)
@@ -61,7 +62,7 @@ class Drafts:
                 refusal = self.refused_on_arrival(policy, append_of(key, scan), now)
                 if refusal is not None:
                     self._state.refuse(produce, key, refusal)
-                    produce.refused_by_policy |= {key}
+                    produce.checks.refused_by_policy |= {key}
 
     def refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
         return refusal_of(append, policy.policies, Facts(self._services.unix_ms(now)))
@@ -72,6 +73,8 @@ class Drafts:
         request = produce.request
         wait_seconds = self._barriers.wait_seconds(request.timeout_ms)
         refused_before = frozenset(produce.results)
+        instance_id, opened_at = services.instance_id, self._state.opened_at
+        context = AppendContext(instance_id, opened_at, services.alone(now), services.taken_over(now))
         for topic in request.topics:
             if topic.name == services.state_topic:
                 self._deny(produce, topic)
@@ -79,12 +82,14 @@ class Drafts:
             policy = services.policy(topic.name)
             if policy is None or not policy.is_checked:
                 continue
-            draft = self.draft(policy, request.transactional_id, now, now + wait_seconds)
+            draft = self.draft(policy, context, request.transactional_id, now, now + wait_seconds)
             for data in topic.partitions:
                 if TopicPartition(topic.name, data.partition) not in refused_before:
                     self._take_draft(produce, draft, topic, data)
 
-    def draft(self, policy: TopicPolicy, transactional_id: str | None, now: float, deadline: float) -> AppendDraft:
+    def draft(
+        self, policy: TopicPolicy, context: AppendContext, transactional_id: str | None, now: float, deadline: float
+    ) -> AppendDraft:
         services = self._services
         return AppendDraft(
             self._state.connection,
@@ -94,10 +99,7 @@ class Drafts:
             services.shared_producer_ids,
             now,
             deadline,
-            services.instance_id,
-            self._state.opened_at,
-            services.alone(now),
-            services.taken_over(now),
+            context,
             transactional_id,
         )
 
@@ -106,24 +108,24 @@ class Drafts:
         message = f"{topic.name} is the proxy's state topic; it is closed to clients"
         for data in topic.partitions:
             key = TopicPartition(topic.name, data.partition)
-            result = PartitionResult(key.partition, Error.TOPIC_AUTHORIZATION_FAILED, error_message=message)
-            produce.results.override(key, result)  # it may be refused for its idempotence level
-            self._state.commands.append(Count("refusal", "state_topic", key))
+            refusal = Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "state_topic", message)
+            produce.results.override(key, refused(key, refusal))  # it may be refused for its idempotence level
+            self._state.commands.append(Count("refusal", refusal.reason, key))
 
     def _take_draft(self, produce: ProduceExchange, draft: AppendDraft, topic: TopicData, data: PartitionData) -> None:
         key = TopicPartition(topic.name, data.partition)
         if key in produce.pending_appends or key in produce.results:
             raise ClientProtocolError(f"a Produce request names {key} twice")
-        assert produce.readings is not None
-        pending = make_pending_append(draft, key, data, produce.readings.of(key, data.records, draft.policy))
+        assert produce.received.readings is not None
+        pending = make_pending_append(draft, key, data, produce.received.readings.of(key, data.records, draft.policy))
         if isinstance(pending, Refusal):
             self._state.refuse(produce, key, pending)
-            produce.misread.append((key, pipeline_of(data)))
+            produce.checks.misread.append((key, pipeline_of(data)))
             return
-        pending.leader_epoch = self._services.leader_epoch(key)
+        pending.sending.leader_epoch = self._services.leader_epoch(key)
         transactional_id = draft.transactional_id
         if pending.append.transactional and transactional_id is not None:
-            pending.has_partitions = self._services.transactions.owns(transactional_id, *pending.producer)
+            pending.sending.has_partitions = self._services.transactions.owns(transactional_id, *pending.producer)
             if self._transactions.is_ending(transactional_id, pending):
                 where = f"topic={topic.name} partition={data.partition}"
                 message = f"TRY_AGAIN {where}: a commit of its transaction is being sent to Kafka"

@@ -46,7 +46,7 @@ class FailedPipelines:
     def refuse_after_failed(self, produce: ProduceExchange, pending: PendingAppend) -> bool:
         """Refuse the append if it follows a failed one."""
         for pipeline in pending.follows if self.failed else ():
-            result = self.before((pending.partition, pipeline), produce.starts_at)
+            result = self.before((pending.partition, pipeline), produce.received.starts_at)
             if result is not None:
                 reported = sent_after(pending, result)
                 refusal = Refusal(
@@ -67,7 +67,7 @@ class FailedPipelines:
         if self._holds.waits_for:
             return  # the request that waits may be an append that was read before this
         produce = self._holds.waiting_produce  # it still has batches to submit
-        self.forget_known(self._state.read_bytes if produce is None else produce.starts_at)
+        self.forget_known(self._state.read_bytes if produce is None else produce.received.starts_at)
 
     def forget_known(self, starts_at: int) -> None:
         """All that is processed from now on starts at this byte or later."""

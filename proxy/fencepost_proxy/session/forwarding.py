@@ -37,9 +37,9 @@ class Forwarding:
                 for data in topic.partitions:
                     pending = produce.pending_appends.get(TopicPartition(topic.name, data.partition))
                     if pending is not None:
-                        pending.topic_id = topic.topic_id
-            if produce.count_checked is not None:
-                produce.count_checked.was_sent()
+                        pending.sending.topic_id = topic.topic_id
+            if produce.checks.count_checked is not None:
+                produce.checks.count_checked.was_sent()
             response = self.response_of_part(pending_response, produce, part, answered)
             self._queue.send(response, *encode_produce_request(part))
 
@@ -118,6 +118,6 @@ class Forwarding:
         return [
             pending
             for pending in admitted
-            if (pending.fence is not None or pending.append.expected_base_offset is not None)
+            if (pending.placement.fence is not None or pending.append.expected_base_offset is not None)
             and not is_known(pending.partition.topic)
         ]

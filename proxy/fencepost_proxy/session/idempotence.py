@@ -31,18 +31,18 @@ class IdempotenceChecks:
     def check(self, produce: ProduceExchange, now: float) -> None:
         """Apply the levels of its topics and its own: refuse batches, and note those that may be sent without ids."""
         deadline = now + self._barriers.wait_seconds(produce.request.timeout_ms)
-        produce.request, produce.leveled = leveled_produce(
+        produce.request, produce.checks.leveled = leveled_produce(
             produce.request, self._barriers.policy_for(produce), deadline
         )
-        if produce.leveled is not None:
-            for key, refusal in produce.leveled.refused.items():
+        if produce.checks.leveled is not None:
+            for key, refusal in produce.checks.leveled.refused.items():
                 self._state.refuse(produce, key, refusal)
-            stripped = [key for key in produce.leveled.stripped if not self._is_after_a_failed(produce, key)]
+            stripped = [key for key in produce.checks.leveled.stripped if not self._is_after_a_failed(produce, key)]
             self._state.commands += downgraded(stripped, NOT_PERMITTED)
 
     def waits(self, produce: ProduceExchange, now: float) -> bool:
         """False: no batch is sent without its producer id, or all that are may be sent now. Order: see `levels.py`."""
-        leveled = produce.leveled
+        leveled = produce.checks.leveled
         if leveled is None or not leveled.safe:
             return False
         leveled.safe -= produce.results.keys()  # refused for another reason
@@ -56,7 +56,7 @@ class IdempotenceChecks:
             return True
         if leveled.waits:
             leveled.waits = False
-            produce.sequencer_seconds = now - produce.received_at
+            produce.sequencer_seconds = now - produce.received.at
         for key in without:
             if key in blocked:
                 message = f"TRY_AGAIN topic={key.topic} partition={key.partition}: earlier batches are not answered yet"
@@ -70,8 +70,8 @@ class IdempotenceChecks:
 
     def _is_after_a_failed(self, produce: ProduceExchange, key: TopicPartition) -> bool:
         """Whether it is refused because an earlier batch failed, which its client sends again first."""
-        assert produce.leveled is not None
-        result = self._pipelines.before((key, produce.leveled.producers[key]), produce.starts_at)
+        assert produce.checks.leveled is not None
+        result = self._pipelines.before((key, produce.checks.leveled.producers[key]), produce.received.starts_at)
         if result is None:
             return False
         message = f"PREDECESSOR_FAILED {result.error_message}"
@@ -80,7 +80,11 @@ class IdempotenceChecks:
 
     @staticmethod
     def _has_id_upstream(produce: ProduceExchange, key: TopicPartition) -> bool:
-        return produce.leveled is not None and produce.leveled.has_id_upstream(key) and key not in produce.results
+        return (
+            produce.checks.leveled is not None
+            and produce.checks.leveled.has_id_upstream(key)
+            and key not in produce.results
+        )
 
     def send_without(
         self,
@@ -90,15 +94,15 @@ class IdempotenceChecks:
         answered: Answered,
     ) -> None:
         """Kafka accepts no producer ids there, and appended nothing: resend these batches without them."""
-        assert produce.leveled is not None
+        assert produce.checks.leveled is not None
         for key in keys:
             self._services.idempotence.refused(key.topic, self._state.now)
-            produce.leveled.give_up_id(key)
+            produce.checks.leveled.give_up_id(key)
         self._state.commands += downgraded(keys, MESSAGE_FORMAT)
         for part in self._forwarding.by_topic_id(produce.request_without(keys)):
             upstream = self._forwarding.response_of_part(pending_response, produce, part, answered)
-            if produce.count_checked is not None:
-                produce.count_checked.was_sent()
+            if produce.checks.count_checked is not None:
+                produce.checks.count_checked.was_sent()
             self._queue.send_between_frames(upstream, encode_produce_request(part))
 
     def reported(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
@@ -114,10 +118,10 @@ class IdempotenceChecks:
         if pending is not None:
             append = pending.append
             batch, record_count = (append.producer_id, append.producer_epoch, append.base_sequence), append.record_count
-            if pending.fence is not None:
+            if pending.placement.fence is not None:
                 return result
-        elif produce.leveled is not None and key in produce.leveled.with_id:
-            batch, record_count = produce.leveled.with_id[key]
+        elif produce.checks.leveled is not None and key in produce.checks.leveled.with_id:
+            batch, record_count = produce.checks.leveled.with_id[key]
         else:
             return result
         producer_id = batch[0]
@@ -142,9 +146,9 @@ class IdempotenceChecks:
         answers: Mapping[TopicPartition, PartitionResult],
     ) -> list[TopicPartition]:
         """None if the outcome was reported as unknown (the client may have resent it), or if the client is lost."""
-        assert produce.leveled is not None
+        assert produce.checks.leveled is not None
         if pending_response.done or self._state.client_closed:
             return []
-        safe = produce.leveled.safe
+        safe = produce.checks.leveled.safe
         format_error = Error.UNSUPPORTED_FOR_MESSAGE_FORMAT
         return [key for key, result in answers.items() if result.error_code == format_error and key in safe]

@@ -97,21 +97,8 @@ class PermitTerms(Protocol):
     def remembered_max(self) -> int: ...
 
 
-class PendingAppend(Protocol):
-    """An append that was sent before a permit was issued: see `sequencer.events.PendingAppend`."""
-
-    @property
-    def connection(self) -> int: ...
-    @property
-    def at(self) -> int | None: ...
-    @property
-    def sent_at(self) -> float | None: ...
-    @property
-    def leader_epoch(self) -> int: ...
-
-
 class Append(Protocol):
-    """The batch of such an append: see `fencepost_policies.append.Append`."""
+    """The batch of an append that was sent before a permit was issued: see `fencepost_policies.append.Append`."""
 
     @property
     def record_count(self) -> int: ...

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Check, Refusal
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.events import AppendContext, PendingAppend
 from fencepost_proxy.session.appends import make_pending_append
 from fencepost_proxy.session.checked_appends import CheckedAppends
 from fencepost_proxy.session.core import Core
@@ -20,7 +20,7 @@ from fencepost_proxy.session.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.messages import Tick
 from fencepost_proxy.session.native_calls import Proxied
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.produce_exchange import ProduceExchange, Received
 from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.request_template import NO_TEMPLATE
 from fencepost_proxy.session.response_queue import relayed
@@ -217,7 +217,7 @@ class NativePath:
             pending_response.reserved_bytes = len(frame)
             pending_appends = [_taken_back(permit, number) for permit, number in appends]
             request = _with_name(parse_produce_request(memoryview(frame)), pending_appends[0].partition.topic)
-            produce = ProduceExchange(request, starts_at=starts_at, answer_by=answer_by)
+            produce = ProduceExchange(request, Received(starts_at), answer_by)
             produce.pending_appends = {pending.partition: pending for pending in pending_appends}
             produce.sent.update(produce.pending_appends)
             self._appends.completion.take_over(pending_response, produce)
@@ -250,20 +250,21 @@ class NativePath:
                 left, watch, until_probe, error = passing
                 cutter.pass_rest(left, watch if error is None else _Failed(error), until_probe)
 
-    def permitted_append(
-        self, source: native.Source, sent_at: float, *, alone: bool, taken_over: bool
-    ) -> PendingAppend:
+    def permitted_append(self, source: native.Source, sent: native.SentAs, fence: native.Fence | None) -> PendingAppend:
         """The sequencer's object for an append that was sent by permission."""
         template, topic_settings, frame, partition, start, end = source
+        _, _, sent_at, leader_epoch, alone, taken_over = sent
+        instance_id = self._services.instance_id if fence is None else fence[-1]
+        context = AppendContext(instance_id, self._state.opened_at, alone, taken_over)
         deadline = sent_at + self._appends.barriers.wait_seconds(template.timeout_ms)
-        draft = self._appends.drafts.draft(topic_settings.policy, None, sent_at, deadline)
+        draft = self._appends.drafts.draft(topic_settings.policy, context, None, sent_at, deadline)
         pending = make_pending_append(
             draft,
             TopicPartition(template.topic_name, partition),
             PartitionData(partition, memoryview(frame)[start:end], b""),
         )
         assert not isinstance(pending, Refusal)
-        pending.alone, pending.taken_over, pending.topic_id = alone, taken_over, topic_settings.topic_id
+        pending.sending.leader_epoch, pending.sending.topic_id = leader_epoch, topic_settings.topic_id
         return pending
 
 

@@ -44,64 +44,106 @@ class NotFound(NamedTuple):
 NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-@dataclass(slots=True, eq=False)
-class ProduceExchange:
-    """`results` fills up with the final result of each partition; `pending_appends` are the appends to checked ones.
-    Times are monotonic seconds.
+class Received(NamedTuple):
+    """What a client sent, as far as it is read and permitted when the checks begin.
 
-    - `waiting_for` – the append submitted last, None once all are decided; `submitted_at` – since when.
-    - `admitted` – block their partitions until they are sent or cancelled; `admitted_at` – since when the first does.
-    - `sent` – the partitions whose batches went upstream.
-    - `alone` – it waits for one partition with none admitted, and submits all in order after that.
-    - `answer_by` – when the client must get an answer. `received_at` – when the request was complete.
-    - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
-    - `count_checked` – its topics with partition-count checks; `refused_by_policy` – partitions refused by these.
-    - `misread` – pipelines of batches that could not become pending appends.
-    - `leveled` – its batches with idempotence levels.
-    - `querying` – open queries to Kafka that the answer waits for; `starts_queried` – log starts were queried.
-    - `stated` – topics for which Kafka has answered whether the client may write.
-    - `denied` – topics that the client may not write, with Kafka's error, found before anything else was done.
-    - `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
-    - `readings` – the parsed batches.
-    - `not_found` – topics of the client's request that `request` lacks.
+    `starts_at` – its first byte on the connection. `at` – when it was complete, monotonic seconds.
+    `denied` – topics that the client may not write, with Kafka's error. `readings` – the parsed batches.
+    `not_found` – topics of the client's request that `ProduceExchange.request` lacks.
     """
 
-    request: ProduceRequest
     starts_at: int = 0
-    answer_by: float = float("inf")
-    received_at: float = 0.0
-    submitted_at: float = 0.0
-    sequencer_seconds: float = 0.0
-    pending_appends: dict[TopicPartition, PendingAppend] = field(default_factory=dict)
-    results: Results = field(default_factory=Results)
-    to_submit: list[PendingAppend] = field(default_factory=list)
-    waiting_for: PendingAppend | None = None
-    admitted: list[PendingAppend] = field(default_factory=list)
-    admitted_at: float = 0.0
-    sent: set[TopicPartition] = field(default_factory=set)
-    alone: bool = False
-    throttle_time_ms: int = 0
+    at: float = 0.0
+    denied: Mapping[str, int] = NOTHING_DENIED
+    readings: Readings | None = None
+    not_found: tuple[NotFound, ...] = ()
+
+
+NOT_READ: Final = Received()
+
+
+@dataclass(slots=True, eq=False)
+class Checks:
+    """What is found before the sequencers. `leveled` – its batches with idempotence levels.
+
+    `count_checked` – its topics with partition-count checks; `refused_by_policy` – partitions refused by these.
+    `misread` – pipelines of batches that could not become pending appends.
+    """
+
+    leveled: LeveledProduce | None = None
     count_checked: CountCheckedProduce | None = None
     refused_by_policy: frozenset[TopicPartition] = frozenset()
     misread: list[PipelineKey] = field(default_factory=list)
-    leveled: LeveledProduce | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """Its appends at their sequencers, for `Admission`. Times are monotonic seconds.
+
+    `waiting_for` – the append submitted last, None once all are decided; `submitted_at` – since when.
+    `admitted` – block their partitions until they are sent or canceled; `admitted_at` – since when the first does.
+    `alone` – it waits for one partition with none admitted, and submits all in order after that.
+    """
+
+    to_submit: list[PendingAppend] = field(default_factory=list)
+    waiting_for: PendingAppend | None = None
+    submitted_at: float = 0.0
+    admitted: list[PendingAppend] = field(default_factory=list)
+    admitted_at: float = 0.0
+    alone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Answering:
+    """What its answer waits for once each partition has a result.
+
+    `querying` – open queries to Kafka; `starts_queried` – log starts were queried.
+    `stated` – topics for which Kafka has answered whether the client may write.
+    `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
+    """
+
     querying: int = 0
     starts_queried: bool = False
     stated: frozenset[str] = frozenset()
-    denied: Mapping[str, int] = field(default_factory=lambda: NOTHING_DENIED)
     open_records: int | None = None
-    readings: Readings | None = None
-    not_found: tuple[NotFound, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class ProduceExchange:
+    """`results` fills up with the final result of each partition; `pending_appends` are the appends to checked ones.
+
+    - `answer_by` – when the client must get an answer, monotonic seconds.
+    - `sent` – the partitions whose batches went upstream.
+    - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
+    """
+
+    request: ProduceRequest
+    received: Received = NOT_READ
+    answer_by: float = float("inf")
+    pending_appends: dict[TopicPartition, PendingAppend] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
+    sent: set[TopicPartition] = field(default_factory=set)
+    sequencer_seconds: float = 0.0
+    throttle_time_ms: int = 0
+    checks: Checks = field(default_factory=Checks)
+    submission: Submission = field(default_factory=Submission)
+    answering: Answering = field(default_factory=Answering)
 
     @property
     def is_muted(self) -> bool:
         """It has appends to submit, and does not wait for a sequencer."""
-        return bool(self.to_submit) and self.waiting_for is None
+        return bool(self.submission.to_submit) and self.submission.waiting_for is None
 
     @property
     def concerns_checks(self) -> bool:
         """Otherwise it is forwarded as it came."""
-        return bool(self.pending_appends or self.results or self.count_checked or self.leveled or self.not_found)
+        return bool(
+            self.pending_appends
+            or self.results
+            or self.checks.count_checked
+            or self.checks.leveled
+            or self.received.not_found
+        )
 
     @property
     def complete(self) -> bool:
@@ -114,7 +156,11 @@ class ProduceExchange:
 
     def refusals(self) -> Iterator[PartitionResult]:
         """Except topics that Kafka denies."""
-        return (result for key, result in self.results.items() if result.error_code and key.topic not in self.denied)
+        return (
+            result
+            for key, result in self.results.items()
+            if result.error_code and key.topic not in self.received.denied
+        )
 
     @property
     def silent(self) -> bool:
@@ -133,7 +179,7 @@ class ProduceExchange:
         for key in self.partitions():
             if key not in self.results and key not in self.sent:
                 pending = self.pending_appends.get(key)
-                if pending is None or pending in self.admitted:
+                if pending is None or pending in self.submission.admitted:
                     yield key
 
     def upstream_request(self) -> ProduceRequest | None:
@@ -145,7 +191,7 @@ class ProduceExchange:
         topics = self._only(set(self.unsent()))
         if not topics:
             return None
-        acks = ACKS_ALL if self.admitted or self.request.acks == 0 else self.request.acks
+        acks = ACKS_ALL if self.submission.admitted or self.request.acks == 0 else self.request.acks
         return replace(self.request, topics=topics, acks=acks)
 
     def request_for(self, pending: PendingAppend) -> ProduceRequest:
@@ -174,7 +220,7 @@ class ProduceExchange:
         if data.records is None:
             return data
         if pending is None:
-            drops_id = self.leveled is not None and key in self.leveled.without
+            drops_id = self.checks.leveled is not None and key in self.checks.leveled.without
             return replace(data, records=memoryview(without_producer(data.records))) if drops_id else data
         return replace(data, records=memoryview(batch_to_send(pending)))
 
@@ -194,7 +240,7 @@ class ProduceExchange:
         )
         not_found = tuple(
             TopicResult("", topic.topic_id, tuple(PartitionResult(data.partition, error) for data in topic.partitions))
-            for topic, error in self.not_found
+            for topic, error in self.received.not_found
         )
         return ProduceResponse(self.request.correlation_id, topics + not_found, self.throttle_time_ms)
 

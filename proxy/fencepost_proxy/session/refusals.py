@@ -58,7 +58,7 @@ class Refusals:
         return [
             key
             for key, result in produce.results.items()
-            if not (self._proofs.has_proved(key.topic) or key.topic in produce.stated)
+            if not (self._proofs.has_proved(key.topic) or key.topic in produce.answering.stated)
             and (
                 key.topic == self._services.state_topic
                 or (
@@ -68,8 +68,8 @@ class Refusals:
                     )
                     and (
                         key in produce.pending_appends
-                        or key in produce.refused_by_policy
-                        or (produce.leveled is not None and key in produce.leveled.refused)
+                        or key in produce.checks.refused_by_policy
+                        or (produce.checks.leveled is not None and key in produce.checks.leveled.refused)
                     )
                 )
             )
@@ -81,12 +81,12 @@ class Refusals:
         """A refusal reveals the log end or the partition count. Only clients that may write the topic get these, and
         Kafka decides which may.
         """
-        produce.querying += 1
+        produce.answering.querying += 1
 
         def done(answers: dict[str, PartitionResult]) -> None:
             for topic, answer in answers.items():
                 self._proved(produce, topic, answer)
-            produce.querying -= 1
+            produce.answering.querying -= 1
             finish(pending_response, produce)
 
         names = dict.fromkeys(topics)
@@ -95,7 +95,7 @@ class Refusals:
         self._proofs.query_write(produce.request, partitions, done)
 
     def _proved(self, produce: ProduceExchange, topic: str, answer: PartitionResult) -> None:
-        produce.stated |= {topic}
+        produce.answering.stated |= {topic}
         if answer.error_code not in PROVES_NOTHING:
             return
         for key in list(produce.results):
@@ -117,13 +117,13 @@ class Refusals:
                 if reported_later and memory.recent_log_start(key, self._state.now) < 0:
                     unknown.append(key)
                 continue
-            queried = produce.starts_queried or result.error_code in _REVEALS_NOTHING
+            queried = produce.answering.starts_queried or result.error_code in _REVEALS_NOTHING
             start = memory.log_start(key) if queried else memory.recent_log_start(key, self._state.now)
             if start >= 0:
                 produce.results.override(key, replace(result, log_start_offset=start))
             elif not queried:
                 unknown.append(key)
-        return [] if produce.starts_queried else unknown
+        return [] if produce.answering.starts_queried else unknown
 
     def query_log_starts(
         self,
@@ -133,8 +133,8 @@ class Refusals:
         finish: Finish,
     ) -> None:
         """On the client's own connection, so that Kafka applies the client's permissions. Once for each refusal."""
-        produce.starts_queried = True
-        produce.querying += 1
+        produce.answering.starts_queried = True
+        produce.answering.querying += 1
         topics = [
             Message(
                 name=name,
@@ -155,7 +155,7 @@ class Refusals:
                     if not each.error_code:
                         key = TopicPartition(topic.name, each.partition_index)
                         self._services.idempotence.record_log_start(key, each.offset, self._state.now)
-            produce.querying -= 1
+            produce.answering.querying -= 1
             finish(pending_response, produce)
 
         upstream = inner_response(LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, on_response)

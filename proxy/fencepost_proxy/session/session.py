@@ -153,7 +153,7 @@ class Session:
             return True
         if produce is None:
             return self._holds.client_paused and not self.state.full
-        return self.at_barrier or produce.is_muted or bool(produce.admitted)
+        return self.at_barrier or produce.is_muted or bool(produce.submission.admitted)
 
     @property
     def begun(self) -> BegunAppends:

@@ -88,15 +88,15 @@ class TransactionalAppends:
 
     def waits_for_records(self, pending_response: PendingResponse, produce: ProduceExchange, finish: Finish) -> bool:
         """Whether records of its failed appends are not stored yet. Until then it is not answered."""
-        if produce.open_records is None:
-            produce.open_records = 0
+        if produce.answering.open_records is None:
+            produce.answering.open_records = 0
             for transaction in self.failed(produce, produce.results):
                 self.record_abort_only(pending_response, produce, transaction, finish)
             if self._state.client_closed or pending_response.done:
-                produce.open_records = 0  # no client waits for it
-            elif produce.open_records:
+                produce.answering.open_records = 0  # no client waits for it
+            elif produce.answering.open_records:
                 self._queue.answer_by[pending_response] = produce.answer_by
-        return produce.open_records > 0
+        return produce.answering.open_records > 0
 
     def record_abort_only(
         self, pending_response: PendingResponse, produce: ProduceExchange, transaction: Transaction, finish: Finish
@@ -110,12 +110,12 @@ class TransactionalAppends:
             if not stored:
                 self._services.transactions.not_recorded(transaction, abort_only)
                 self.answer_later_instead(produce)
-            if produce.open_records:
-                produce.open_records -= 1
+            if produce.answering.open_records:
+                produce.answering.open_records -= 1
             if pending_response in self._queue.in_flight:
                 finish(pending_response, produce)
 
-        produce.open_records = (produce.open_records or 0) + 1
+        produce.answering.open_records = (produce.answering.open_records or 0) + 1
         instead_of = self._services.transactions.recorded_before(transaction, abort_only)
         self._state.commands.append(RecordAbortOnly(self._state.token(recorded), abort_only, instead_of))
 
@@ -128,7 +128,7 @@ class TransactionalAppends:
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
                 result, pending = reported.get(key), produce.pending_appends.get(key)
-                if result is None or not result.error_code or topic.name in produce.denied:
+                if result is None or not result.error_code or topic.name in produce.received.denied:
                     continue  # what Kafka denies belongs to no transaction
                 append: Append | None = None
                 if pending is not None:
@@ -154,7 +154,7 @@ class TransactionalAppends:
             if result.error_code and result.error_code not in PENDING_CODES:
                 # An append that ended up at another offset is in the log; nothing was appended of the others.
                 pending = produce.pending_appends.get(key)
-                is_appended = pending is not None and pending.appended_at is not None
+                is_appended = pending is not None and pending.outcome.appended_at is not None
                 error_code = Error.REQUEST_TIMED_OUT if is_appended else Error.NOT_LEADER_OR_FOLLOWER
                 message = f"{'OUTCOME_UNKNOWN' if is_appended else 'TRY_AGAIN'} its outcome could not be stored in time"
                 produce.results.override(key, PartitionResult(key.partition, error_code, error_message=message))
