@@ -993,8 +993,8 @@ MUTANTS = (
             Admission,
             "_send_admitted",
             (
-                "produce.sent.update(produce.unsent())",
-                "produce.sent.update(produce.unsent()); self._barriers.leave(produce, unsent=True)",
+                "produce.sent.update(unsent)",
+                "produce.sent.update(unsent); self._barriers.leave(produce, unsent=True)",
             ),
         ),
         rule="it leaves when Kafka has answered",

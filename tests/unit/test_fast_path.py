@@ -550,7 +550,7 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
 
     # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
     waiting, other = TopicPartition("checked", 0), TopicPartition("checked", 1)
-    dispatcher._sequencer(waiting).state.queued.fenced_until = 105.0
+    dispatcher.sequencers[waiting].state.queued.fenced_until = 105.0
     client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
     # And A at another one, whose fence Kafka refused: the sequencer reads whether A was appended already
     client(1, 99.5, query(1, 1, expecting(5, b"a")))

@@ -78,7 +78,7 @@ class Admission:
                 yield from self._decide(pending_response, produce, pending)
                 if self._holds.waiting_produce is not produce:
                     return  # its connection ends
-            if produce.refused and self._services.refuse_whole_requests:
+            if self._services.refuse_whole_requests and produce.refused:
                 self._refuse_the_rest(produce)
             first = not produce.sent
             sent = self._send_admitted(pending_response, produce, self._state.now)
@@ -96,7 +96,7 @@ class Admission:
 
     def _next(self, pending_response: PendingResponse, produce: ProduceExchange) -> PendingAppend | None:
         """The next append to submit; refuses those that failed or became late while others were waited for."""
-        while produce.submission.to_submit and not (produce.refused and self._services.refuse_whole_requests):
+        while produce.submission.to_submit and not (self._services.refuse_whole_requests and produce.refused):
             pending = produce.submission.to_submit.pop()
             if self._pipelines.refuse_after_failed(produce, pending):
                 continue
@@ -242,10 +242,11 @@ class Admission:
             self._completion.not_sent(
                 pending_response, produce, pending, f"the id of topic {pending.partition.topic} is unknown"
             )
-        request = produce.upstream_request()
-        if request is None:
+        unsent = produce.unsent()
+        if not unsent:
             return False
-        produce.sent.update(produce.unsent())
+        request = produce.upstream_request(unsent)
+        produce.sent.update(unsent)
         for pending in submission.admitted:
             if pending.append.transactional:
                 self._transactions.sends(pending)
@@ -301,7 +302,7 @@ class Admission:
         """
         pending_response = self._holds.waiting_response
         assert pending_response is not None
-        for key in list(produce.unsent()):
+        for key in produce.unsent():
             produce.results.refuse(key, retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}"))
         for pending in produce.submission.admitted:
             self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])

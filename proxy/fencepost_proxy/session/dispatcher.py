@@ -187,6 +187,8 @@ class Dispatcher:
 
     def _has_ended(self, session: Session, now: float) -> None:
         """Requests that it had begun may be queued in a broker."""
+        self.sessions.pop(session.connection, None)
+        self._busy_sessions.pop(session, None)
         for topic, found in self._begun.items():
             if found.pop(session, None) is not None:
                 self.barrier(topic).mark_in_doubt(now)
@@ -232,32 +234,25 @@ class Dispatcher:
     # ---- calls of sessions, see `Sequencers`
 
     def submit(self, pending: PendingAppend) -> None:
-        sequencer = self._sequencer(pending.partition)
-        self._work.append((sequencer, sequencer.submit, (pending,)))
+        self._call(pending.partition, PartitionSequencer.submit, pending)
 
     def cancel(self, pending: PendingAppend) -> None:
-        sequencer = self._sequencer(pending.partition)
-        self._work.append((sequencer, sequencer.cancel, (pending,)))
+        self._call(pending.partition, PartitionSequencer.cancel, pending)
 
     def sent(self, pending: PendingAppend) -> None:
-        sequencer = self._sequencer(pending.partition)
-        self._work.append((sequencer, sequencer.sent, (pending,)))
+        self._call(pending.partition, PartitionSequencer.sent, pending)
 
     def answered(self, pending: PendingAppend, result: PartitionResult) -> None:
-        sequencer = self._sequencer(pending.partition)
-        self._work.append((sequencer, sequencer.answered, (pending, result)))
+        self._call(pending.partition, PartitionSequencer.answered, pending, result)
 
     def lost(self, pending: PendingAppend) -> None:
-        sequencer = self._sequencer(pending.partition)
-        self._work.append((sequencer, sequencer.lost, (pending,)))
+        self._call(pending.partition, PartitionSequencer.lost, pending)
 
     def join(self, partition: TopicPartition, transactional_id: str, connection: int) -> None:
-        sequencer = self._sequencer(partition)
-        self._work.append((sequencer, sequencer.join, (transactional_id, connection)))
+        self._call(partition, PartitionSequencer.join, transactional_id, connection)
 
     def joined(self, partition: TopicPartition, transactional_id: str, *, answered: bool) -> None:
-        sequencer = self._sequencer(partition)
-        self._work.append((sequencer, sequencer.joined, (transactional_id, answered)))
+        self._call(partition, PartitionSequencer.joined, transactional_id, answered)
 
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         sequencer = self.sequencers.get(pending.partition)
@@ -270,22 +265,28 @@ class Dispatcher:
 
     def _run(self, now: float) -> list[Action]:
         """Make the calls until none is left: one may cause others, also of other sessions."""
-        while self._work:
-            where, call, arguments = self._work.popleft()
-            found = call(*arguments, now)
-            if isinstance(where, Session):
-                self._actions += [ForConnection(where.connection, command) for command in found]
-                if where.finished:
-                    self.sessions.pop(where.connection, None)
-                    if self._begun:
-                        self._has_ended(where, now)
-                elif where.over_quota:
-                    self._over_quota[where] = None
-                _record(self._busy_sessions, where, where.needs_ticks and not where.finished)
-            else:
-                for effect in found:
-                    self._carry_out(where, effect, now)
-                _record(self._busy_sequencers, where, not where.idle)
+        called: dict[Session | PartitionSequencer, None] = {}
+        try:
+            while self._work:
+                where, call, arguments = self._work.popleft()
+                called[where] = None
+                found = call(*arguments, now)
+                if isinstance(where, Session):
+                    for command in found:
+                        self._actions.append(ForConnection(where.connection, command))
+                else:
+                    for effect in found:
+                        self._carry_out(where, effect, now)
+        finally:  # also after an error in one of them: the others need their ticks
+            for where in called:
+                if isinstance(where, PartitionSequencer):
+                    _record(self._busy_sequencers, where, not where.idle)
+                elif where.finished:
+                    self._has_ended(where, now)
+                else:
+                    if where.over_quota:
+                        self._over_quota[where] = None
+                    _record(self._busy_sessions, where, where.needs_ticks)
         actions, self._actions = self._actions, []
         return actions
 
@@ -316,16 +317,14 @@ class Dispatcher:
                     self.barriers[sequencer.partition.topic].mark_in_doubt(now)
                 self._actions.append(ForControl(sequencer.partition, effect))
 
-    def _sequencer(self, partition: TopicPartition) -> PartitionSequencer:
+    def _call(self, partition: TopicPartition, call: Callable[..., Any], *arguments: object) -> None:
+        """A call of its sequencer, after those that are queued."""
         sequencer = self.sequencers.get(partition)
         if sequencer is None:
             if len(self.sequencers) >= _IDLE_SEQUENCERS_MAX:
                 self._drop_idle_sequencers()
-            sequencer = self.sequencers[partition] = self._new_sequencer(partition)
-        return sequencer
-
-    def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
-        return PartitionSequencer(partition, self._limits, self._names)
+            sequencer = self.sequencers[partition] = PartitionSequencer(partition, self._limits, self._names)
+        self._work.append((sequencer, call, (sequencer, *arguments)))
 
     def _drop_idle_barriers(self) -> None:
         """Those that a new one would equal. With a pattern config, any topic name that an unauthorized client makes up

@@ -147,7 +147,7 @@ class ProduceExchange:
 
     @property
     def complete(self) -> bool:
-        return all(key in self.results for key in self.partitions())
+        return self.results.keys() >= {*self.partitions()}
 
     @property
     def refused(self) -> bool:
@@ -167,32 +167,27 @@ class ProduceExchange:
         """acks=0: the client reads no answer."""
         return self.request.acks == 0
 
-    def partitions(self) -> Iterator[TopicPartition]:
-        for topic in self.request.topics:
-            for data in topic.partitions:
-                yield TopicPartition(topic.name, data.partition)
+    def partitions(self) -> list[TopicPartition]:
+        return [
+            TopicPartition(topic.name, data.partition) for topic in self.request.topics for data in topic.partitions
+        ]
 
     # ---- what goes upstream
 
-    def unsent(self) -> Iterator[TopicPartition]:
+    def unsent(self) -> list[TopicPartition]:
         """What can be sent now: what is admitted, and what needs no admission."""
-        for key in self.partitions():
-            if key not in self.results and key not in self.sent:
-                pending = self.pending_appends.get(key)
-                if pending is None or pending in self.submission.admitted:
-                    yield key
+        blocked = self.pending_appends.keys() - {pending.partition for pending in self.submission.admitted}
+        done = self.results.keys() | self.sent | blocked
+        return [key for key in self.partitions() if key not in done]
 
-    def upstream_request(self) -> ProduceRequest | None:
-        """What may be sent and is not sent yet, fenced; None if there is nothing. acks=all if an append is fenced.
+    def upstream_request(self, unsent: Collection[TopicPartition]) -> ProduceRequest:
+        """What may be sent and is not sent yet, fenced. acks=all if an append is fenced.
 
         With acks=1 a leader could lose a conditional append that it acknowledged, and let a second writer win the same
         offset.
         """
-        topics = self._only(set(self.unsent()))
-        if not topics:
-            return None
         acks = ACKS_ALL if self.submission.admitted or self.request.acks == 0 else self.request.acks
-        return replace(self.request, topics=topics, acks=acks)
+        return replace(self.request, topics=self._only({*unsent}), acks=acks)
 
     def request_for(self, pending: PendingAppend) -> ProduceRequest:
         """A single append, with its new fence."""
@@ -204,18 +199,15 @@ class ProduceExchange:
         return replace(self.request, topics=self._only(keys), acks=acks)
 
     def _only(self, keys: Collection[TopicPartition]) -> tuple[TopicData, ...]:
-        parts = (
-            (topic, [d for d in topic.partitions if TopicPartition(topic.name, d.partition) in keys])
-            for topic in self.request.topics
-        )
-        return tuple(
-            replace(topic, partitions=tuple(self._upstream_data(topic, data) for data in requested))
-            for topic, requested in parts
-            if requested
-        )
+        topics = []
+        for topic in self.request.topics:
+            parts = [(TopicPartition(topic.name, data.partition), data) for data in topic.partitions]
+            requested = [self._upstream_data(key, data) for key, data in parts if key in keys]
+            if requested:
+                topics.append(replace(topic, partitions=tuple(requested)))
+        return tuple(topics)
 
-    def _upstream_data(self, topic: TopicData, data: PartitionData) -> PartitionData:
-        key = TopicPartition(topic.name, data.partition)
+    def _upstream_data(self, key: TopicPartition, data: PartitionData) -> PartitionData:
         pending = self.pending_appends.get(key)
         if data.records is None:
             return data

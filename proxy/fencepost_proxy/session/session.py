@@ -164,7 +164,7 @@ class Session:
     def over_quota(self) -> bool:
         """It stopped reading because its quota is used up; `QuotaRenewed` resumes it."""
         holds = self._holds
-        return holds.quota_is_used_up and (holds.client_paused or holds.upstream_paused)
+        return (holds.client_paused or holds.upstream_paused) and holds.quota_is_used_up
 
     @property
     def waits_for(self) -> str | None:
@@ -316,8 +316,8 @@ class Session:
                 state.commands.append(ReadClient(True))
         if holds.draining_until is not None:
             self._queue.take_over()
-        if self._core.draining.may_close(now):
-            self._queue.close(holds.draining_because, hang_up=True)
+            if self._core.draining.may_close(now):
+                self._queue.close(holds.draining_because, hang_up=True)
         if state.client_closed and not (
             state.upstream_closed or self._queue.in_flight or holds.waiting_produce or self._core.threads.answers
         ):
