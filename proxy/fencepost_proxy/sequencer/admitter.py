@@ -85,7 +85,7 @@ class Admitter:
         earlier = self._state.appends.earlier_attempt(pending)
         if earlier is None:
             return False
-        earlier.placement.duplicate_waiters.append(pending)
+        earlier.placement.duplicate_waiters += (pending,)
         return True
 
     def _mark_first_try_in_doubt(self, pending: PendingAppend, now: float) -> bool:
@@ -293,7 +293,7 @@ class Admitter:
     def answer_late_duplicates(self, now: float) -> None:
         for earlier in self._state.appends.with_duplicate_waiters():
             for pending in [each for each in earlier.placement.duplicate_waiters if each.placement.deadline <= now]:
-                earlier.placement.duplicate_waiters.remove(pending)
+                earlier.placement.waits_no_longer(pending)
                 self._state.unknown(pending, "an earlier attempt of this batch is still in doubt", now)
 
     def log_end_unknown(self, error_code: int | None, now: float) -> None:

@@ -89,13 +89,13 @@ class Appends:
         else:
             for earlier in self.with_duplicate_waiters():
                 if pending in earlier.placement.duplicate_waiters:
-                    earlier.placement.duplicate_waiters.remove(pending)
+                    earlier.placement.waits_no_longer(pending)
             return
         if pending.placement.duplicate_waiters:
             # The append had no outcome, so the first of its duplicate waiters takes its place.
             next_waiter, *rest = pending.placement.duplicate_waiters
-            pending.placement.duplicate_waiters.clear()
-            next_waiter.placement.duplicate_waiters.extend(rest)
+            pending.placement.duplicate_waiters = ()
+            next_waiter.placement.duplicate_waiters += tuple(rest)
             self.queue.appendleft(next_waiter)
 
     def earlier_attempt(self, pending: PendingAppend) -> PendingAppend | None:

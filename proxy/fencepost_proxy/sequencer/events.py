@@ -145,7 +145,10 @@ class Placement:
     sent_before: bool = False
     actual: int = -1
     predecessor_result: PartitionResult | None = None
-    duplicate_waiters: list[PendingAppend] = field(default_factory=list)
+    duplicate_waiters: tuple[PendingAppend, ...] = ()  # a list takes 56 bytes
+
+    def waits_no_longer(self, pending: PendingAppend) -> None:
+        self.duplicate_waiters = tuple(each for each in self.duplicate_waiters if each is not pending)
 
 
 @dataclass(slots=True, eq=False)

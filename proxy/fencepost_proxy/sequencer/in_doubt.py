@@ -344,7 +344,7 @@ class Lookups:
         """Whether an earlier attempt was appended elsewhere, and is about to be answered so, and this one with it."""
         for other in self._state.appends.being_read:
             if other.outcome.appended_at is not None and same_write(other, pending):
-                other.placement.duplicate_waiters.append(pending)
+                other.placement.duplicate_waiters += (pending,)
                 return True
         return False
 

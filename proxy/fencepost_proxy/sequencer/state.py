@@ -91,7 +91,7 @@ class PartitionState:
         if result.error_code == Error.NONE:
             self.retries.resolved(pending)  # an error covers this attempt only: an earlier one may still be queued
         effects += [Answer(waiter, result, reason) for waiter in pending.placement.duplicate_waiters]
-        pending.placement.duplicate_waiters.clear()
+        pending.placement.duplicate_waiters = ()
         if result.error_code != Error.NONE and pending.placement.attempts:
             self.appends.fail_pipeline_after(pending, result)
 

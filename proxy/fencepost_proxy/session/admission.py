@@ -182,30 +182,26 @@ class Admission:
             self._sequencers.cancel(pending)
             return
         # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
-        if self._forwarding.without_id(sent, [pending]):
-            self._completion.not_sent(
-                pending_response, sent, pending, f"the id of topic {pending.partition.topic} is unknown"
-            )
-            self._completion.finish(pending_response, sent)
-            return
-        if self._state.streams_up:
-            # A frame of the client is half upstream, and ends when the client likes. Nothing can be sent in between,
-            # and the sequencer cannot wait for that.
-            self._completion.not_sent(pending_response, sent, pending, "the client's next request is being relayed")
-            self._completion.finish(pending_response, sent)
-            return
-        if now >= self._state.login_ends:
-            self._completion.not_sent(pending_response, sent, pending, _LOGIN_IS_OVER)
-            self._completion.finish(pending_response, sent)
-            return
-        if self._is_muted():  # or its last attempt is not answered
-            self._completion.not_sent(pending_response, sent, pending, self._why_muted())
+        why = self._why_not_resent(sent, pending, now)
+        if why is not None:
+            self._completion.not_sent(pending_response, sent, pending, why)
             self._completion.finish(pending_response, sent)
             return
         self._completion.forward(pending_response, sent, sent.request_for(pending))
         if pending.append.transactional:
             self._transactions.sends(pending)
         self._sequencers.sent(pending)
+
+    def _why_not_resent(self, sent: ProduceExchange, pending: PendingAppend, now: float) -> str | None:
+        if self._forwarding.without_id(sent, [pending]):
+            return _unknown_id(pending)
+        if self._state.streams_up:
+            # A frame of the client is half upstream, and ends when the client likes. Nothing can be sent in between,
+            # and the sequencer cannot wait for that.
+            return "the client's next request is being relayed"
+        if now >= self._state.login_ends:
+            return _LOGIN_IS_OVER
+        return self._why_muted() if self._is_muted() else None  # or its last attempt is not answered
 
     def completed(self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float) -> None:
         if reason is not None:
@@ -239,9 +235,7 @@ class Admission:
             return False
         for pending in self._forwarding.without_id(produce, submission.admitted):
             submission.admitted.remove(pending)
-            self._completion.not_sent(
-                pending_response, produce, pending, f"the id of topic {pending.partition.topic} is unknown"
-            )
+            self._completion.not_sent(pending_response, produce, pending, _unknown_id(pending))
         unsent = produce.unsent()
         if not unsent:
             return False
@@ -375,3 +369,7 @@ class Admission:
             self._barriers.leave(produce, unsent=True)
         if pending_response is not None:
             self._queue.release(pending_response)
+
+
+def _unknown_id(pending: PendingAppend) -> str:
+    return f"the id of topic {pending.partition.topic} is unknown"

@@ -233,7 +233,8 @@ class Session:
                 # Also while the client connection closes: what was sent would never be answered.
                 self._upstream_lost(f"{error}")
                 state.commands.append(CloseUpstream())
-        self._queue.flush()
+        if self._queue.upstream_out or self._queue.client_out:
+            self._queue.flush()
         # Drop our reference: the relayed bytes must not stay in memory until the next event, maybe hours later.
         commands, state.commands = state.commands, []
         return commands

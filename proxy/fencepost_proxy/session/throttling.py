@@ -56,7 +56,7 @@ class Throttling:
 
     def blocks(self, open_requests: int) -> bool:
         """Whether to start no further request."""
-        if not self.is_watched(self._state.now):
+        if not self.watched_until or not self.is_watched(self._state.now):
             return False
         return open_requests > 0 or bool(self.late) or self._state.now < self.muted_until
 
