@@ -17,12 +17,10 @@ MODULE_LINES_MAX, CLASS_LINES_MAX, METHODS_MAX, FUNCTION_LINES_MAX = 700, 400, 2
 #: By path and name: lines; for a class also its methods.
 LARGER: dict[str, tuple[int, ...]] = {
     "proxy/fencepost_proxy/session/dispatcher.py:Dispatcher": (288, 36),
-    "proxy/fencepost_proxy/session/services.py:Services": (103, 28),
     "proxy/fencepost_proxy/wire/batch_scan.py:_search_headers()": (86,),
 }
 REASONS = {
     "Dispatcher": "one method for each call of a driver or a session; they share one queue of effects, in one order",
-    "Services": "a Protocol: signatures of what sessions use of the process, without code",
     "_search_headers()": "a loop over the bytes of each record: a call for each field would double its cost",
 }
 

@@ -15,6 +15,7 @@ from fencepost_proxy.session.messages import Count
 from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
+from fencepost_proxy.session.services import Observation, Settings
 from fencepost_proxy.session.state import Full
 from fencepost_proxy.session.steps import Resume, Steps, Wait
 from fencepost_proxy.session.transactions import TransactionalAppends
@@ -35,11 +36,13 @@ class Admission:
         "_draining",
         "_forwarding",
         "_holds",
+        "_observation",
         "_pipelines",
+        "_producers",
         "_queue",
         "_refusals",
         "_sequencers",
-        "_services",
+        "_settings",
         "_state",
         "_transactions",
     )
@@ -54,7 +57,9 @@ class Admission:
         refusals: Refusals,
         completion: Completion,
     ) -> None:
-        self._services = core.state.services
+        self._settings: Settings = core.state.services
+        self._observation: Observation = core.state.services
+        self._producers = core.state.services.idempotence
         self._sequencers = core.state.sequencers
         self._state = core.state
         self._holds = core.holds
@@ -78,7 +83,7 @@ class Admission:
                 yield from self._decide(pending_response, produce, pending)
                 if self._holds.waiting_produce is not produce:
                     return  # its connection ends
-            if self._services.refuse_whole_requests and produce.refused:
+            if self._settings.refuse_whole_requests and produce.refused:
                 self._refuse_the_rest(produce)
             first = not produce.sent
             sent = self._send_admitted(pending_response, produce, self._state.now)
@@ -89,14 +94,14 @@ class Admission:
         if produce.sent:
             self._queue.answer_by[pending_response] = produce.answer_by
         if sent and first:
-            self._services.forwarded(max(0.0, self._state.now - produce.received.at - produce.sequencer_seconds))
+            self._observation.forwarded(max(0.0, self._state.now - produce.received.at - produce.sequencer_seconds))
         if not sent:
             self._holds.made_here += not produce.sent
             self._completion.finish(pending_response, produce)
 
     def _next(self, pending_response: PendingResponse, produce: ProduceExchange) -> PendingAppend | None:
         """The next append to submit; refuses those that failed or became late while others were waited for."""
-        while produce.submission.to_submit and not (self._services.refuse_whole_requests and produce.refused):
+        while produce.submission.to_submit and not (self._settings.refuse_whole_requests and produce.refused):
             pending = produce.submission.to_submit.pop()
             if self._pipelines.refuse_after_failed(produce, pending):
                 continue
@@ -133,7 +138,7 @@ class Admission:
             submission.admitted_at = now
         submission.admitted.append(pending)
         produce.sequencer_seconds += now - submission.submitted_at
-        self._services.sequencer_waited(now - submission.submitted_at)
+        self._observation.sequencer_waited(now - submission.submitted_at)
         if submission.alone:
             submission.alone = False
             self._resubmit_admitted(produce)
@@ -207,7 +212,7 @@ class Admission:
         if reason is not None:
             expected = pending.append.expected_base_offset
             self._state.commands.append(Count("refusal", reason, pending.partition, expected, result.base_offset))
-        self._services.idempotence.record_log_start(pending.partition, result.log_start_offset, now)
+        self._producers.record_log_start(pending.partition, result.log_start_offset, now)
         if pending.append.transactional:
             self._transactions.was_appended(pending, result)
         produce = self._holds.waiting_produce
@@ -261,7 +266,7 @@ class Admission:
         submission = produce.submission
         if not submission.admitted or submission.waiting_for is None or now < submission.admitted_at + _BLOCKS_SECONDS:
             return
-        if self._services.refuse_whole_requests:
+        if self._settings.refuse_whole_requests:
             submission.alone = True
             self._resubmit_admitted(produce)
             return

@@ -16,6 +16,7 @@ from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.refusals import Refusals
 from fencepost_proxy.session.results import Results
+from fencepost_proxy.session.services import Memory, Observation, Settings
 from fencepost_proxy.session.transactions import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import (
@@ -42,12 +43,14 @@ class Completion:
         "_barriers",
         "_forwarding",
         "_levels",
+        "_memory",
+        "_observation",
         "_pipelines",
         "_proofs",
         "_queue",
         "_refusals",
         "_sequencers",
-        "_services",
+        "_settings",
         "_state",
         "_throttling",
         "_transactions",
@@ -63,7 +66,9 @@ class Completion:
         refusals: Refusals,
         levels: IdempotenceChecks,
     ) -> None:
-        self._services = core.state.services
+        self._observation: Observation = core.state.services
+        self._memory: Memory = core.state.services
+        self._settings: Settings = core.state.services
         self._sequencers = core.state.sequencers
         self._state = core.state
         self._throttling = core.holds.throttling
@@ -133,7 +138,7 @@ class Completion:
             self._throttling.is_answered(pending)
             pending.sending.may_write = self._proofs.has_proved(key.topic)
             if result.error_code:
-                self._services.kafka_refused(result.error_code)
+                self._observation.kafka_refused(result.error_code)
             self._sequencers.answered(pending, result)
         else:
             produce.results.answer(key, result)
@@ -163,7 +168,7 @@ class Completion:
         del self._queue.in_flight[pending_response]
         self._queue.answer_by.pop(pending_response, None)
         if produce.silent:
-            self._services.release(pending_response.reserved_bytes)
+            self._memory.release(pending_response.reserved_bytes)
             failed = next((r for r in produce.results.values() if r.error_code), None)
             if failed is not None:
                 raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
@@ -217,7 +222,7 @@ class Completion:
         """
         partition = pending_appends[0].partition
         produces = [self.sent_produce_of(pending)[1] for pending in pending_appends]
-        if self._services.clients_log_in and not self._proofs.has_proved(partition.topic):
+        if self._settings.clients_log_in and not self._proofs.has_proved(partition.topic):
             return  # without logins, each client has the proxy's permissions
         if any(
             each is None or each.checks.count_checked is not None or each.checks.leveled is not None

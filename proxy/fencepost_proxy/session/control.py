@@ -17,6 +17,7 @@ from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.response_queue import relayed_answer
 from fencepost_proxy.session.rewriters import LISTS_TOPICS, Finished, RequestRewriters
+from fencepost_proxy.session.services import Observation, Topics
 from fencepost_proxy.session.steps import Steps, Wait
 from fencepost_proxy.topics.planning import ExpansionOutcome
 from fencepost_proxy.topics.state import NotStored
@@ -35,10 +36,21 @@ _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
 class ControlMessages:
-    __slots__ = ("_appends", "_holds", "_in_progress", "_queue", "_rewriters", "_services", "_state", "_threads")
+    __slots__ = (
+        "_appends",
+        "_holds",
+        "_in_progress",
+        "_observation",
+        "_queue",
+        "_rewriters",
+        "_state",
+        "_threads",
+        "_topics",
+    )
 
     def __init__(self, core: Core, *, appends: CheckedAppends, rewriters: RequestRewriters) -> None:
-        self._services = core.state.services
+        self._topics: Topics = core.state.services
+        self._observation: Observation = core.state.services
         self._state = core.state
         self._holds = core.holds
         self._in_progress = core.in_progress
@@ -122,18 +134,17 @@ class ControlMessages:
     def _takes_long(self, api_key: int, frame: memoryview) -> bool:
         if len(frame) <= HERE_BYTES_MAX:
             return False
-        if api_key not in self._services.relayed_versions and api_key not in _SEARCHED:
+        if api_key not in self._topics.relayed_versions and api_key not in _SEARCHED:
             return True
         if len(frame) > SEARCHED_HERE_BYTES_MAX:
             return True
         data = bytes(frame)
-        return any(mark in data for mark in self._services.state_topic_marks)
+        return any(mark in data for mark in self._topics.state_topic_marks)
 
     def _record_served(self, finished: Finished) -> None:
         """Record the partition counts that the client knows from now on."""
-        services = self._services
-        if finished.partition_counts and services.fresh(self._state.now):
-            policies = ((topic, services.policy(topic), count) for topic, count in finished.partition_counts)
+        if finished.partition_counts and self._topics.fresh(self._state.now):
+            policies = ((topic, self._topics.policy(topic), count) for topic, count in finished.partition_counts)
             counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.checks_count]
             if counts:
-                services.record_served(self._state.connection, finished.client_id, counts)
+                self._observation.record_served(self._state.connection, finished.client_id, counts)

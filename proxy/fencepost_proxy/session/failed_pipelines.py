@@ -13,6 +13,7 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.pending_responses import Failed, PendingResponse, PipelineKey
 from fencepost_proxy.session.produce_exchange import ProduceExchange
 from fencepost_proxy.session.read_holds import ReadHolds
+from fencepost_proxy.session.services import Memory
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -20,10 +21,10 @@ from fencepost_proxy.wire.produce import PartitionResult
 class FailedPipelines:
     """`failed` – by partition and producer; empty in general."""
 
-    __slots__ = ("_holds", "_services", "_state", "failed")
+    __slots__ = ("_holds", "_memory", "_state", "failed")
 
     def __init__(self, state: ConnectionState, holds: ReadHolds) -> None:
-        self._services = state.services
+        self._memory: Memory = state.services
         self._state = state
         self._holds = holds
         self.failed: dict[PipelineKey, Failed] = {}
@@ -60,7 +61,7 @@ class FailedPipelines:
         """Their failure is reported now. Bytes that arrive later count as sent with knowledge of it."""
         if not pipeline_keys:
             return
-        sent_bytes = self._state.received_bytes + self._services.unread_bytes(self._state.connection)
+        sent_bytes = self._state.received_bytes + self._memory.unread_bytes(self._state.connection)
         for pipeline_key in pipeline_keys:
             if pipeline_key in self.failed:
                 self.failed[pipeline_key].after_bytes = float(sent_bytes)

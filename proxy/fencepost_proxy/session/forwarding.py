@@ -11,6 +11,7 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.pending_responses import PendingResponse, inner_response
 from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.services import Topics
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, encode_produce_request, parse_produce_response
@@ -22,10 +23,10 @@ Answered = Callable[[PendingResponse, ProduceExchange, Mapping[TopicPartition, P
 
 
 class Forwarding:
-    __slots__ = ("_queue", "_services")
+    __slots__ = ("_queue", "_topics")
 
     def __init__(self, core: Core) -> None:
-        self._services = core.state.services
+        self._topics: Topics = core.state.services
         self._queue = core.queue
 
     def forward(
@@ -83,14 +84,14 @@ class Forwarding:
 
         Not for transactions: versions from 12 on mean transactions v2, which the client must choose.
         """
-        return request.transactional_id is None and self._services.produce_version_max() >= PRODUCE_BY_ID
+        return request.transactional_id is None and self._topics.produce_version_max() >= PRODUCE_BY_ID
 
     def by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
         """One request by id; and one by name for topics without checks whose ids are unknown here. Ids of the client
         stay."""
         if request.api_version >= PRODUCE_BY_ID or not self._sent_by_id(request):
             return [request]
-        ids = {topic.name: self._services.topic_id(topic.name) for topic in request.topics}
+        ids = {topic.name: self._topics.topic_id(topic.name) for topic in request.topics}
         known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
         others = tuple(topic for topic in request.topics if not ids[topic.name])
         parts = []
@@ -112,7 +113,7 @@ class Forwarding:
         ids = {topic.name: topic.topic_id for topic in request.topics}
 
         def is_known(topic: str) -> bool:
-            known = self._services.topic_id(topic)
+            known = self._topics.topic_id(topic)
             return known is not None and ids[topic] in (None, known)
 
         return [

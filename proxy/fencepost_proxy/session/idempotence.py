@@ -18,10 +18,10 @@ from fencepost_proxy.wire.produce import PartitionResult, encode_produce_request
 
 
 class IdempotenceChecks:
-    __slots__ = ("_barriers", "_forwarding", "_pipelines", "_queue", "_services", "_state")
+    __slots__ = ("_barriers", "_forwarding", "_pipelines", "_producers", "_queue", "_state")
 
     def __init__(self, core: Core, *, barriers: Barriers, forwarding: Forwarding) -> None:
-        self._services = core.state.services
+        self._producers = core.state.services.idempotence
         self._state = core.state
         self._pipelines = core.pipelines
         self._queue = core.queue
@@ -47,7 +47,7 @@ class IdempotenceChecks:
             return False
         leveled.safe -= produce.results.keys()  # refused for another reason
         leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
-        without = leveled.drops_id(self._services.idempotence, now)
+        without = leveled.drops_id(self._producers, now)
         blocked = [
             key for key in without if any(self._has_id_upstream(each, key) for each in self._queue.in_flight.values())
         ]
@@ -96,7 +96,7 @@ class IdempotenceChecks:
         """Kafka accepts no producer ids there, and appended nothing: resend these batches without them."""
         assert produce.checks.leveled is not None
         for key in keys:
-            self._services.idempotence.refused(key.topic, self._state.now)
+            self._producers.refused(key.topic, self._state.now)
             produce.checks.leveled.give_up_id(key)
         self._state.commands += downgraded(keys, MESSAGE_FORMAT)
         for part in self._forwarding.by_topic_id(produce.request_without(keys)):
@@ -112,7 +112,7 @@ class IdempotenceChecks:
         error is 59, and producers restart their sequences. It is reported once: a client that resends the same batch
         after it would do so indefinitely (kafka-python 3).
         """
-        memory = self._services.idempotence
+        memory = self._producers
         memory.record_log_start(key, result.log_start_offset, self._state.now)
         pending = produce.pending_appends.get(key)
         if pending is not None:

@@ -6,6 +6,7 @@ from functools import partial
 
 from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.pending_responses import PendingResponse
+from fencepost_proxy.session.services import Settings
 from fencepost_proxy.session.steps import ConnectionEnded, Resume, Steps, TooLate, Wait
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.types import MARKER, TopicPartition
@@ -18,10 +19,10 @@ _WRITE_VERSION = 3
 class TransactionJoins:
     """At most one request waits for sequencers: no later one is read meanwhile."""
 
-    __slots__ = ("_proofs", "_queue", "_resume", "_sequencers", "_services", "_state", "_waiting")
+    __slots__ = ("_proofs", "_queue", "_resume", "_sequencers", "_settings", "_state", "_waiting")
 
     def __init__(self, core: Core) -> None:
-        self._services = core.state.services
+        self._settings: Settings = core.state.services
         self._sequencers = core.state.sequencers
         self._state = core.state
         self._queue = core.queue
@@ -34,7 +35,7 @@ class TransactionJoins:
         if not (yield from self._is_allowed(pending_response, joins)):
             response: memoryview = yield self._queue.request(pending_response, request)
             return response  # Kafka refuses it, with its own error
-        until = self._state.now + self._services.sequencer_wait_max_seconds
+        until = self._state.now + self._settings.sequencer_wait_max_seconds
         try:
             # After Kafka has it, the transaction marker may come at any time.
             yield Wait(partial(self._join, joins), before_sending="sequencers of its partitions", until=until)
@@ -70,7 +71,7 @@ class TransactionJoins:
     def _is_allowed(self, pending_response: PendingResponse, joins: Joins) -> Steps[bool]:
         correlation_id, client_id = pending_response.correlation_id, self._state.client_id
         if joins.transactional_id == MARKER:
-            if not self._services.clients_log_in:
+            if not self._settings.clients_log_in:
                 return True
             topic, version = joins.partitions[0].topic, pending_response.version
             return (yield from self._proofs.prove_markers(topic, version, correlation_id, client_id))
@@ -81,7 +82,7 @@ class TransactionJoins:
         unproved = self._proofs.unproved({each.topic: each.partition for each in joins.partitions})
         if not unproved:
             return True
-        until = self._state.now + self._services.request_timeout_seconds
+        until = self._state.now + self._settings.request_timeout_seconds
         request = ProduceRequest(_WRITE_VERSION, correlation_id, client_id, b"", None, 1, 0, ())
         # Kafka adds none of the partitions if one is denied.
         return not (yield from self._proofs.prove_write(request, unproved, until))

@@ -45,7 +45,7 @@ NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Received(NamedTuple):
-    """What a client sent, as far as it is read and permitted when the checks begin.
+    """What a client sent, after it is read, and before the checks.
 
     `starts_at` – its first byte on the connection. `at` – when it was complete, monotonic seconds.
     `denied` – topics that the client may not write, with Kafka's error. `readings` – the parsed batches.

@@ -29,6 +29,7 @@ from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.session.pending_responses import inner_response
 from fencepost_proxy.session.request_template import NO_TEMPLATE
 from fencepost_proxy.session.response_queue import ResponseQueue
+from fencepost_proxy.session.services import Settings
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.session.steps import Resume, Steps, Wait
 from fencepost_proxy.topics.transactions import NO_PARTITION
@@ -70,10 +71,10 @@ _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 
 
 class Proofs:
-    __slots__ = ("_queue", "_services", "_state", "may_use", "may_write")
+    __slots__ = ("_queue", "_settings", "_state", "may_use", "may_write")
 
     def __init__(self, state: ConnectionState, queue: ResponseQueue) -> None:
-        self._services = state.services
+        self._settings: Settings = state.services
         self._state = state
         self._queue = queue
         self.may_write: dict[str, float] = {}  # by topic: when Kafka last confirmed WRITE
@@ -144,7 +145,7 @@ class Proofs:
     def _query(self, what: str, request: tuple[int, int, int], frame: bytes) -> Steps[Message]:
         """Kafka's response to a request of the proxy. `request` – its API key, version and correlation id."""
         api_key, version, correlation_id = request
-        until = self._state.now + self._services.request_timeout_seconds
+        until = self._state.now + self._settings.request_timeout_seconds
         response: memoryview = yield _proof(what, self._queue.query(api_key, version, correlation_id, frame), until)
         offset = parse_response_header(response, api_key, version).body_offset
         return decode_response(api_key, version, response[offset:])
@@ -189,7 +190,7 @@ class Proofs:
     def unproved(self, partitions: Mapping[str, int]) -> dict[str, int]:
         """The topics to check with Kafka first. A proof does not expire here: a client whose WRITE was revoked gets one
         append through to Kafka, whose refusal removes the proof."""
-        if not self._services.clients_log_in:
+        if not self._settings.clients_log_in:
             return {}
         return {name: each for name, each in partitions.items() if name not in self.may_write}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fencepost_proxy.session.messages import ReadClient, ReadUpstream
 from fencepost_proxy.session.pending_responses import PendingResponse
 from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.services import Settings
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.session.throttling import Throttling
 
@@ -26,7 +27,7 @@ class ReadHolds:
     """
 
     __slots__ = (
-        "_services",
+        "_settings",
         "_state",
         "client_paused",
         "draining_because",
@@ -41,7 +42,7 @@ class ReadHolds:
     )
 
     def __init__(self, state: ConnectionState) -> None:
-        self._services = state.services
+        self._settings: Settings = state.services
         self._state = state
         self.waiting_produce: ProduceExchange | None = None
         self.waiting_response: PendingResponse | None = None
@@ -60,7 +61,7 @@ class ReadHolds:
             or bool(self.waits_for)
             or self._state.full != 0  # a broker handles no further request before the client takes the response
             or self.draining_until is not None
-            or open_requests >= self._services.in_flight_requests_max
+            or open_requests >= self._settings.in_flight_requests_max
             or self.quota_is_used_up
             or self.throttling.blocks(open_requests)
         )

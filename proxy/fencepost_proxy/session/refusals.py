@@ -15,6 +15,7 @@ from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.pending_responses import PendingResponse, inner_response
 from fencepost_proxy.session.produce_exchange import Finish, ProduceExchange
 from fencepost_proxy.session.proofs import PROVES_NOTHING
+from fencepost_proxy.session.services import Settings
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
@@ -44,10 +45,11 @@ _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
 
 
 class Refusals:
-    __slots__ = ("_proofs", "_queue", "_services", "_state")
+    __slots__ = ("_producers", "_proofs", "_queue", "_settings", "_state")
 
     def __init__(self, core: Core) -> None:
-        self._services = core.state.services
+        self._settings: Settings = core.state.services
+        self._producers = core.state.services.idempotence
         self._state = core.state
         self._queue = core.queue
         self._proofs = core.proofs
@@ -60,7 +62,7 @@ class Refusals:
             for key, result in produce.results.items()
             if not (self._proofs.has_proved(key.topic) or key.topic in produce.answering.stated)
             and (
-                key.topic == self._services.state_topic
+                key.topic == self._settings.state_topic
                 or (
                     result.error_code not in _NEEDS_NO_PROOF
                     and not (
@@ -108,7 +110,7 @@ class Refusals:
         if produce.request.api_version < LOG_START_OFFSET_FROM:
             return []
         unknown = []
-        memory = self._services.idempotence
+        memory = self._producers
         for key, result in tuple(produce.results.items()):
             if not result.error_code or result.log_start_offset >= 0 or result.error_code in _WITHOUT_LOG_START:
                 continue
@@ -154,7 +156,7 @@ class Refusals:
                 for each in topic.partitions:
                     if not each.error_code:
                         key = TopicPartition(topic.name, each.partition_index)
-                        self._services.idempotence.record_log_start(key, each.offset, self._state.now)
+                        self._producers.record_log_start(key, each.offset, self._state.now)
             produce.answering.querying -= 1
             finish(pending_response, produce)
 

@@ -8,6 +8,7 @@ from fencepost_proxy.session.failed_pipelines import FailedPipelines
 from fencepost_proxy.session.messages import CloseClient, ToClient, ToUpstream
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse, inner_response
 from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.services import Memory, Observation
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.session.steps import Resume, Wait
 from fencepost_proxy.wire.apis import PRODUCE
@@ -29,9 +30,10 @@ class ResponseQueue:
     """
 
     __slots__ = (
+        "_memory",
+        "_observation",
         "_pipelines",
         "_probes",
-        "_services",
         "_state",
         "answer_by",
         "client_out",
@@ -43,7 +45,8 @@ class ResponseQueue:
     )
 
     def __init__(self, state: ConnectionState, pipelines: FailedPipelines) -> None:
-        self._services = state.services
+        self._observation: Observation = state.services
+        self._memory: Memory = state.services
         self._state = state
         self._pipelines = pipelines
         self.to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
@@ -89,7 +92,7 @@ class ResponseQueue:
     def forward(self, pending_response: PendingResponse, request: bytes | memoryview) -> None:
         """The same, for a request of the client that did not wait."""
         self.send(pending_response, request)
-        self._services.forwarded(0.0)
+        self._observation.forwarded(0.0)
 
     def request(self, pending_response: PendingResponse, request: bytes | memoryview) -> Wait:
         """Forward it, and wait for Kafka's response: the frame without its length."""
@@ -128,12 +131,12 @@ class ResponseQueue:
             pending_response = self.to_client.pop(0)
             self.release(pending_response)
             if pending_response.answered_at is not None:
-                self._services.answered(self._state.now - pending_response.answered_at)
+                self._observation.answered(self._state.now - pending_response.answered_at)
             self.client_out += pending_response.chunks
             self._pipelines.may_know(pending_response.pipeline_keys)
 
     def release(self, pending_response: PendingResponse) -> None:
-        self._services.release(pending_response.reserved_bytes)
+        self._memory.release(pending_response.reserved_bytes)
         pending_response.reserved_bytes = 0
 
     # ---- ends

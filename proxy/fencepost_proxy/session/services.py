@@ -21,7 +21,7 @@ from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 
 if TYPE_CHECKING:
-    from fencepost_native import Settings
+    from fencepost_native import Settings as NativeSettings
 
 #: API key -> the versions relayed undecoded, and whether the state topic must not occur in their bytes.
 RelayedVersions = Mapping[int, tuple[int, int, bool]]
@@ -73,8 +73,8 @@ class Sequencers(Protocol):
         """For permits: None if it was not used lately, or while calls are queued, which must not be overtaken."""
 
 
-class Services(partition_counts.Services, Protocol):
-    """Answers are valid at the moment of the call only."""
+class Settings(Protocol):
+    """What the configuration says."""
 
     frame_bytes_max: int
     in_flight_requests_max: int
@@ -88,36 +88,18 @@ class Services(partition_counts.Services, Protocol):
     #: Whether clients log in to Kafka; else Kafka sees every client with the proxy's permissions.
     clients_log_in: bool
     state_topic: str
+
+
+class Topics(Protocol):
+    """What the state topic and Kafka's metadata say of topics."""
+
     topic_names: MutableMapping[UUID, str]
     unknown_topic_ids: MutableMapping[UUID, float]
-    idempotence: IdempotenceMemory
-    transactions: Table
     relayed_versions: RelayedVersions
-    #: The module `fencepost_native` and what all connections share there; None without it.
-    native: tuple[ModuleType, Settings] | None
 
-    @property
-    def sequencers(self) -> Sequencers: ...
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
         """Bytes that occur in every request about the state topic: its name and its id."""
-
-    @property
-    def shared_producer_ids(self) -> frozenset[int]:
-        """Producer ids of fenced appends, present and past. Clients may not use them."""
-
-    @property
-    def instance_id(self) -> int:
-        """Identifies this process's fences, 1 to 255; 0 while none is assigned."""
-
-    def alone(self, now: float) -> bool:
-        """Whether no other process is known to serve the cluster."""
-
-    def taken_over(self, now: float) -> bool:
-        """Whether the appends of earlier processes are completed."""
-
-    def unix_ms(self, now: float) -> int:
-        """The time of day, Unix milliseconds."""
 
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
@@ -138,41 +120,84 @@ class Services(partition_counts.Services, Protocol):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         """The same broker with the address by which clients reach it."""
 
-    def count_request(self, api_key: int, version: int) -> None:
-        """For the metrics; the key is one of `APIS`, the version one that it serves, or `UNKNOWN_VERSION`."""
 
-    #: For the metrics: Kafka's error for a checked append.
-    def kafka_refused(self, error_code: int) -> None: ...
-    #: For the metrics: the broker connection ended with unanswered requests.
-    def upstream_lost(self) -> None: ...
-    def unread_bytes(self, connection: int) -> int:
-        """What the client has sent and the proxy has not read from the socket."""
+class Process(Protocol):
+    """This process among the others, and what it knows of producers and transactions."""
 
-    def sequencer_waited(self, seconds: float) -> None:
-        """For the metrics: from an append's submission to its admission."""
+    idempotence: IdempotenceMemory
+    transactions: Table
+    #: The module `fencepost_native` and what all connections share there; None without it.
+    native: tuple[ModuleType, NativeSettings] | None
+
+    @property
+    def sequencers(self) -> Sequencers: ...
+    @property
+    def shared_producer_ids(self) -> frozenset[int]:
+        """Producer ids of fenced appends, present and past. Clients may not use them."""
+
+    @property
+    def instance_id(self) -> int:
+        """Identifies this process's fences, 1 to 255; 0 while none is assigned."""
+
+    def alone(self, now: float) -> bool:
+        """Whether no other process is known to serve the cluster."""
+
+    def taken_over(self, now: float) -> bool:
+        """Whether the appends of earlier processes are completed."""
+
+    def unix_ms(self, now: float) -> int:
+        """The time of day, Unix milliseconds."""
 
     def new_barrier(self, topic: str) -> AppendBarrier:
         """The barrier of a topic that gets partition-count checks, or was not used before."""
 
-    def barrier_waited(self, seconds: float) -> None:
-        """For the metrics: from a request's arrival until it entered the barriers of its topics."""
 
-    def record_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
-        """A Metadata response reports these partition counts to this client."""
-
-    def record_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
-        """An append was refused for the partition count last reported to this client."""
-
-    def record_unanswered(self, now: float) -> None:
-        """Appends that no barrier knows of are on their way to Kafka, and their outcome will stay unknown."""
-
-    def forwarded(self, waited_seconds: float) -> None:
-        """For the metrics: a request goes upstream now; it was read so long before, time at sequencers not included."""
-
-    def answered(self, waited_seconds: float) -> None:
-        """For the metrics: a response of Kafka goes to its client now; it was read so long before."""
+class Memory(Protocol):
+    """Bytes of requests in this process."""
 
     def reserve(self, byte_count: int) -> bool:
         """Takes from the shared memory budget; False if there is not enough now."""
 
     def release(self, byte_count: int) -> None: ...
+    def unread_bytes(self, connection: int) -> int:
+        """What the client has sent and the proxy has not read from the socket."""
+
+
+class Observation(Protocol):
+    """What is reported of requests: for the metrics, unless a method names another purpose."""
+
+    def count_request(self, api_key: int, version: int) -> None:
+        """The key is one of `APIS`, the version one that it serves, or `UNKNOWN_VERSION`."""
+
+    #: Kafka's error for a checked append.
+    def kafka_refused(self, error_code: int) -> None: ...
+    #: The broker connection ended with unanswered requests.
+    def upstream_lost(self) -> None: ...
+    def sequencer_waited(self, seconds: float) -> None:
+        """From an append's submission to its admission."""
+
+    def barrier_waited(self, seconds: float) -> None:
+        """From a request's arrival until it entered the barriers of its topics."""
+
+    def forwarded(self, waited_seconds: float) -> None:
+        """A request goes upstream now; it was read so long before, time at sequencers not included."""
+
+    def answered(self, waited_seconds: float) -> None:
+        """A response of Kafka goes to its client now; it was read so long before."""
+
+    def record_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+        """For count checks: a Metadata response reports these partition counts to this client."""
+
+    def record_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+        """For expansions: an append was refused for the partition count last reported to this client."""
+
+    def record_unanswered(self, now: float) -> None:
+        """For expansions: appends that no barrier knows of are on their way to Kafka, and their outcome will stay
+        unknown."""
+
+
+class Services(Settings, Topics, Process, Memory, Observation, partition_counts.Services, Protocol):
+    """What a session uses of its process. Each part names in its constructor what it uses.
+
+    Answers are valid at the moment of the call only.
+    """

@@ -28,6 +28,7 @@ from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.partition_counts import pipeline_of
 from fencepost_proxy.session.pending_responses import PendingResponse, PipelineKey
 from fencepost_proxy.session.produce_exchange import NotFound
+from fencepost_proxy.session.services import Topics
 from fencepost_proxy.session.steps import Steps
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import BY_TOPIC_ID, PartitionData, PartitionResult, ProduceRequest, TopicData
@@ -43,23 +44,23 @@ NONE_NAMELESS: Final[Nameless] = MappingProxyType({})
 
 
 class TopicIds:
-    __slots__ = ("_pipelines", "_proofs", "_services", "_state")
+    __slots__ = ("_pipelines", "_proofs", "_state", "_topics")
 
     def __init__(self, core: Core) -> None:
-        self._services = core.state.services
+        self._topics: Topics = core.state.services
         self._state = core.state
         self._pipelines = core.pipelines
         self._proofs = core.proofs
 
     def unknown(self, request: ProduceRequest, nameless: Nameless, ids: Iterable[UUID] = ()) -> list[UUID]:
         """The ids that are not known here, and were not looked up. `ids` – those of the request."""
-        names = self._services.topic_names
+        names = self._topics.topic_names
         ids = ids or [topic.topic_id for topic in request.topics if topic.topic_id is not None]
         return list(dict.fromkeys(each for each in ids if each not in names and each not in nameless))
 
     def look_up(self, request: ProduceRequest, nameless: Nameless, unknown: Sequence[UUID]) -> Steps[Nameless]:
         """`nameless` with those of `unknown` for which Kafka has no name."""
-        names, recent = self._services.topic_names, self._services.unknown_topic_ids
+        names, recent = self._topics.topic_names, self._topics.unknown_topic_ids
         as_of = self._state.now - UNKNOWN_SECONDS
         errors = {**nameless, **dict.fromkeys(unknown, int(Error.UNKNOWN_TOPIC_ID))}
         left = [each for each in unknown if recent.get(each, as_of) <= as_of]
@@ -84,7 +85,7 @@ class TopicIds:
         topics, not_found = [], []
         for topic in request.topics:
             assert topic.topic_id is not None
-            name = self._services.topic_names.get(topic.topic_id)
+            name = self._topics.topic_names.get(topic.topic_id)
             if name is None:
                 not_found.append(NotFound(topic, nameless[topic.topic_id]))
             elif self._is_replaced(name, topic.topic_id) or self._follows_not_found(topic, starts_at):
@@ -100,8 +101,7 @@ class TopicIds:
             self._state.commands.append(Count("refusal", "unknown_partition"))
 
     def _is_replaced(self, name: str, topic_id: UUID) -> bool:
-        services = self._services
-        if services.policy(name) is None or services.topic_id(name) in (None, topic_id):
+        if self._topics.policy(name) is None or self._topics.topic_id(name) in (None, topic_id):
             return False
         self._state.commands.append(TopicStale(name))
         return True

@@ -16,6 +16,7 @@ from fencepost_proxy.session.core import Core
 from fencepost_proxy.session.messages import RecordAbortOnly
 from fencepost_proxy.session.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.produce_exchange import Finish, ProduceExchange
+from fencepost_proxy.session.services import Topics
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
@@ -25,10 +26,11 @@ from fencepost_proxy.wire.produce import PartitionData, PartitionResult, Produce
 
 
 class TransactionalAppends:
-    __slots__ = ("_holds", "_proofs", "_queue", "_services", "_state")
+    __slots__ = ("_holds", "_proofs", "_queue", "_state", "_table", "_topics")
 
     def __init__(self, core: Core) -> None:
-        self._services = core.state.services
+        self._topics: Topics = core.state.services
+        self._table = core.state.services.transactions
         self._state = core.state
         self._holds = core.holds
         self._queue = core.queue
@@ -39,7 +41,7 @@ class TransactionalAppends:
         if request.transactional_id is None or request.transactional_id == self._proofs.may_use:
             return None
         for topic in request.topics:
-            policy = self._services.policy(topic.name)
+            policy = self._topics.policy(topic.name)
             if policy is not None and policy.is_checked:
                 for data in topic.partitions:
                     if _unread(TopicPartition(topic.name, data.partition), data) is not None:
@@ -63,19 +65,19 @@ class TransactionalAppends:
         """A commit validated without this append may overtake it."""
         if pending.append.expected_base_offset is None:
             return False
-        return self._services.transactions.may_be_committed(transactional_id, *pending.producer, self._state.now)
+        return self._table.may_be_committed(transactional_id, *pending.producer, self._state.now)
 
     def submits(self, pending: PendingAppend) -> None:
         if pending.transactional_id is not None:
-            self._services.transactions.submitted(pending.transactional_id, pending.append)
+            self._table.submitted(pending.transactional_id, pending.append)
 
     def sends(self, pending: PendingAppend) -> None:
         if pending.transactional_id is not None:
-            self._services.transactions.sent(pending.transactional_id, pending.append)
+            self._table.sent(pending.transactional_id, pending.append)
 
     def was_appended(self, pending: PendingAppend, result: PartitionResult) -> None:
         if pending.transactional_id is not None and result.error_code == Error.NONE:
-            self._services.transactions.appended_batch(pending.transactional_id, pending.append, result.base_offset)
+            self._table.appended_batch(pending.transactional_id, pending.append, result.base_offset)
 
     def end_appends(self, produce: ProduceExchange) -> None:
         """The one exit from `waiting_produce` and `in_flight`, whether the client was answered or
@@ -84,7 +86,7 @@ class TransactionalAppends:
         transactional_id = produce.request.transactional_id
         if transactional_id is not None:
             for pending in produce.pending_appends.values():
-                self._services.transactions.over(transactional_id, pending.append)
+                self._table.over(transactional_id, pending.append)
 
     def waits_for_records(self, pending_response: PendingResponse, produce: ProduceExchange, finish: Finish) -> bool:
         """Whether records of its failed appends are not stored yet. Until then it is not answered."""
@@ -102,13 +104,13 @@ class TransactionalAppends:
         self, pending_response: PendingResponse, produce: ProduceExchange, transaction: Transaction, finish: Finish
     ) -> None:
         """`finish` is called once it is stored, or cannot be."""
-        abort_only = self._services.transactions.record_to_store(transaction)
+        abort_only = self._table.record_to_store(transaction)
         if abort_only is None:
             return
 
         def recorded(stored: bool) -> None:
             if not stored:
-                self._services.transactions.not_recorded(transaction, abort_only)
+                self._table.not_recorded(transaction, abort_only)
                 self.answer_later_instead(produce)
             if produce.answering.open_records:
                 produce.answering.open_records -= 1
@@ -116,7 +118,7 @@ class TransactionalAppends:
                 finish(pending_response, produce)
 
         produce.answering.open_records = (produce.answering.open_records or 0) + 1
-        instead_of = self._services.transactions.recorded_before(transaction, abort_only)
+        instead_of = self._table.recorded_before(transaction, abort_only)
         self._state.commands.append(RecordAbortOnly(self._state.token(recorded), abort_only, instead_of))
 
     def failed(self, produce: ProduceExchange, reported: Mapping[TopicPartition, PartitionResult]) -> list[Transaction]:
@@ -124,7 +126,7 @@ class TransactionalAppends:
         transactional_id = produce.request.transactional_id
         concerned: dict[Transaction, None] = {}
         for topic in produce.request.topics if transactional_id is not None else ():
-            policy = self._services.policy(topic.name)
+            policy = self._topics.policy(topic.name)
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
                 result, pending = reported.get(key), produce.pending_appends.get(key)
@@ -140,9 +142,7 @@ class TransactionalAppends:
                     why = result.error_message or f"a conditional append to {key} was answered {result.error_code}"
                     was_sent = pending is not None and key in produce.sent
                     concerned[
-                        self._services.transactions.failed(
-                            transactional_id, append, result.error_code, why, was_sent=was_sent
-                        )
+                        self._table.failed(transactional_id, append, result.error_code, why, was_sent=was_sent)
                     ] = None
         return list(concerned)
 

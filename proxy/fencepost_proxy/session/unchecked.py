@@ -10,6 +10,7 @@ from __future__ import annotations
 from fencepost_policies.append import Check
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.session.messages import OffsetIgnored
+from fencepost_proxy.session.services import Settings, Topics
 from fencepost_proxy.session.state import ConnectionState
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import scan_batch
@@ -24,11 +25,12 @@ _RECORDS_MAX = 2_000
 
 
 class UncheckedSamples:
-    __slots__ = ("_read", "_services", "_state")
+    __slots__ = ("_read", "_settings", "_state", "_topics")
 
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
-        self._services = state.services
+        self._topics: Topics = state.services
+        self._settings: Settings = state.services
         #: How many requests were read, by topic.
         self._read: dict[str, int] = {}
 
@@ -46,14 +48,14 @@ class UncheckedSamples:
     def read(self, where: TopicPartition, records: memoryview | None) -> None:
         if records is None or len(records) > _BATCH_BYTES_MAX or not self._is_due(where.topic):
             return
-        policy = self._services.policy(where.topic)
+        policy = self._topics.policy(where.topic)
         if policy is not None and policy.check is not Check.OFF:
             return
         self._read[where.topic] = self._read.get(where.topic, 0) + 1
         try:
             scan = scan_batch(
                 records,
-                self._services.header_names,
+                self._settings.header_names,
                 where,
                 source_is_base=False,
                 decompressed_bytes_max=_UNPACKED_BYTES_MAX,
