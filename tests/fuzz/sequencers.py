@@ -153,7 +153,7 @@ class _Run:
             frozenset({SHARED}),
             self.now,
             self.now + 1.0,
-            instance_id=5,
+            g.AppendContext(instance_id=5),
         )
         pending = make_pending_append(draft, PARTITION, PartitionData(0, memoryview(records)))
         if isinstance(pending, Refusal):
