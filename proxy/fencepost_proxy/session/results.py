@@ -15,7 +15,8 @@ class Results(dict[TopicPartition, PartitionResult]):
     """A dict, but for writing. Two different results are a defect of the proxy: the client gets neither."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = setdefault = update = pop = clear = None  # type: ignore[assignment]  # see the module
+    # Only the methods below write.
+    __setitem__ = __delitem__ = __ior__ = setdefault = update = pop = popitem = clear = None  # type: ignore[assignment]
 
     def answer(self, partition: TopicPartition, result: PartitionResult) -> None:
         """The final result of its sequencer, or of Kafka if it has none.
