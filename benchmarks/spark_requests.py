@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from benchmarks import machine
 from benchmarks.spark import jvm_pid, session
+from fencepost.spark import append
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
@@ -40,8 +41,7 @@ def _row(spark: Any, proxy: ProxyProcess, rows: Any, tasks: int, partitions: int
     jvm = jvm_pid(spark)
     machine.forget_peak(machine.family(jvm))
     before, cpu, began = proxy.metrics(), _cpu(proxy, jvm), time.monotonic()
-    load = rows.write.format("fencepost").mode("append")
-    load.option("kafka.bootstrap.servers", proxy.bootstrap).option("topic", topic).option("sink.id", topic).save()
+    append(rows, topic=topic, sink_id=topic, bootstrap=proxy.bootstrap)
     seconds, spent = time.monotonic() - began, [now - then for now, then in zip(_cpu(proxy, jvm), cpu, strict=True)]
     more = {name: value - before.get(name, 0.0) for name, value in proxy.metrics().items()}
     requests = dict.fromkeys(("Produce", "Fetch", "ListOffsets", "other"), 0)

@@ -72,9 +72,6 @@ def arguments() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="fail after this long without progress (default: %(default)s)",
     )
-    parser.add_argument(
-        "--first-run", action="store_true", help="state that this load never ran: skip searching the topic for its rows"
-    )
     add_client_arguments(parser)
     return parser
 
@@ -89,8 +86,6 @@ def sink_options(args: argparse.Namespace) -> dict[str, str]:
         **client_settings(args),
         "topic": args.topic,
         "sink.id": load_name(args),
-        "arranged": "true",
-        "first.run": str(args.first_run).lower(),
         "patience.seconds": str(args.patience),
         "kafka.compression.type": args.compression,
     }

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from fencepost._ordering import ORDERED_CONFIG
 from fencepost.errors import FencepostError
-from fencepost.spark import read_ordered, register, stated
+from fencepost.spark import read_ordered, register, stated, stream
 from fencepost.spark.jobs import add_client_arguments, add_named_values, client_settings
 from fencepost.spark.ordered import described
 
@@ -79,13 +79,10 @@ def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
     options = client_settings(args) | {f"kafka.{name}": value for name, value in args.producer_option}
     if args.sink_id:
         register(rows.sparkSession)
-        options |= {"sink.id": args.sink_id, **dict(args.sink_option)}
-    writer = (
-        rows.writeStream.format("fencepost" if args.sink_id else "kafka")
-        .options(**options)
-        .option("topic", args.target)
-        .option("checkpointLocation", args.checkpoint)
-    )
+        writer = stream(rows, topic=args.target, sink_id=args.sink_id, options=options | dict(args.sink_option))
+    else:
+        writer = rows.writeStream.format("kafka").options(**options).option("topic", args.target)
+    writer = writer.option("checkpointLocation", args.checkpoint)
     if args.once:
         writer = writer.trigger(availableNow=True)
     elif args.every is not None:
@@ -94,20 +91,8 @@ def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
 
 
 def start(rows: DataFrame, args: argparse.Namespace) -> StreamingQuery:
-    if args.sink_id:
-        count, _ = described(rows.sparkSession, args.source, source_options(args))
-        rows = one_task_each(rows, count)
     rows.createOrReplaceTempView("source")
     return write(rows.sparkSession.sql(args.sql), args).start()
-
-
-def one_task_each(rows: DataFrame, partitions: int) -> DataFrame:
-    """Give each source partition the task with its number, in its order.
-
-    The sink finds a task's appended rows by task number. Spark's source also has one task per partition, but numbers
-    them in discovery order: up to four numbers may differ when a micro-batch is repeated from the checkpoint.
-    """
-    return rows.repartitionById(partitions, rows["partition"])
 
 
 def run(spark: SparkSession, args: argparse.Namespace) -> None:

@@ -186,7 +186,7 @@ def test_readme_spark_load_is_resumable(proxy: ProxyProcess) -> None:
     topic = unique_topic("readme-flights")
     create(proxy.bootstrap, topic, partitions=2)
     set_check(proxy.bootstrap, topic, "required")
-    (block,) = [each for each in blocks(README) if each.language == "python" and "register(spark)" in each.text]
+    (block,) = [each for each in blocks(README) if each.language == "python" and "fencepost.spark.append" in each.text]
     code = block.text.replace("127.0.0.1:19092", proxy.bootstrap).replace('"flights"', f'"{topic}"')
     with running_spark({}) as spark:
         rows = spark.range(500).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")

@@ -21,7 +21,7 @@ _JOBS = """
 import sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from fencepost.spark import register
+from fencepost.spark import append, register, stream
 
 bootstrap, topic, directory, *settings = sys.argv[1:]
 builder = SparkSession.builder.remote("local[2]")
@@ -30,15 +30,13 @@ for setting in settings:
 spark = builder.getOrCreate()
 assert "connect" in type(spark).__module__
 register(spark)
-options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
 for _ in range(2):
     rows = spark.range(100).selectExpr("CAST(id AS STRING) AS value")
-    rows.write.format("fencepost").mode("append").options(**options).option("sink.id", "load").save()
+    append(rows, topic=topic, sink_id="load", bootstrap=bootstrap)
 for number in range(2):
     Path(directory, "rows", str(number)).write_text(f"row {number}")
-    lines = spark.readStream.text(directory + "/rows").writeStream.format("fencepost").options(**options)
-    lines = lines.option("sink.id", "stream").option("checkpointLocation", directory + "/checkpoint")
-    lines.trigger(availableNow=True).start().awaitTermination()
+    lines = stream(spark.readStream.text(directory + "/rows"), topic=topic, sink_id="stream", bootstrap=bootstrap)
+    lines.option("checkpointLocation", directory + "/checkpoint").trigger(availableNow=True).start().awaitTermination()
 spark.stop()
 """
 

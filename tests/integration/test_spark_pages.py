@@ -1,4 +1,4 @@
-"""Each block of docs/spark.md and docs/spark-quickstart.md runs, in the pages' order: Python, SQL, and the jobs'
+"""Each block of docs/spark.md and docs/spark-quickstart.md runs, in the pages' order: Python, and the jobs'
 commands. Other commands: tests/unit/test_docs_commands.py."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.spark import JOBS, QUERY_SECONDS, SPARK_MARKERS, contents, jo
 pytestmark = SPARK_MARKERS
 
 PAGE, QUICKSTART = ROOT / "docs" / "spark.md", ROOT / "docs" / "spark-quickstart.md"
-_TARGETS = "arranged", "changes", "enriched", "flights", "invoices", "jobs", "sql"
+_TARGETS = "arranged", "changes", "enriched", "flights", "invoices", "jobs"
 _FLIGHTS = [{"tailnum": f"N{number % 7}", "dest": f"D{number}"} for number in range(200)]
 _ROWS = Counter(json.dumps(flight, separators=(",", ":")).encode() for flight in _FLIGHTS)
 #: A change feed has these columns. Delta itself is not installed.
@@ -158,19 +158,9 @@ def test_change_feed_is_published_in_order(pages: Pages) -> None:
     assert pages.values("changes").total() == 30
 
 
-def test_sql_inserts_rows(pages: Pages) -> None:
-    pages.spark.createDataFrame(_FLIGHTS, "tailnum STRING, dest STRING").createOrReplaceTempView("flights")
-    [block] = [each for each in blocks(PAGE) if each.language == "sql"]
-    pages.run_blocks.append(block)
-    for statement in pages.text(block.text).replace("'flights',", "'sql',").split(";"):
-        pages.spark.sql(statement)
-    assert pages.values("sql") == _ROWS
-
-
 def test_stream_from_kafka_to_kafka(pages: Pages) -> None:
     values = pages.spark.range(40).selectExpr("CAST(id AS STRING) AS key", "concat('v', id) AS value")
     values.write.format("kafka").options(**pages.options("orders")).save()
-    pages.names |= {"options": pages.options("invoices")}
 
     def follow() -> None:
         fencepost.spark.register(pages.spark)

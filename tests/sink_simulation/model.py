@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from fencepost.spark.errors import CannotReach, Unknown
-from fencepost.spark.interfaces import NO_APPEND, LastAppend, TopicIdentity
+from fencepost.spark.interfaces import TopicIdentity
 
 
 class Killed(BaseException):
@@ -92,7 +91,7 @@ class Faults:
     unreadable: float = 0.0
     foreign: float = 0.0
     kill: float = 0.0
-    #: Per task attempt: its process stops for seconds, with its locks.
+    #: Per task attempt: its process stops for seconds.
     suspended: float = 0.0
 
 
@@ -138,12 +137,6 @@ class Actor:
 
 
 @dataclass(slots=True)
-class Lock:
-    holder: Actor | None = None
-    last: LastAppend = NO_APPEND
-
-
-@dataclass(slots=True)
 class Requests:
     """Of the tasks, or of the drivers. `read_bytes`: of the batches that they fetched."""
 
@@ -167,8 +160,6 @@ class World:
         self.appends = 0
         self.sent = 0
         self.tasks, self.drivers = Requests(), Requests()
-        #: By machine, topic and partition.
-        self.locks: defaultdict[tuple[int, str, int], Lock] = defaultdict(Lock)
         #: Called between two steps: faults and changes of the story.
         self.meddle: Callable[[], None] = lambda: None
 
@@ -341,37 +332,12 @@ class ModelLog:
         self._breathe()
         found: dict[int, Stored | None] = dict.fromkeys(ends)
         for partition, end in ends.items():
-            for stored in self._world.topics[topic][partition].stored:
+            at = self._world.topics[topic][partition]
+            at.high_watermark = max(at.high_watermark, min(end, at.end))  # a reader waits for the replicas
+            for stored in at.stored:
                 if stored.next_offset == end:
                     found[partition] = self._fetched(stored)
         return found
-
-
-class ModelLocks:
-    """`fencepost.spark.interfaces.Locks` of the current task. A suspended process does not release them."""
-
-    def __init__(self, world: World, machine: int) -> None:
-        self._world, self._machine = world, machine
-        assert world.current is not None
-        self._task = world.current
-
-    def take(self, topic_partition: tuple[str, int]) -> tuple[bool, LastAppend]:
-        lock = self._world.locks[(self._machine, *topic_partition)]
-        if lock.holder is None or lock.holder.ended or lock.holder.killed:
-            lock.holder = self._task
-        return lock.holder is self._task, lock.last
-
-    def store(self, topic_partition: tuple[str, int], last: LastAppend) -> None:
-        if self._is_running():
-            self._world.locks[(self._machine, *topic_partition)].last = last
-
-    def release(self, topic_partition: tuple[str, int]) -> None:
-        lock = self._world.locks[(self._machine, *topic_partition)]
-        if lock.holder is self._task and self._is_running():
-            lock.holder = None
-
-    def _is_running(self) -> bool:
-        return not self._task.killed and self._task.suspended_until <= self._world.time
 
 
 class ModelClock:

@@ -7,12 +7,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from fencepost.spark import closing, comparing, driver_probe, task
+import pyarrow as pa
+
+from fencepost.spark import appender, closing, driver_probe, resumer, task
 from fencepost.spark.appender import Appender
 from fencepost.spark.errors import Unknown
 from fencepost.spark.refusals import Refusals
-from fencepost.spark.resumer import Resumer, UnmatchedRows
-from fencepost.spark.rows import digest_of, joined
+from fencepost.spark.resumer import Resumer
 from fencepost.spark.task import Task
 from fencepost.spark.write import Write
 from tests.support.mutants import Change, Mutant, body, edit, wrap
@@ -21,11 +22,6 @@ from .model import Answer, ModelFraming
 from .stories import STORIES, play
 
 Wrapped = Callable[..., Any]
-
-
-def _pool_without(origin: str) -> Change:
-    first = "commit_tag = append.commit_tag"
-    return edit(Resumer, "_pool", (first, f"if origin == {origin}: return\n{first}"))
 
 
 def _begin_without(batches: Callable[[int, int], bool]) -> Change:
@@ -53,43 +49,15 @@ def _in_doubt_is_success(answered: Wrapped, self: Any, topic_partition: Any, par
         answered(self, topic_partition, partition)
 
 
-def _append_anyway(append_at: Wrapped, self: Any, topic_partition: Any, _: int, *append: Any) -> int:
-    """At the current log end."""
-    done = 0
-    while not done:
-        [(_, end)] = self.log.offsets(topic_partition[0], [topic_partition[1]]).values()
-        done = int(append_at(self, topic_partition, end, *append))
-    return done
-
-
-def _without_earlier_commits(read: Wrapped, self: Any, topic_partition: Any) -> Any:
-    """Without the appends that the driver made before this commit began."""
-    found = read(self, topic_partition)
-    first = self.__dict__.setdefault("first_ends", {}).setdefault(topic_partition, found.end)
-    for commit_tag, logged in self._appends(topic_partition, found.begin, first):
-        if commit_tag.task == comparing.DRIVER and logged.base_offset < first:
-            for each in logged.bodies:
-                found.digests.remove(digest_of(each))
-    return found
-
-
-def _wrong_began(may_have_rows: Wrapped, write: Any, refusals: Any) -> Any:
-    found = may_have_rows(write, refusals)
-    for topic_partition, observation in write.probed.observations.items():
-        if observation.last is not None and observation.last.batch == write.batch:
-            write.partitions[topic_partition].began = observation.end
-    return found
-
-
 def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) -> None:
     """The second append expects the log end that the first would leave."""
     send(self, topic_partition, partition)
-    if partition.flight is None or not partition.queue:
+    if partition.flight is None or not self._sendable(topic_partition, partition):
         return
-    first, end = partition.flight, partition.end
-    partition.end = end + len(first.rows)
+    first, end, prefix = partition.flight, partition.end, partition.prefix
+    partition.end, partition.prefix = end + len(first.rows), first.prefix
     send(self, topic_partition, partition)
-    second, partition.end = partition.flight, end
+    second, partition.end, partition.prefix = partition.flight, end, prefix
     both: Future[Any] = Future()
 
     def done(_: Any) -> None:
@@ -105,16 +73,28 @@ def _send_two(send: Wrapped, self: Any, topic_partition: Any, partition: Any) ->
 
     first.answer.add_done_callback(done)
     second.answer.add_done_callback(done)
-    rows = joined([first.rows, second.rows])
-    partition.flight = replace(first, rows=rows, answer=both)
+    rows = pa.concat_arrays([first.rows, second.rows])
+    partition.flight = replace(second, rows=rows, expected=end, answer=both)
 
 
 MUTANTS = (
     Mutant(
-        "no probe",
-        "after a refusal the new end is believed without reading",
+        "no catch-up",
+        "after a refusal the new end is believed, and the rows before it are not",
         ("speculation", "zombies", "lossy"),
-        edit(Appender, "_probe", ("not self._nothing_new(topic_partition, partition, end, commit_tag)", "False")),
+        edit(Appender, "_probe", ("self._resumer.catch_up(topic_partition, end)", "partition.end = end")),
+    ),
+    Mutant(
+        "no catch-up of a sequence",
+        "after a refusal the last commit tag is not read",
+        ("sorted", "sorted, zombies", "load, speculation"),
+        edit(Resumer, "catch_up", ("self._follow(topic_partition, tag)", "pass")),
+    ),
+    Mutant(
+        "last batch only, after a refusal",
+        "the commit tag below other clients' records is not searched",
+        ("sorted, zombies", "load, zombies", "load, speculation"),
+        edit(Resumer, "catch_up", ("tag = each", "pass")),
     ),
     Mutant(
         "in doubt is success",
@@ -123,107 +103,91 @@ MUTANTS = (
         wrap(Appender, "_answered", _in_doubt_is_success),
     ),
     Mutant(
-        "no overlap check",
-        "rows of another split's tasks are written again",
-        ("changed split", "changed split, calm"),
-        _pool_without("FOREIGN"),
+        "not pooled",
+        "the rows of a half-written stream batch are not searched",
+        ("driver restarts", "zombies"),
+        edit(Resumer, "_read_pool", ("partition.pool.add(bytes(digests))", "pass")),
     ),
     Mutant(
-        "no foreign numbers",
-        "rows are not searched under other task numbers",
-        ("permuted", "permuted, calm"),
-        _pool_without("FOREIGN"),
-    ),
-    Mutant(
-        "no own number",
-        "rows are not searched under the task's number in other runs",
-        ("driver restarts",),
-        _pool_without("SAME_NUMBER"),
-    ),
-    Mutant(
-        "no own run",
-        "rows are not searched in the task's appends of this run",
-        ("speculation", "tasks die"),
-        _pool_without("THIS_RUN"),
-    ),
-    Mutant(
-        "same run's",
-        "rows of this run's other tasks count, and nothing is compared",
-        ("equal rows in tasks",),
+        "not pooled after a refusal",
+        "the rows of another attempt are not searched",
+        ("speculation, other order", "zombies, other order"),
         edit(
             Resumer,
-            "absorb",
-            (
-                "if commit_tag.task != self._write.task:\n    return\norigin = THIS_RUN",
-                "origin = THIS_RUN if commit_tag.task == self._write.task else FOREIGN",
-            ),
+            "catch_up",
+            ('partition.pool.add(b"".join(map(digest_of, logged.bodies)))', "pass"),
         ),
-        body(comparing, "compare", "return None"),
     ),
     Mutant(
-        "not compared",
-        "rows that several tasks have found are not counted",
-        ("equal rows in tasks", "permuted, equal rows"),
-        body(comparing, "compare", "return None"),
+        "skipped uncompared",
+        "the digest of skipped rows is not compared",
+        ("sorted, other data", "load, other data of a half"),
+        body(Resumer, "_compare", "pass"),
     ),
     Mutant(
-        "nothing missing",
-        "the driver does not append missing rows",
-        ("equal rows in tasks", "permuted, equal rows"),
-        edit(comparing, "_Comparison._difference", ("return missing, unknown", "return {}, unknown")),
+        "order not compared",
+        "the digest does not depend on the order",
+        ("load, other order of a half",),
+        *(
+            edit(
+                module,
+                "extended",
+                ("np.arange(prefix.rows, rows, dtype=np.uint64)", "np.zeros(len(bodies), dtype=np.uint64)"),
+            )
+            for module in (appender, resumer)
+        ),
     ),
     Mutant(
-        "nothing unknown",
-        "rows in the log that no task has are ignored",
-        ("other data, compared",),
-        edit(comparing, "_Comparison._difference", ("return missing, unknown", "return missing, 0")),
-    ),
-    Mutant(
-        "driver unchecked",
-        "the driver appends at the log end without a comparison",
-        ("permuted, equal rows", "other splits, equal rows", "equal rows in tasks"),
-        wrap(comparing, "_Comparison._append_at", _append_anyway),
-    ),
-    Mutant(
-        "driver's own",
-        "a repeated commit does not see the driver's earlier appends",
-        ("equal rows in tasks",),
-        wrap(comparing, "_Comparison._read", _without_earlier_commits),
-    ),
-    Mutant(
-        "unmatched not reported",
-        "a task does not report unmatched rows under its number",
-        ("permuted", "other data, compared"),
-        edit(Task, "_met", ('b"".join(left)', 'b""')),
-    ),
-    Mutant(
-        "numbers not reported",
-        "a task does not report whose rows it has found",
-        ("other data, fewer tasks",),
-        edit(Task, "_met", ("frozenset(partition.numbers)", "frozenset()")),
-    ),
-    Mutant(
-        "never unmatched",
-        "a batch whose data changes each time is appended each time",
-        ("other data each time",),
-        edit(Appender, "_send", ("self._write.has_unmatched", "False")),
-    ),
-    Mutant(
-        "keys",
-        "a task of other keys is taken for one of other data",
-        ("permuted, few rows", "permuted, expansion"),
-        body(UnmatchedRows, "_keys_are_the_same", "return True"),
-    ),
-    Mutant(
-        "left-overs",
+        "fewer rows",
         "rows that are in the log and not in the data are not missed",
-        ("other data",),
-        body(UnmatchedRows, "check", "pass"),
+        ("sorted, other data", "other data"),
+        body(Resumer, "check_all_found", "pass"),
+    ),
+    Mutant(
+        "fewer rows of a half",
+        "a half-written batch is complete if the data has no more than the log",
+        ("load, fewer rows than a half",),
+        edit(Resumer, "check_all_found", ("rows == partition.logged.rows > 0 and not partition.is_last", "False")),
+    ),
+    Mutant(
+        "more rows",
+        "rows after the last one are appended",
+        ("load", "sorted, other data"),
+        edit(Resumer, "_uncounted", ("len(rows) and partition.is_last", "False")),
+        edit(Refusals, "refuse_missing", ("self._write.is_load and self._write.probed.done", "False")),
+    ),
+    Mutant(
+        "last too early",
+        "an append that is not the last one is marked as such",
+        ("load, lossy", "sorted"),
+        edit(Appender, "_send", ("partition.is_counted and self.ends and not partition.queue", "partition.is_counted")),
+    ),
+    Mutant(
+        "no last row kept",
+        "a task sends its last row before it knows that there are no more",
+        ("sorted", "load, lossy"),
+        edit(
+            Appender,
+            "_sendable",
+            ("topic_partition == self.deferred if self.ends else True", "topic_partition == self.deferred"),
+        ),
+    ),
+    Mutant(
+        "rows without a task",
+        "rows that lie where no task of the data has any are not missed",
+        ("other data", "sorted, other data"),
+        body(closing, "refuse_without_task", "pass"),
     ),
     Mutant(
         "resume as fresh",
         "a half-written batch is not read",
         ("driver restarts", "zombies"),
+        _begin_without(lambda last, current: last == current),
+    ),
+    Mutant(
+        "resume as fresh, sorted",
+        "the commit tag of a half-written batch is not read",
+        ("sorted", "load, zombies"),
         _begin_without(lambda last, current: last == current),
     ),
     Mutant(
@@ -236,72 +200,47 @@ MUTANTS = (
         "began",
         "a half-written batch is read from the end only",
         ("driver restarts", "zombies"),
-        wrap(task, "_may_have_rows", _wrong_began),
+        edit(Resumer, "open", ("begin, end = partition.began, partition.end", "begin = end = partition.end")),
     ),
     Mutant(
-        "nothing new",
-        "`task_appends` is not compared",
-        ("speculation", "zombies"),
-        body(Appender, "_nothing_new", "return True"),
-    ),
-    Mutant(
-        "lock is believed",
-        "the end that the last holder of the lock left is believed without its commit tag",
-        ("speculation", "speculation, other order", "tasks die"),
-        edit(
-            Appender,
-            "_has_lock",
-            (
-                "self._patience.patiently(lambda: self._probe(topic_partition, end, hint))",
-                "partition.end = last.end",
-            ),
-        ),
-    ),
-    Mutant(
-        "task appends",
-        "appends that were read are not counted",
-        ("speculation", "speculation, other order", "lossy contention"),
-        edit(
-            Resumer,
-            "absorb",
-            ("partition.task_appends = None", "pass"),
-            ("partition.task_appends[commit_tag.task] = partition.task_appends.get(commit_tag.task, 0) + 1", "pass"),
-        ),
-    ),
-    Mutant(
-        "not deduped",
-        "queued rows are not compared with rows that were read",
+        "order",
+        "refused rows are sent after later ones",
         ("lossy",),
-        body(Appender, "_dedupe", "pass"),
+        edit(Appender, "_answered", ("partition.put(flight.rows, front=True)", "partition.put(flight.rows)")),
     ),
     Mutant(
-        "repartitioned without reading",
-        "after an expansion, old partitions are not read",
-        ("expansion and copies",),
-        edit(
-            Appender,
-            "_repartition",
-            (
-                "self._patience.patiently(lambda topic_partition=topic_partition: self._probe(topic_partition, -1))",
-                "pass",
-            ),
-        ),
-    ),
-    Mutant(
-        "not mixed",
+        "earlier counts",
         "after an expansion, rows are searched only in their current partitions",
-        ("expansion and restarts", "expansion"),
-        edit(
-            Resumer,
-            "_is_missing",
-            ("topic_partition[0] in self._write.mixed and (self._write.plan.arranged or not explicit)", "False"),
-        ),
+        ("expansion and restarts", "expansion", "load, expansion"),
+        edit(Task, "feed", ("len(write.counts[topic]) > 1", "False")),
+    ),
+    Mutant(
+        "earlier counts forgotten",
+        "the counts of earlier appends are not taken from commit tags",
+        ("expansion and restarts", "expansion, no keys"),
+        edit(task, "_counts", ("tuple(sorted(known | {count}))", "(count,)")),
     ),
     Mutant(
         "count not stated",
         "appends do not state the partition count used for their rows",
         ("expansion and restarts", "expansion", "expansion, no keys"),
         edit(ModelFraming, "build", ("partition_count", "None")),
+    ),
+    Mutant(
+        "count kept unchecked",
+        "without the check, a half-written batch takes the new count",
+        ("expansion without the check", "sorted, expansion without the check"),
+        edit(task, "_counts", ("tuple(known) or (count,)", "(count,)")),
+    ),
+    Mutant(
+        "counted anywhere",
+        "rows are counted although they were arranged by another count",
+        ("expansion, sorted", "load, expansion", "load, expansion by a half"),
+        edit(
+            Write,
+            "owns",
+            ("self.counts[topic] == (self.arranged.get(topic),) and partition == self.task", "True"),
+        ),
     ),
     Mutant(
         "two under way",
@@ -316,37 +255,10 @@ MUTANTS = (
         body(driver_probe, "_search", "return replace(lower, below=bounds[1])"),
     ),
     Mutant(
-        "spread by chance",
-        "rows without a key go anywhere",
-        ("no keys",),
-        body(Write, "default_partition", "return int(self.clock.random() * self.over[topic])"),
-    ),
-    Mutant(
-        "arranged by task",
-        "arranged rows are searched only in the task's appends",
-        ("changed split, then arranged", "expansion, arranged"),
-        edit(
-            Resumer,
-            "absorb",
-            (
-                "commit_tag, partition = append.commit_tag, self._write.partitions[topic_partition]",
-                "commit_tag, partition = append.commit_tag, self._write.partitions[topic_partition]\n"
-                "if self._write.plan.arranged and commit_tag.task != self._write.task:\n"
-                "    return",
-            ),
-        ),
-    ),
-    Mutant(
-        "arranged rows without a task",
-        "rows that lie where no task of the arranged data has any are not missed",
-        ("other data, arranged, a partition is empty now",),
-        body(comparing, "_without_task", "return set()"),
-    ),
-    Mutant(
-        "order",
-        "refused rows are sent after later ones",
-        ("lossy",),
-        edit(Appender, "_answered", ("partition.put(flight.rows, front=True)", "partition.put(flight.rows)")),
+        "not arranged",
+        "copies of a row are in several tasks",
+        ("equal rows, dealt",),
+        edit(Task, "feed", ("(np.where(places < 0, -1 - places, places) % arranged != write.task).any()", "False")),
     ),
     Mutant(
         "other query",
@@ -358,48 +270,32 @@ MUTANTS = (
         "a stale commit tag",
         "deleted unread records are not noticed",
         ("deleted rows",),
-        edit(driver_probe, "_from", ("Known(start, None, 0, unread=True)", "replace(known, below=start)")),
-    ),
-    Mutant(
-        "read no further",
-        "a row is missing although its scan range was not read to the end",
-        ("arranged",),
-        body(Resumer, "_read_more", "return False"),
+        edit(
+            driver_probe, "_from", ("return Known(start, None, 0, unread=True)", "return replace(known, below=start)")
+        ),
     ),
     Mutant(
         "no mark",
         "a finished load is not marked",
-        ("load",),
-        edit(closing, "close", ("total if each is deferred[-1] else None", "None")),
+        ("load, empty partitions",),
+        edit(closing, "_append", ("index == 0", "False")),
     ),
     Mutant(
         "marked too early",
         "rows follow the mark",
-        ("load, lossy", "load, zombies", "load, arranged"),
-        edit(closing, "close", ("each is deferred[-1]", "each is deferred[0]")),
+        ("load, lossy", "load, zombies", "load"),
+        edit(Appender, "_send", ("last and write.ends_load", "last")),
     ),
     Mutant(
         "mark ignored",
-        "a finished load is compared and completed",
-        ("load",),
-        edit(task, "_may_have_rows", ("write.probed.done is not None", "False")),
-    ),
-    Mutant(
-        "totals not compared",
-        "any rows are those of a finished load",
-        ("load",),
-        edit(closing, "close", ("outcome.done != total", "False")),
-    ),
-    Mutant(
-        "totals counted",
-        "as many other rows are those of a finished load",
-        ("load",),
-        edit(closing, "close", ("outcome.done != total", "outcome.done[0] != total.rows")),
+        "a finished load is completed with other rows",
+        ("load, empty partitions",),
+        edit(Refusals, "refuse_missing", ("self._write.is_load and self._write.probed.done", "False")),
     ),
     Mutant(
         "last rows unchecked",
         "the driver appends the deferred rows at the log end, unread",
-        ("load, two drivers", "load, other order", "load, zombies"),
+        ("load, two drivers", "load, speculation", "load, zombies"),
         edit(
             closing,
             "_append",
@@ -407,21 +303,15 @@ MUTANTS = (
                 "partition.put(deferred.rows)",
                 "partition.put(deferred.rows)\n"
                 "topic, number = deferred.topic_partition\n"
-                "[(_, partition.end)] = log.offsets(topic, [number]).values()",
+                "[(_, partition.end)] = write.log.offsets(topic, [number]).values()",
             ),
         ),
     ),
     Mutant(
-        "deferred row is unknown",
-        "a deferred row that another run has appended is taken for other data",
-        ("load, other splits",),
-        edit(comparing, "_Comparison._difference", ("expected_digests[scope].append(digest)", "pass")),
-    ),
-    Mutant(
-        "not buffered",
+        "not held",
         "new rows are appended before all old ones are matched",
         ("other data",),
-        edit(Resumer, "_buffer", ("self._write.buffered = []", "pass")),
+        edit(Appender, "_sendable", ("partition.queued_rows if partition.is_released else 0", "partition.queued_rows")),
     ),
 )
 

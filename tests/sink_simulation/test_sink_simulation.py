@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.support.mutants import Mutant
@@ -34,23 +32,15 @@ def test_each_row_is_there_once_in_mixed_stories() -> None:
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["stream", "load"])
-@pytest.mark.parametrize(("tasks", "partitions"), [(2, 4), (4, 4), (12, 4), (5, 10), (12, 40)])
-def test_tasks_of_one_machine_need_no_requests_but_appends(tasks: int, partitions: int, load: bool) -> None:
+@pytest.mark.parametrize("partitions", [4, 40])
+def test_tasks_need_no_requests_but_appends(partitions: int, load: bool) -> None:
     batches = 1 if load else 2
-    story = Story(
-        "requests", Faults(), tasks=tasks, partitions=partitions, batches=batches, rows=600, explicit=True, load=load
-    )
-    world = play(replace(story, machines=1), seed=1).world
+    story = Story("requests", Faults(), partitions=partitions, batches=batches, rows=600, explicit=True, load=load)
+    world = play(story, seed=1).world
     assert world.sent <= 1.1 * world.appends
     assert (world.tasks.queries, world.tasks.read_bytes) == (0, 0)
-    assert world.drivers.queries <= 2 * partitions * batches + (20 if load else 0)  # of later runs of a finished load
-
-
-@pytest.mark.parametrize(("tasks", "limit"), [(4, 1.3), (12, 1.5)])
-def test_tasks_of_several_machines_are_seldom_refused(tasks: int, limit: float) -> None:
-    story = Story("requests", Faults(), tasks=tasks, partitions=4, rows=600, explicit=True, machines=3)
-    worlds = [play(story, seed=seed).world for seed in (1, 2, 3)]
-    assert sum(world.sent for world in worlds) <= limit * sum(world.appends for world in worlds)
+    # Also of later runs of a finished load.
+    assert world.drivers.queries <= 2 * partitions * batches + (30 if load else 0)
 
 
 @pytest.mark.no_cover  # coverage of broken code means nothing
@@ -67,15 +57,3 @@ def test_seed_gives_the_same_run_twice() -> None:
         other.world.refusals,
         other.found,
     )
-
-
-def test_keyless_rows_may_duplicate_after_changed_split() -> None:
-    """Decision 13, limits: with another split they belong to another partition, where no task searches for them."""
-    story = replace(STORIES["changed split, no keys"], zombies=1.0, quiet=False)
-
-    def try_seeds() -> None:
-        for seed in range(200):
-            play(story, seed)
-
-    with pytest.raises(AssertionError, match="2 times instead of 1"):
-        try_seeds()

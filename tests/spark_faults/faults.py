@@ -294,15 +294,12 @@ def lost(trial: Trial, *, delete: bool) -> None:
 # --- the query --------------------------------------------------------------------------------------------------------
 
 
-def changed(
-    trial: Trial, *, half: bool, tasks: int = TASKS, prefix: str = "", then: str = "", arranged: bool = False
-) -> None:
+def changed(trial: Trial, *, half: bool, tasks: int = TASKS, prefix: str = "", then: str = "") -> None:
     """Restart the query with other settings: after a complete batch, or after a half-written one whose driver died.
 
     `then` – what resolves our sink's refusal; empty: it does not refuse.
     """
     query = trial.query()
-    query.arranged = arranged
     trial.run(query)
     begun(trial)
     if half:
@@ -497,12 +494,6 @@ FAULTS = (
         "changed-tasks-half",
         "task count changed, batch partly written",
         partial(changed, half=True, tasks=3),
-    ),
-    Fault(
-        "changed-tasks-arranged",
-        "task count changed, batch partly written, rows arranged",
-        partial(changed, half=True, tasks=3, arranged=True),
-        OURS,
     ),
     Fault("two-queries", "two queries write to one topic", two_queries),
     Fault("load-task-fails", "`df.write`: task fails, partly written", load_task_fails),

@@ -101,11 +101,13 @@ def _shaped(rows: Any, requested: dict[str, Any]) -> Any:
     """`requested` – a `stage.Query` as a dictionary, with the settings of its trial."""
     value = f"concat('{requested['prefix']}', id, ' ', counter, ' ', text) AS value"
     # One task reads a file, so each key's rows keep their order through the shuffle.
-    placed = rows.repartition(requested["tasks"], "key").selectExpr("key", value)
-    if requested["arranged"] and requested["sink"] == FENCEPOST:
+    placed = rows.repartition(requested["tasks"], "key").selectExpr("key", value, "counter")
+    if requested["sink"] == FENCEPOST:
         from fencepost.spark import arrange  # noqa: PLC0415
 
-        placed = arrange(placed, partitions=requested["partitions"])
+        placed = arrange(placed, requested["partitions"], order_by=["counter"] if requested["load"] else ())
+    else:
+        placed = placed.drop("counter")
     return placed.mapInArrow(sequenced_topics(requested["let_through"]), placed.schema)
 
 
@@ -115,8 +117,6 @@ def options(requested: dict[str, Any]) -> dict[str, str]:
         "topic": requested["topic"],
     }
     if requested["sink"] == FENCEPOST:
-        if requested["arranged"]:
-            chosen["arranged"] = "true"
         chosen |= {"sink.id": requested["sink_id"], "batch.bytes": str(BATCH_BYTES), **requested["options"]}
     return chosen
 

@@ -371,7 +371,6 @@ class Query:
     files: int = 1
     prefix: str = ""
     let_through: int = LET_THROUGH
-    arranged: bool = False
     #: One `df.write` of all rows of the source.
     load: bool = False
     options: dict[str, str] = field(default_factory=dict)

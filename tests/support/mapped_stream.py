@@ -1,4 +1,4 @@
-"""A separate Spark driver that can be killed: Spark's Kafka source, a mapping and the sink, without a shuffle.
+"""A separate Spark driver that can be killed: Spark's Kafka source, a mapping and the sink.
 
 Arguments: Kafka, the proxy, the source's topics separated by commas, the target, the checkpoint, and `ordered` to read
 an expanded topic in order. It ends when all records that existed at its start are written.
@@ -13,7 +13,7 @@ from typing import Any
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    from fencepost.spark import read_ordered, register  # noqa: PLC0415 - its import warns
+    from fencepost.spark import read_ordered, register, stream  # noqa: PLC0415 - its import warns
     from fencepost_dev.jars import fetch  # noqa: PLC0415
     from tests.support.spark import running_spark  # noqa: PLC0415
 
@@ -24,10 +24,10 @@ def main() -> None:
     }
     with running_spark(settings) as spark:
         register(spark)
-        options = {"kafka.bootstrap.servers": proxy, "topic": target, "sink.id": "mapped", "batch.bytes": "4000"}
+        options = {"kafka.bootstrap.servers": proxy, "batch.bytes": "4000"}
 
         def start(rows: Any) -> Any:
-            writer = rows.selectExpr("key", "value").writeStream.format("fencepost").options(**options)
+            writer = stream(rows.selectExpr("key", "value"), topic=target, sink_id="mapped", options=options)
             return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
         if ordered:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from fencepost.spark.arranging import append, arrange, stream
 from fencepost.spark.datasource import FencepostDataSource
-from fencepost.spark.errors import LogRefused, SinkError
+from fencepost.spark.errors import CannotReach, LogRefused, SinkError
 from fencepost.spark.options import client_options
 from fencepost.spark.ordered import read_ordered
 
@@ -53,6 +53,8 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def stated(error: BaseException) -> str | None:
-    """The sink's message from a Spark exception; None if the sink did not raise it."""
+    """The sink's message from an exception; None if the sink did not raise it."""
+    if isinstance(error, (SinkError, CannotReach)):
+        return str(error)
     found = re.findall(r"fencepost\.spark\.\w+\.\w+: ([^\n]+)", str(error))
     return str(found[-1]).strip() if found else None

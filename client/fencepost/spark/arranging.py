@@ -1,14 +1,22 @@
-"""Puts all rows of a Kafka partition into one task, in an order that depends on the data only, and writes them."""
+"""Puts all rows of a Kafka partition into one task, in an order that depends on the data only, and writes them.
+
+Where a row goes depends on its bytes only: on its column `partition`, else on the Java producer's hash of its key, else
+on a hash of its value. So a retry finds the rows of a partition in one task again, however Spark split its input.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
+from fencepost.spark.encoding import Encoder
 from fencepost.spark.errors import SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.native import EXECUTOR
@@ -20,14 +28,15 @@ if TYPE_CHECKING:
 
 #: Columns of the sink; others are dropped after sorting.
 COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
-#: Partition count that the column `partition` was computed for.
-COUNT_COLUMN = "partition_count"
+#: The hash that places a row without a partition, and the partition count by which the rows were arranged.
+HASH_COLUMN, COUNT_COLUMN = "fencepost_hash", "fencepost_partitions"
+_HASHES = 1 << 31
 
 
 def append(
     df: DataFrame,
     *,
-    topic: str,
+    topic: str | Sequence[str],
     sink_id: str,
     bootstrap: str | None = None,
     order_by: Sequence[str | Column] = (),
@@ -37,9 +46,9 @@ def append(
     """Append the rows to `topic`, each exactly once: all rows of a load, or with `batch_id` a micro-batch of
     foreachBatch.
 
-    `bootstrap`: address of the proxy. `sink_id`: permanent name of the load or stream. `order_by`: order within a Kafka
-    partition. `options`: more options of the format, such as `kafka.security.protocol`. Raises SinkError, CannotReach,
-    and Spark's exceptions (`stated`).
+    `topic`: several if the column `topic` names the topic of each row. `bootstrap`: address of the proxy. `sink_id`:
+    permanent name of the load or stream. `order_by`: order within a Kafka partition. `options`: more options of the
+    format, such as `kafka.security.protocol`. Raises SinkError, CannotReach, and Spark's exceptions (`stated`).
     """
     chosen = _options(topic, sink_id, bootstrap, options)
     rows = arrange(df, topic=topic, options=chosen, order_by=order_by)
@@ -52,7 +61,7 @@ def append(
 def stream(
     df: DataFrame,
     *,
-    topic: str,
+    topic: str | Sequence[str],
     sink_id: str,
     bootstrap: str | None = None,
     options: Mapping[str, str] | None = None,
@@ -63,8 +72,11 @@ def stream(
     return arrange(df, topic=topic, options=chosen).writeStream.format("fencepost").options(**chosen)
 
 
-def _options(topic: str, sink_id: str, bootstrap: str | None, more: Mapping[str, str] | None) -> dict[str, str]:
-    chosen = {**(more or {}), "topic": topic, "sink.id": sink_id, "arranged": "true"}
+def _options(
+    topic: str | Sequence[str], sink_id: str, bootstrap: str | None, more: Mapping[str, str] | None
+) -> dict[str, str]:
+    chosen = {**(more or {}), "sink.id": sink_id}
+    chosen |= {"topic": topic} if isinstance(topic, str) else {"topics": ",".join(topic)}
     if bootstrap is not None:
         chosen["kafka.bootstrap.servers"] = bootstrap
     return chosen
@@ -75,52 +87,70 @@ def arrange(
     partitions: int | None = None,
     *,
     order_by: Sequence[str | Column] = (),
-    topic: str | None = None,
+    topic: str | Sequence[str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Give each Kafka partition one Spark task, with its rows sorted by `order_by`.
-
-    Use it as the last step before `.format("fencepost").option("arranged", "true")`. A row's partition is its column
-    `partition`, else the Java producer's partition for its key, else a hash of its value.
+    """The rows as `append` and `stream` write them: each Kafka partition is in one Spark task. Use it as the last step
+    before `.format("fencepost")`, or before a transformation of each row.
 
     `partitions`: the topic's partition count; None reads that of `topic`, with `options` as for the sink. If the topic
-    is expanded later, the sink fails and the query must be restarted.
+    is expanded later, the sink places the rows by the new count.
 
     `order_by`: rows that it leaves equal, or all rows without it, are sorted by a hash of their content, so that a
     replay repeats the order. Not for streams, which Spark does not sort: tasks then write rows in shuffle order.
 
-    The result has one task per partition; adaptive execution does not change that. Raises SinkError, CannotReach.
+    Adaptive execution does not change the tasks of the result. Raises SinkError, CannotReach.
     """
-    if partitions is None:
-        if topic is None or options is None:
-            raise SinkError("arrange needs partitions=, or topic= and options= to read the number from Kafka")
-        log = Log.shared(client_options(options))
-        log.connect()
-        partitions = log.partition_count(topic)
-    if partitions < 1:
-        raise SinkError(f"partitions={partitions}: must be at least 1")
-    placed = sf.pmod(sf.xxhash64(sf.col("value")), sf.lit(partitions)).cast("int")
+    check_columns(df.schema)
+    counts = _counts(partitions, topic, options)
+    tasks = max(counts.values())
+    count = sf.lit(tasks)
+    if len(counts) > 1 and "topic" in df.columns:
+        named = [sf.when(sf.col("topic") == name, sf.lit(number)) for name, number in counts.items()]
+        count = sf.coalesce(*named, count)
+    hashed: Any = sf.pmod(sf.xxhash64(sf.col("value")), sf.lit(_HASHES)).cast("int")
     if "key" in df.columns:
-        placed = sf.coalesce(_placement(sf.col("key").cast("binary"), sf.lit(partitions)), placed)
+        hashed = sf.coalesce(sf.arrow_udf(_java_hash, "int")(sf.col("key").cast("binary")), hashed)  # type: ignore[attr-defined] # as PySpark lays it out
+    placed = sf.col(HASH_COLUMN)
     if "partition" in df.columns:
         placed = sf.coalesce(sf.col("partition").cast("int"), placed)
-    arranged = df.withColumn("partition", placed).repartitionById(partitions, sf.col("partition"))
+    arranged = df.withColumn(HASH_COLUMN, hashed).withColumn(COUNT_COLUMN, count.cast("int"))
+    arranged = arranged.repartitionById(tasks, sf.pmod(placed, sf.col(COUNT_COLUMN)))
+    content = [name for name in COLUMNS if name in arranged.columns]
     if not df.isStreaming:
-        content = [name for name in COLUMNS if name in arranged.columns]
-        arranged = arranged.sortWithinPartitions("partition", *order_by, sf.xxhash64(*content), *content)
+        arranged = arranged.sortWithinPartitions(*order_by, sf.xxhash64(*content), *content)
     elif order_by:
         raise SinkError("Spark cannot sort a stream (leave order_by out; rows are written in the order of their task)")
-    kept = [name for name in COLUMNS if name in arranged.columns]
-    return arranged.select(*kept, sf.lit(partitions).cast("int").alias(COUNT_COLUMN))
+    return arranged.select(*content, HASH_COLUMN, COUNT_COLUMN)
 
 
-def _java_placement(key: pa.Array, count: pa.Array) -> pa.Array:
+def _counts(
+    partitions: int | None, topic: str | Sequence[str] | None, options: Mapping[str, str] | None
+) -> dict[str, int]:
+    if partitions is not None:
+        if partitions < 1:
+            raise SinkError(f"partitions={partitions}: must be at least 1")
+        return {"": partitions}
+    if not topic or options is None:
+        raise SinkError("arrange needs partitions=, or topic= and options= to read the number from Kafka")
+    log = Log.shared(client_options(options))
+    log.connect()
+    return {each: log.partition_count(each) for each in ([topic] if isinstance(topic, str) else topic)}
+
+
+def check_columns(schema: StructType) -> None:
+    """Raises SinkError."""
+    names = schema.fieldNames()
+    if twice := [each for each in (*COLUMNS, HASH_COLUMN, COUNT_COLUMN) if names.count(each) > 1]:
+        raise SinkError(f"several columns are named {twice[0]!r} (drop or rename all but one)")
+    # Since Spark 4.2, timestamps need a time zone. It is irrelevant for checking column types.
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    kept = StructType([field for field in schema if field.name in COLUMNS])
+    Encoder(to_arrow_schema(kept, **zone))
+
+
+def _java_hash(key: pa.Array) -> pa.Array:
     if not len(key):
         return pa.array([], pa.int32())
     filled = pc.fill_null(key.cast(pa.large_binary()), pa.scalar(b"", pa.large_binary()))
-    found = EXECUTOR.java_partitions(filled, count[0].as_py())
-    return pc.if_else(key.is_valid(), pa.array(found), pa.scalar(None, pa.int32()))
-
-
-def _placement(key: Column, count: Column) -> Any:
-    return sf.arrow_udf(_java_placement, "int")(key, count)  # type: ignore[attr-defined] # as PySpark lays it out
+    return pc.if_else(key.is_valid(), pa.array(EXECUTOR.java_partitions(filled, _HASHES)), pa.scalar(None, pa.int32()))

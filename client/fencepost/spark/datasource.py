@@ -11,13 +11,11 @@ import contextlib
 import errno
 import functools
 import importlib.metadata
-import inspect
 import json
 import logging
 import os
 import pickle
 import random
-import secrets
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -26,24 +24,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from fencepost.records import CHECK_CONFIG, COUNT_CHECK_CONFIG
-from fencepost.spark import closing, comparing, driver_probe, encoding
-from fencepost.spark.arranging import COLUMNS, COUNT_COLUMN
+from fencepost.spark import closing, driver_probe, encoding
+from fencepost.spark.arranging import COUNT_COLUMN, HASH_COLUMN, check_columns
+from fencepost.spark.columns import valid
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import CannotReach, NotBegun, SinkError
-from fencepost.spark.interfaces import Locks, TopicIdentity, TopicPartition
-from fencepost.spark.locks import AppendLocks
+from fencepost.spark.interfaces import TopicIdentity, TopicPartition
 from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, settings
-from fencepost.spark.resumer import ScanRange
-from fencepost.spark.task import Task
+from fencepost.spark.task import ARRANGE, Task
 from fencepost.spark.write import Outcome, Write, Written
 
 _logger = logging.getLogger("fencepost.spark")
@@ -82,10 +80,6 @@ class _Framing:
     def build(self, bodies: pa.Array, **parts: Any) -> bytes:
         return encoding.build(bodies, compression=self.compression, level=self.level, **parts)
 
-    @staticmethod
-    def key(body: bytes) -> bytes | None:
-        return encoding.key_of(body)
-
 
 # --- state of a process between micro-batches -------------------------------------------------------------------------
 #
@@ -107,8 +101,6 @@ _facts: dict[str, _Facts] = {}
 #: By sink.id and topic ids; the last used ones.
 _known: dict[tuple[str, ...], dict[TopicPartition, driver_probe.Known]] = {}
 _KNOWN_MAX = 64
-#: Scan ranges of a partly written batch, shared by the tasks of a run.
-_scan_ranges: dict[str, dict[tuple[str, int, int, int], ScanRange]] = {}
 
 
 def _facts_of(log: Log, topic: str, identity: TopicIdentity) -> _Facts:
@@ -198,6 +190,9 @@ class TaskDone(WriterCommitMessage):
 class _Writer:
     """Created on the driver, then pickled for the tasks."""
 
+    #: The rows of a partition have one order, which depends on the data only.
+    _is_sorted = False
+
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
         self._probe: DriverProbe | None = None
@@ -233,8 +228,6 @@ class _Writer:
             topics,
             at=_Clock.time_ms(),
             count_checked=frozenset(topic for topic, each in facts.items() if each.count_checked),
-            never_ran=chosen.plan.first_run and self._is_load(),
-            nothing_deleted=chosen.plan.first_run,
             known=_known_of(chosen.plan.sink, topics),
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
         )
@@ -253,45 +246,26 @@ class _Writer:
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         raise NotImplementedError
 
-    def _is_load(self) -> bool:
-        """Then `first.run` means that it never ran; else, that no row of it was deleted."""
-        return False
-
     @_without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
         assert self._probe is not None
-        with contextlib.closing(AppendLocks(self._plan.sink, self._probe.topic_ids)) as locks:
-            return TaskDone(self._written(iterator, context, locks))
-
-    def _written(self, iterator: Iterator[pa.RecordBatch], context: TaskContext, locks: Locks) -> Outcome:
-        assert self._probe is not None
         chosen = self._settings
         query, batch = self._identity(context)
-        for run in [run for run in _scan_ranges if run != self._probe.run]:
-            del _scan_ranges[run]
-        current = Write(
-            self._plan,
-            self._probe,
-            query,
-            batch,
-            context.partitionId(),
-            secrets.token_hex(8),
-            _log(chosen),
-            _Framing(chosen.compression, chosen.level),
-            _Clock(),
-            locks,
+        log, framing = _log(chosen), _Framing(chosen.compression, chosen.level)
+        task = Task(
+            Write(self._plan, self._probe, query, batch, context.partitionId(), log, framing, _Clock(), self._is_sorted)
         )
-        task = Task(current, _scan_ranges.setdefault(self._probe.run, {}))
         task.begin()
         encoder: encoding.Encoder | None = None
         for rows in iterator:
             if encoder is None:
                 encoder = encoding.Encoder(rows.schema, record_bytes_max=chosen.record_bytes_max)
             for topic, some in _by_topic(rows, chosen):
-                _feed(task, current, encoder, topic, some)
-        return task.finish()
+                for arranged, same in _by_count(some):
+                    task.feed(topic, encoder.bodies(same), _places(same), arranged)
+        return TaskDone(task.finish())
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
@@ -301,58 +275,19 @@ class _Writer:
                 "sink, so their rows are not in the topic: trigger(continuous=…) is not supported "
                 "(use processingTime or availableNow)"
             )
+        closing.refuse_without_task(self._plan.sink, outcomes)
         partitions: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
             for topic_partition, written in outcome.partitions.items():
-                if self._plan.arranged and topic_partition in partitions:
-                    raise SinkError(
-                        f"{topic_partition[0]}-{topic_partition[1]} was written by several tasks, although "
-                        "arranged=true: all rows of a partition must be in one task "
-                        "(use fencepost.spark.arrange as the last step before the write)"
-                    )
                 partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
-        self._compare(outcomes, name)
         self._close(outcomes, partitions)
         appended, found = (
             sum(each.appended for each in partitions.values()),
             sum(each.found for each in partitions.values()),
         )
-        refused, appends = sum(each.refused for each in outcomes), sum(each.appends for each in outcomes)
         _logger.info("%s: %d rows appended, %d found in the log", name, appended, found)
-        if refused > max(20, appends):
-            _logger.warning(
-                "%s: %d appends were refused for %d batches because several tasks write to the same "
-                "partition (use fencepost.spark.arrange to give each partition one task)",
-                name,
-                refused,
-                appends,
-            )
         if self._settings.report:
             _write_report(Path(self._settings.report), partitions)
-
-    def _compare(self, outcomes: Collection[Outcome], name: str) -> None:
-        """Raises SinkError, which prevents the commit."""
-        chosen = self._settings
-        if not comparing.is_needed(outcomes):
-            return
-        try:
-            self._read_configs(self._identify())
-            framing = _Framing(chosen.compression, chosen.level)
-            compared = comparing.compare(self._plan, outcomes, log=_log(chosen), framing=framing, clock=_Clock())
-        except CannotReach as error:
-            raise SinkError(f"{name}: cannot compare with the topic: {error} (the next try continues)") from error
-        if compared is None:
-            return
-        _logger.warning(
-            "%s began with its rows in other tasks, so the whole batch was compared with the topic: "
-            "%d rows found from other tasks, %d missing duplicates appended, %d rows in the "
-            "topic that the data does not have%s",
-            name,
-            compared.found,
-            compared.appended,
-            compared.unknown,
-            ", kept by unmatched.rows=keep" if compared.unknown else "",
-        )
 
     def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
         """End a load."""
@@ -362,6 +297,8 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write`: one write per sink.id. Another run continues the same write. With `batch.id`, one micro-batch of a
     stream."""
 
+    _is_sorted = True
+
     def _is_load(self) -> bool:
         return self._settings.batch_id is None
 
@@ -369,6 +306,16 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
         # Not for patience.seconds: before the first row, a wrong address is likelier than a restart.
         _log(self._settings).connect()
         super()._read_log_ends()
+        assert self._probe is not None
+        observed = self._probe.observations
+        records = sum(each.end - each.start for each in observed.values())
+        if records and all(each.last is None for each in observed.values()):
+            _logger.warning(
+                "%s: none of its rows was found among the %d records of %d partitions, so all rows are appended",
+                self._name(),
+                records,
+                len(observed),
+            )
 
     def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
         chosen = self._settings
@@ -450,13 +397,11 @@ class FencepostDataSource(DataSource):
     def _checked(self, schema: StructType) -> Settings:
         chosen = settings(self.options)
         names = schema.fieldNames()
-        if twice := [each for each in (*COLUMNS, COUNT_COLUMN) if names.count(each) > 1]:
-            raise SinkError(f"several columns are named {twice[0]!r} (drop or rename all but one)")
-        encoding.Encoder(_arrow_schema(schema), record_bytes_max=chosen.record_bytes_max)
+        check_columns(schema)
         if chosen.topic_column and "topic" not in names:
             raise SinkError("no topic: set the option 'topic' or add a column `topic`")
-        if chosen.plan.arranged and "partition" not in names:
-            raise SinkError("arranged=true needs the column `partition` (use fencepost.spark.arrange)")
+        if not {HASH_COLUMN, COUNT_COLUMN} <= set(names):
+            raise SinkError(f"the rows are not arranged: {ARRANGE}")
         if chosen.report:
             _check_report(Path(chosen.report))
         if chosen.ignored:
@@ -465,14 +410,6 @@ class FencepostDataSource(DataSource):
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    # Since Spark 4.2, timestamps need a time zone. It is irrelevant for checking column types.
-    more: dict[str, Any] = {}
-    if "timezone" in inspect.signature(to_arrow_schema).parameters:
-        more["timezone"] = "UTC"
-    return to_arrow_schema(schema, **more)
 
 
 def _by_topic(rows: pa.RecordBatch, chosen: Settings) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -492,22 +429,26 @@ def _by_topic(rows: pa.RecordBatch, chosen: Settings) -> Iterator[tuple[str, pa.
         yield topic, rows.filter(pc.equal(column, topic))
 
 
-def _feed(task: Task, write: Write, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatch) -> None:
-    over = write.over[topic]
-    explicit = None
-    if "partition" in rows.schema.names:
-        valid = rows.column("partition").is_valid()
-        explicit = valid.to_numpy(zero_copy_only=False)
-        if write.plan.arranged and not explicit.all():
-            raise SinkError("arranged=true needs a partition in each row (use fencepost.spark.arrange)")
-    if COUNT_COLUMN in rows.schema.names:
-        counts = pc.unique(rows.column(COUNT_COLUMN)).to_pylist()
-        if counts != [over]:
-            raise SinkError(
-                f"rows were arranged over {', '.join(map(str, counts))} partitions, but topic {topic} "
-                f"has {over} (start the query again, which arranges them again)"
-            )
-    task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, write.default_partition(topic)), explicit)
+def _by_count(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows by the partition count by which they were arranged: one, unless a union has several."""
+    column = rows.column(COUNT_COLUMN)
+    counts = pc.unique(column).to_pylist()
+    for count in counts:
+        yield count, rows if len(counts) == 1 else rows.filter(pc.equal(column, count))
+
+
+def _places(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """As `Task.feed` takes them."""
+    places = np.asarray(rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False)).astype(np.int64)
+    if "partition" not in rows.schema.names:
+        return places
+    stated = rows.column("partition")
+    if stated.null_count == len(stated):
+        return places
+    numbers = np.asarray(pc.fill_null(stated, 0).to_numpy(zero_copy_only=False)).astype(np.int64)
+    if (numbers < 0).any():
+        raise SinkError(f"column 'partition' of a row is {numbers.min()} (it must be at least 0)")
+    return np.where(valid(stated), -1 - numbers, places)
 
 
 def _sum(one: Written | None, other: Written) -> Written:

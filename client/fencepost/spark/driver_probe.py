@@ -21,12 +21,14 @@ _STRETCH = 10_000
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One partition: log start, log end, and the sink's last commit tag (None if there is none). `unread`: records were
-    deleted before this driver read them, and no commit tag is left: they may have been rows of the sink."""
+    deleted before this driver read them, and no commit tag is left: they may have been rows of the sink. `compacted`:
+    compaction removed records after the last commit tag: they may have had a later one."""
 
     start: int
     end: int
     last: CommitTag | None
     unread: bool = False
+    compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +45,21 @@ class DriverProbe:
     topic_ids: dict[str, str] = field(default_factory=dict)
 
     @property
-    def done(self) -> tuple[int, int] | None:
-        """The total of the rows of a finished load; None if it is not finished."""
-        return next((o.last.done for o in self.observations.values() if o.last and o.last.done), None)
+    def done(self) -> bool:
+        """A finished load."""
+        return any(o.last.done for o in self.observations.values() if o.last)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """The last commit tag of a partition below offset `below`, and the end of its batch. `unread`: some records below
-    were deleted before they were read; `leader_epoch`: when it was read."""
+    were deleted before they were read; `compacted`: as in `Observation`; `leader_epoch`: when it was read."""
 
     below: int
     commit_tag: CommitTag | None
     commit_tag_end: int
     unread: bool = False
+    compacted: bool = False
     leader_epoch: int = -1
 
 
@@ -67,15 +70,12 @@ def probe(
     *,
     at: int,
     count_checked: frozenset[str] = frozenset(),
-    never_ran: bool = False,
-    nothing_deleted: bool = False,
     known: dict[TopicPartition, Known] | None = None,
     retention_ms: dict[str, int] | None = None,
 ) -> DriverProbe:
     """Take the snapshot. `topics`: by name, identified just before: rows partitioned for an older count are then below
-    the log ends read here. `never_ran`: the user states that the sink never ran, so other clients' records are not
-    searched. `nothing_deleted`: the user states that no row of the sink was deleted. `known`: from the driver's last
-    snapshot of the topics with these ids. Raises CannotReach, SinkError."""
+    the log ends read here. `known`: from the driver's last snapshot of the topics with these ids. Raises CannotReach,
+    SinkError."""
     counts = {topic: identity.partitions for topic, identity in topics.items()}
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     known = {} if known is None else known
@@ -86,7 +86,7 @@ def probe(
         for partition, (start, end) in offsets.items():
             topic_partition = (topic, partition)
             bounds[topic_partition] = (start, end)
-            before = _from(start, known.get(topic_partition), nothing_deleted=nothing_deleted)
+            before = _from(start, known.get(topic_partition))
             all_, lower = _glance(
                 log,
                 topic_partition,
@@ -100,21 +100,20 @@ def probe(
                 known[topic_partition] = all_
             else:
                 half_known[topic_partition] = lower
-    # A commit tag overrides the user's statement that the sink never ran.
-    all_known = {topic_partition: known.get(topic_partition) for topic_partition in bounds} | half_known
-    never_ran &= all(each is None or each.commit_tag is None for each in all_known.values())
     for topic_partition, lower in half_known.items():
-        start, end = bounds[topic_partition]
-        if lower is None and never_ran:
-            known[topic_partition] = Known(end, None, 0)
-        else:
-            known[topic_partition] = _search(log, topic_partition, (start, end), sink, lower or Known(start, None, 0))
+        start = bounds[topic_partition][0]
+        known[topic_partition] = _search(
+            log, topic_partition, bounds[topic_partition], sink, lower or Known(start, None, 0)
+        )
     for topic, partition in bounds:
         epoch = topics[topic].leader_epochs[partition]
         known[topic, partition] = replace(known[topic, partition], leader_epoch=epoch)
     observations = {
         topic_partition: Observation(
-            *bounds[topic_partition], known[topic_partition].commit_tag, known[topic_partition].unread
+            *bounds[topic_partition],
+            known[topic_partition].commit_tag,
+            known[topic_partition].unread,
+            known[topic_partition].compacted,
         )
         for topic_partition in bounds
     }
@@ -122,12 +121,12 @@ def probe(
     return DriverProbe(secrets.token_hex(8), at, counts, count_checked, observations, retention_ms or {}, ids)
 
 
-def _from(start: int, known: Known | None, *, nothing_deleted: bool) -> Known | None:
+def _from(start: int, known: Known | None) -> Known | None:
     """What is known at log start `start`."""
     if known is not None and known.below < start:
         # Unread records were deleted. An older commit tag is dropped: later rows may be deleted too.
-        known = Known(start, None, 0, unread=True)
-    return replace(known, unread=False) if known is not None and nothing_deleted else known
+        return Known(start, None, 0, unread=True)
+    return known
 
 
 def _unread_ends(
@@ -177,15 +176,19 @@ def _glance(
 def _search(log: Log, topic_partition: TopicPartition, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
     """Search other clients' records backwards for the last commit tag."""
     start, end = bounds
-    floor, high, stretch = max(start, lower.below), end, _STRETCH
+    floor, high, stretch, compacted = max(start, lower.below), end, _STRETCH, False
     while high > floor:
         low = max(floor, high - stretch)
-        found = Known(end, None, 0)
+        found, at = Known(end, None, 0), low
+        gap = False
         for logged in log.read(*topic_partition, low, high):
+            gap |= logged.base_offset > at or not logged.is_whole
+            at = logged.next_offset
             commit_tag = own_commit_tag(logged, sink)
             if commit_tag is not None:
-                found = Known(end, commit_tag, logged.next_offset)
+                found, gap = Known(end, commit_tag, at), False
+        compacted |= gap or at < high
         if found.commit_tag is not None:
-            return found
+            return replace(found, compacted=compacted)
         high, stretch = low, stretch * 8
-    return replace(lower, below=end)
+    return replace(lower, below=end, compacted=lower.compacted or compacted)

@@ -15,7 +15,6 @@ from typing import Any
 import cramjam
 import crc32c
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka import codec
@@ -102,30 +101,6 @@ class Encoder:
                 )
         return bodies
 
-    def placements(self, batch: pa.RecordBatch, partition_count: int, default_partition: int) -> npt.NDArray[np.int32]:
-        """The partition of each row: its column `partition`, else the Java producer's for its key, else
-        `default_partition`. Raises UnfitRow."""
-        placed = np.full(batch.num_rows, default_partition, np.int32)
-        if "key" in self._has:
-            key = as_binary(batch.column("key"))
-            if key.null_count < len(key):
-                hashed = EXECUTOR.java_partitions(key, partition_count)
-                placed = hashed if not key.null_count else np.where(valid(key), hashed, placed)
-        if "partition" in self._has:
-            stated = batch.column("partition")
-            if stated.null_count < len(stated):
-                numbers = np.asarray(pc.fill_null(stated, 0).to_numpy(zero_copy_only=False)).astype(np.int64)
-                wrong = np.flatnonzero((numbers < 0) | (numbers >= partition_count))
-                if len(wrong):
-                    row = int(wrong[0])
-                    raise UnfitRow(
-                        row,
-                        f"column 'partition' of a row is {numbers[row]}, but the topic has {partition_count} "
-                        "partitions",
-                    )
-                placed = numbers if not stated.null_count else np.where(valid(stated), numbers, placed)
-        return placed.astype(np.int32, copy=False)
-
 
 def _headers(column: Any) -> Headers:
     """Raises UnfitRow."""
@@ -179,21 +154,6 @@ _TYPES = (
     ("timestamp", pa.types.is_timestamp, "TIMESTAMP"),
     ("partition", pa.types.is_integer, "INT"),
 )
-
-
-def split(bodies: Bodies, placements: npt.NDArray[np.int32]) -> Iterator[tuple[int, Bodies, npt.NDArray[np.int64]]]:
-    """Each partition, its rows in order, and their indexes. Partitions share no memory, so queued rows of one partition
-    do not keep rows of another in memory."""
-    if len(bodies) == 0:
-        return
-    first = int(placements[0])
-    if (placements == first).all():
-        yield first, bodies, np.arange(len(bodies))
-        return
-    # numpy's stable sort of 16-bit numbers is a radix sort.
-    order = np.argsort(placements.astype(np.int16) if placements.max() < 1 << 15 else placements, kind="stable")
-    for which in np.split(order, np.flatnonzero(np.diff(placements[order])) + 1):
-        yield int(placements[which[0]]), bodies.take(pa.array(which)), which
 
 
 # --- bodies to batches ------------------------------------------------------------------------------------------------
@@ -298,12 +258,6 @@ def _body(front: bytes, headers: Sequence[tuple[bytes, bytes | None]]) -> bytes:
     for name, value in headers:
         pieces += [varint(len(name)), name, varint(-1 if value is None else len(value)), value or b""]
     return b"".join(pieces)
-
-
-def key_of(body: bytes) -> bytes | None:
-    """The key of a body."""
-    size, at = decode_varint(body, 0)
-    return None if size < 0 else body[at : at + size]
 
 
 def _with_headers(body: bytes, more: Iterable[tuple[str, bytes]]) -> bytes:

@@ -33,29 +33,6 @@ class Answer(NamedTuple):
     message: str | None
 
 
-class LastAppend(NamedTuple):
-    """An append of the sink that is in the log: the log end after it, and its commit tag, encoded."""
-
-    end: int
-    commit_tag: bytes
-
-
-NO_APPEND = LastAppend(-1, b"")
-
-
-class Locks(Protocol):
-    """Append locks of the partitions (`locks.py`)."""
-
-    def take(self, topic_partition: TopicPartition) -> tuple[bool, LastAppend]:
-        """Whether this task has the lock now, and the stored append, or NO_APPEND. Does not wait."""
-
-    def store(self, topic_partition: TopicPartition, last: LastAppend) -> None:
-        """Store an append for other tasks. Called from any thread, with or without the lock."""
-
-    def release(self, topic_partition: TopicPartition) -> None:
-        """Release the lock if this task has it. Called from any thread."""
-
-
 class Log(Protocol):
     """Kafka through the proxy. All methods raise SinkError; all but `append` raise CannotReach for temporary errors."""
 
@@ -100,5 +77,3 @@ class Framing(Protocol):
         partition: tuple[str, int],
         partition_count: int | None,
     ) -> bytes: ...
-
-    def key(self, body: bytes) -> bytes | None: ...

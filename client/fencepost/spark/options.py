@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fencepost.spark.errors import SinkError
-from fencepost.spark.write import AUTO, COMPARE, KEEP, REFUSE, Plan
+from fencepost.spark.write import Plan
 
 #: Default of Java's max.request.size.
 REQUEST_BYTES_MAX = 1_048_576
@@ -62,10 +62,6 @@ def _count(_: Option, stated: str) -> int | None:
     return int(stated)
 
 
-def _unmatched(option: Option, stated: str) -> str:
-    return _choice(option._replace(meaning=", ".join((AUTO, REFUSE, COMPARE, KEEP))), stated)
-
-
 class Option(NamedTuple):
     """`default`: None if required, "" for none. `read`: the value from the option and its text; raises ValueError."""
 
@@ -90,36 +86,6 @@ OPTIONS = (
         "",
         "in foreachBatch, the number of the micro-batch. Each is written once, with one sink.id for all",
         _count,
-    ),
-    Option(
-        "arranged",
-        "false",
-        "true: all rows of a Kafka partition are in one task, as fencepost.spark.arrange "
-        "puts them. A retry may then split the rows into other tasks",
-        _truth,
-    ),
-    Option(
-        "unmatched.rows",
-        "auto",
-        "what to do with rows in the topic that a retried task does not have. refuse: stop before the task appends. "
-        "compare: go on, and compare the whole batch before its commit. keep: as compare, and leave extra rows in the "
-        "topic; for one run. auto: refuse for df.write; compare for streams, but refuse if the data looks different",
-        _unmatched,
-    ),
-    Option(
-        "same.split",
-        "false",
-        "true: go on if another task wrote a row that has neither key nor partition, because several tasks have equal "
-        "rows, or rows moved to other tasks. The whole batch is then compared before its commit; not with "
-        "unmatched.rows=keep",
-        _truth,
-    ),
-    Option(
-        "first.run",
-        "false",
-        "for one run. Streams: nothing of the unfinished batch was deleted from the topic, or it may be written again. "
-        "Loads: this load never ran, so do not search the topic for its rows",
-        _truth,
     ),
     Option("patience.seconds", "120", "how long a task retries while it cannot append", _number(1)),
     Option(
@@ -196,6 +162,13 @@ _WHY_NOT = {
         "it is an option of Spark's Kafka source",
     ),
 }  # fmt: skip
+#: Options of earlier versions.
+_REMOVED = {
+    "arranged": "fencepost.spark.append and fencepost.spark.stream arrange the rows (leave it out)",
+    "same.split": "a retry may split the rows into any tasks (leave it out)",
+    "unmatched.rows": "a retry with other rows is refused (leave it out; for other rows use another sink.id)",
+    "first.run": "records that others wrote before the first run are no loss (leave it out)",
+}
 #: Options that Spark reads or adds.
 _SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstrackingenabled"})
 
@@ -264,11 +237,6 @@ def settings(options: Mapping[str, str]) -> Settings:
         raise SinkError(
             "options 'topic' and 'topics' are both set (set 'topic' for all rows, or 'topics' with a column `topic`)"
         )
-    if given["same.split"] and given["unmatched.rows"] == KEEP:
-        raise SinkError(
-            "same.split=true and unmatched.rows=keep are both set: rows that moved to other tasks would be kept and "
-            "appended again (use unmatched.rows=compare, which finds them)"
-        )
     if (acks := given.text("kafka.acks").lower()) not in ("all", "-1"):
         raise SinkError(f"kafka.acks={acks} is not supported: exactly-once writes need all")
     compression, record_bytes_max = given["kafka.compression.type"], given["kafka.max.request.size"]
@@ -276,10 +244,6 @@ def settings(options: Mapping[str, str]) -> Settings:
     return Settings(
         Plan(
             given["sink.id"],
-            arranged=given["arranged"],
-            same_split=given["same.split"],
-            unmatched=given["unmatched.rows"],
-            first_run=given["first.run"],
             patience_seconds=given["patience.seconds"],
             append_bytes_max=max(1_000, min(given["batch.bytes"], record_bytes_max - _OVERHEAD_BYTES)),
         ),
@@ -303,6 +267,8 @@ def _refuse_unknown(given: _Given) -> list[str]:
         if javas in IGNORED and javas != name:
             ignored.append(name)
             continue
+        if name in _REMOVED:
+            raise SinkError(f"option {name} was removed: {_REMOVED[name]}")
         why = next((why for beginning, why in _WHY_NOT.items() if javas.startswith(beginning)), "")
         near = difflib.get_close_matches(name, _OPTIONS, 1)
         raise SinkError(

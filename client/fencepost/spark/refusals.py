@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fencepost._partitioning import INVALID_PARTITIONS
 from fencepost._refusals import POLICY_VIOLATION
-from fencepost.records import COUNT_CHECK_CONFIG
 from fencepost.spark.commit_tags import CommitTag
 from fencepost.spark.errors import SinkError
 from fencepost.spark.interfaces import Answer, TopicPartition
-from fencepost.spark.write import Write
+from fencepost.spark.write import PartitionWrite, Write
 
 #: Kafka's names of the errors of a Produce response.
 _NAMES = {
@@ -40,7 +39,7 @@ class Refusals:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._sink, self._query, self._batch, self._task = write.plan.sink, write.query, write.batch, write.task
+        self._sink, self._query, self._batch = write.plan.sink, write.query, write.batch
 
     def refuse_other_query(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> None:
         if commit_tag.query == self._query:
@@ -54,105 +53,93 @@ class Refusals:
             "ones)"
         )
 
-    def only_count(self, topic: str, overs: set[int]) -> int:
-        if len(overs) > 1:
+    def refuse_old(self, topic_partition: TopicPartition, tag: CommitTag) -> None:
+        """Refuse to continue a batch of version 1."""
+        if tag.is_old and tag.batch >= self._batch:
             raise SinkError(
-                f"topic {topic} was expanded several times during batch {self._batch} and {COUNT_CHECK_CONFIG} "
-                "is off: cannot determine where its rows are (count them manually, and continue "
-                "under a new sink.id)"
+                f"{name_of(topic_partition)}: an earlier version of fencepost wrote {self._what} of sink "
+                f"{self._sink!r}, and placed its rows otherwise (finish it with that version; a finished load needs "
+                "nothing)"
             )
-        return next(iter(overs))
 
-    def refuse_deleted(self, topic_partition: TopicPartition, begin: int, start: int) -> None:
-        if begin < start:
-            raise self.deleted(topic_partition, start, f"rows of batch {self._batch} may have been there")
-
-    def deleted(self, topic_partition: TopicPartition, start: int, why: str) -> SinkError:
-        if self._write.complete:
-            way = "the checkpoint was restored from before later batches: restore the newest one"
-        elif self._query:
-            way = (
-                "if nothing of the batch was deleted, or if it may be written again, set first.run=true "
-                "for one run: existing rows are found and the rest is appended"
-            )
-        else:
-            way = "a finished load needs nothing; to write all rows again, use another sink.id"
-        return SinkError(
-            f"{name_of(topic_partition)} has lost its records below offset {start}, and {why}: cannot "
-            f"determine which rows of batch {self._batch} were written ({way})"
-        )
-
-    def other_batch(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> SinkError:
+    def refuse_other_batch(self, topic_partition: TopicPartition, tag: CommitTag) -> None:
+        """Refuse an append that was read while this batch is written."""
+        self.refuse_other_query(topic_partition, tag)
+        self.refuse_old(topic_partition, tag)
+        if tag.batch == self._batch:
+            return
         at = name_of(topic_partition)
-        if commit_tag.batch > self._batch:
-            return SinkError(
-                f"{at}: batch {commit_tag.batch} of sink {self._sink!r} appeared while batch {self._batch} "
+        if tag.batch > self._batch:
+            raise SinkError(
+                f"{at}: batch {tag.batch} of sink {self._sink!r} appeared while batch {self._batch} "
                 "was being written: another driver is ahead on the same checkpoint (stop all but "
                 "one)"
             )
-        return SinkError(
-            f"{at}: rows of batch {commit_tag.batch} of sink {self._sink!r} follow the beginning "
+        raise SinkError(
+            f"{at}: rows of batch {tag.batch} of sink {self._sink!r} follow the beginning "
             f"of batch {self._batch}: two queries write under one sink.id (give each its own)"
         )
 
-    def not_arranged(self, topic_partition: TopicPartition, task: int) -> SinkError:
+    def refuse_deleted(self, topic_partition: TopicPartition, begin: int) -> None:
+        if begin < self._write.probed.observations[topic_partition].start:
+            raise self.deleted(topic_partition, f"rows of {self._what} may have been there")
+
+    def deleted(self, topic_partition: TopicPartition, why: str) -> SinkError:
+        start = self._write.probed.observations[topic_partition].start
         return SinkError(
-            f"{name_of(topic_partition)} is written by tasks {task} and {self._task} of one write, "
-            "although arranged=true: all rows of a partition must be in one task (use fencepost.spark.arrange "
-            "as the last step before the write)"
+            f"{name_of(topic_partition)} has lost its records below offset {start}, and {why}: cannot determine which "
+            f"rows of {self._what} were written ({self._way_out()})"
         )
 
-    def other_split(self, topic_partition: TopicPartition) -> SinkError:
+    def other_rows(self, topic_partition: TopicPartition, what: str) -> SinkError:
         return SinkError(
-            f"batch {self._batch} is partly written, and its rows without key and partition are "
-            "split into tasks differently than before: another task wrote a row for "
-            f"{name_of(topic_partition)} "
-            "(restore spark.sql.shuffle.partitions, the file split or the number of cores until "
-            "this batch is done, then give rows a key or a partition, or use fencepost.spark.arrange "
-            "with arranged=true; or set same.split=true and unmatched.rows=compare, which finds rows in other tasks; "
-            f"{self._last_way_out()})"
+            f"{name_of(topic_partition)}: the topic has rows of {self._what} of sink {self._sink!r}, and the data now "
+            f"has {what}: the source or the query changed since ({self._way_out()})"
         )
 
-    def other_rows(self, topic_partition: TopicPartition, count: int) -> SinkError:
-        buffered = "; this task appended nothing" if self._write.buffered is not None else ""
-        what = f"batch {self._batch}" if self._query else "this write"
-        same = "" if self._write.spread else "if the same rows are in other tasks, set unmatched.rows=compare; "
-        way = (
-            f"go back to the query and source that began the batch; {same}{self._last_way_out()}"
-            if self._query
-            else f"for another load use another sink.id; {same}see fencepost.spark.arrange"
-        )
+    def refuse_missing(self, topic_partition: TopicPartition, partition: PartitionWrite) -> None:
+        """Refuse to append rows that the log lacks, where they are no rest of an unfinished batch."""
+        if self._write.is_load and self._write.probed.done:
+            raise self.other_rows(topic_partition, "more rows")
+        if self._write.is_complete:
+            raise SinkError(
+                f"{name_of(topic_partition)}: a row of batch {self._batch} is missing although the "
+                "topic has later batches: the checkpoint was restored from before later batches, and the "
+                "source now gives other rows; nothing was appended (restore the newest checkpoint, "
+                "or write only the missing rows under a new sink.id)"
+            )
+        if partition.is_compacted:
+            raise SinkError(
+                f"{name_of(topic_partition)} was compacted since {self._what} of sink {self._sink!r} began, and a row "
+                "is missing: if compaction removed it, appending it again would undo newer values of its key (retry "
+                f"within min.compaction.lag.ms next time; {self._way_out()})"
+            )
+
+    def not_counted(self, topic_partition: TopicPartition) -> SinkError:
         return SinkError(
-            f"{name_of(topic_partition)} has {count} rows of {what} of sink {self._sink!r} (task "
-            f"{self._task}) that the data does not have now: the data changed, or its rows are "
-            f"in other tasks{buffered} ({way})"
+            f"{name_of(topic_partition)}: another run of {self._what} places its rows by another partition count (run "
+            "it again, which finds them)"
         )
 
-    def compacted_away(self, topic_partition: TopicPartition) -> SinkError:
-        what = f"batch {self._batch}" if self._query else "this write"
+    def expanded(self, topic: str) -> SinkError:
         return SinkError(
-            f"{name_of(topic_partition)} was compacted since {what} of sink {self._sink!r} began, "
-            "and a row is missing: if compaction removed it, appending it again would undo newer "
-            f"values of its key (retry within min.compaction.lag.ms next time; "
-            f"{'' if self._query else 'a finished load needs nothing; '}{self._last_way_out()})"
+            f"topic {topic} was expanded from {self._write.counts[topic][-1]} partitions while {self._what} was "
+            "written (start it again: the rows already written are found, and the others are placed by the new count)"
         )
 
-    def finished_meanwhile(self, topic_partition: TopicPartition) -> SinkError:
-        return SinkError(
-            f"{name_of(topic_partition)}: another driver has finished load {self._sink!r} meanwhile (run it again: a "
-            "finished load appends nothing)"
-        )
+    @property
+    def _what(self) -> str:
+        return "this load" if self._write.is_load else f"batch {self._batch}"
 
-    def expanded_at_commit(self, topic: str) -> SinkError:
-        return SinkError(
-            f"topic {topic} was expanded before the last rows of load {self._sink!r} were appended (run it again, "
-            "which appends them)"
+    def _way_out(self) -> str:
+        if self._write.is_load:
+            return "a finished load needs nothing; for other rows use another sink.id"
+        if self._write.is_complete:
+            return "the checkpoint was restored from before later batches: restore the newest one"
+        return (
+            "go back to the query and source that began the batch; a new sink.id with the same checkpoint appends "
+            "all its rows"
         )
-
-    def _last_way_out(self) -> str:
-        if not self._query:
-            return "as a last resort, another sink.id appends all rows again"
-        return "as a last resort, a new sink.id with the same checkpoint appends this batch again"
 
 
 def name_of(topic_partition: TopicPartition) -> str:

@@ -17,9 +17,8 @@ from kafka.record import MemoryRecords as JavaLikeRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from fencepost._partitioning import murmur2 as murmur2_of_one
 from fencepost.spark import encoding
-from fencepost.spark.encoding import BATCH_RECORDS_MAX, Encoder, Logged, UnfitRow, batches, build, key_of, split
+from fencepost.spark.encoding import BATCH_RECORDS_MAX, Encoder, Logged, UnfitRow, batches, build
 from fencepost.spark.errors import SinkError
 
 NOW_MS = 1_700_000_000_123
@@ -146,24 +145,10 @@ def test_row_body_ignores_position_and_column_type() -> None:
     assert len(set(bodies)) == 1
 
 
-def test_the_key_of_a_body() -> None:
-    keys = [None, b"", b"k", b"long" * 50]
-    assert [
-        key_of(body) for body in bodies_of(rows(*({"key": key, "value": b"v"} for key in keys))).to_pylist()
-    ] == keys
-
-
-def test_split_rows_keep_no_other_partitions_memory() -> None:
-    bodies = pa.array([b"x" * 10_000] * 100 + [b"alone"], pa.large_binary())
-    parts = {number: part for number, part, _ in split(bodies, np.array([0, 1] * 50 + [2], np.int32))}
-    assert parts[2].get_total_buffer_size() < 100
-
-
 def test_a_batch_without_rows_has_no_bodies() -> None:
     row = {"key": b"k", "value": b"v", "headers": [], "timestamp": None, "partition": 0}
     empty = rows(row, more=[("timestamp", pa.timestamp("us", "UTC")), ("partition", pa.int32())]).slice(1, 0)
     assert len(bodies_of(empty)) == 0
-    assert Encoder(empty.schema).placements(empty, 3, 0).tolist() == []
 
 
 def test_absent_columns_are_as_null_ones() -> None:
@@ -298,54 +283,6 @@ def test_a_header_without_a_key_is_refused() -> None:
 def test_columns_of_other_types_are_refused(fields: list[tuple[str, Any]], problem: str) -> None:
     with pytest.raises(SinkError, match=problem):
         Encoder(pa.schema(fields))
-
-
-# --- where rows go ----------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.one_of(st.none(), st.binary(max_size=70)), min_size=1, max_size=40), st.integers(1, 50))
-def test_keys_are_placed_as_java_places_them(keys: list[bytes | None], count: int) -> None:
-    batch = rows(*({"key": key, "value": b"v"} for key in keys), {"key": b"", "value": b"v"}).slice(0, len(keys))
-    placed = Encoder(batch.schema).placements(batch, count, count - 1)
-    assert placed.dtype == np.int32
-    assert placed.tolist() == [count - 1 if key is None else murmur2_of_one(key, count) for key in keys]
-
-
-def test_explicit_partition_precedes_key_and_default() -> None:
-    batch = rows(
-        {"value": b"1", "key": b"k", "partition": 3},
-        {"value": b"2", "key": b"k", "partition": None},
-        {"value": b"3", "key": None, "partition": None},
-        more=[("partition", pa.int32())],
-    )
-    placed = Encoder(batch.schema).placements(batch, 8, 5)
-    assert placed.tolist() == [3, murmur2_of_one(b"k", 8), 5]
-
-
-@pytest.mark.parametrize("partition", [-1, 8])
-def test_partition_missing_from_the_topic_is_refused(partition: int) -> None:
-    batch = rows(
-        {"value": b"1", "partition": 0}, {"value": b"2", "partition": partition}, more=[("partition", pa.int32())]
-    )
-    with pytest.raises(UnfitRow, match=f"is {partition}, but the topic has 8") as refused:
-        Encoder(batch.schema).placements(batch, 8, 5)
-    assert refused.value.row == 1
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.binary(max_size=9)), max_size=60), st.sampled_from([1, 40_000]))
-def test_rows_are_split_by_partition_in_their_order(placed_rows: list[tuple[int, bytes]], factor: int) -> None:
-    bodies = pa.array([body for _, body in placed_rows], pa.large_binary())
-    placements = np.array([partition * factor for partition, _ in placed_rows], np.int32)
-
-    found = {}
-    for partition, part, which in split(bodies, placements):
-        found[partition] = part.to_pylist()
-        assert [placed_rows[row][1] for row in which] == found[partition]
-
-    assert found == {
-        partition * factor: [body for at, body in placed_rows if at == partition]
-        for partition in sorted({partition for partition, _ in placed_rows})
-    }
 
 
 # --- what others wrote ------------------------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def tables(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns).slice(start, draw(st.integers(0, rows - start)))
 
 
-def encoded(batch: pa.RecordBatch, executor: Executor, partition_count: int) -> tuple[Any, ...]:
-    """Bodies, partitions, and batches of them, whole and of a slice."""
+def encoded(batch: pa.RecordBatch, executor: Executor) -> tuple[Any, ...]:
+    """Bodies, and batches of them, whole and of a slice."""
     before, encoding.EXECUTOR = encoding.EXECUTOR, executor  # type: ignore[misc]
     try:
         encoder = Encoder(batch.schema, record_bytes_max=1 << 22)
@@ -70,17 +70,17 @@ def encoded(batch: pa.RecordBatch, executor: Executor, partition_count: int) -> 
             for tag, expected in ((None, 7), (b"tag", 0))
             for codec in (None, "lz4")
         ]
-        return bodies.to_pylist(), encoder.placements(batch, partition_count, 0).tolist(), built
+        return bodies.to_pylist(), built
     finally:
         encoding.EXECUTOR = before  # type: ignore[misc]
 
 
 @some
-@given(tables(), st.integers(1, 2**31 - 1), st.sampled_from([1, 40, 1 << 19]))
-def test_any_rows_are_encoded_as_by_numpy(batch: pa.RecordBatch, partition_count: int, part_bytes: int) -> None:
+@given(tables(), st.sampled_from([1, 40, 1 << 19]))
+def test_any_rows_are_encoded_as_by_numpy(batch: pa.RecordBatch, part_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_PART_BYTES", part_bytes)
-        assert encoded(batch, NATIVE, partition_count) == encoded(batch, NUMPY, partition_count)
+        assert encoded(batch, NATIVE) == encoded(batch, NUMPY)
 
 
 @pytest.mark.parametrize("part_bytes", [1 << 10, 1 << 19])
@@ -94,7 +94,7 @@ def test_long_rows_are_encoded_as_by_numpy(part_bytes: int, monkeypatch: pytest.
         "headers": pa.array([None, *headers, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    assert encoded(batch, NATIVE, 12) == encoded(batch, NUMPY, 12)
+    assert encoded(batch, NATIVE) == encoded(batch, NUMPY)
 
 
 def test_fullest_batches_are_encoded_as_by_numpy() -> None:

@@ -1,28 +1,27 @@
 """One task and the log, without Spark and threads: what it appends, reads and refuses, with which message.
 
-Retries, late appends, other splits and drivers that die: tests/sink_simulation."""
+Retries, late appends, expansions and drivers that die: tests/sink_simulation."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from fencepost.spark.closing import close
+from fencepost.spark.closing import close, refuse_without_task
 from fencepost.spark.commit_tags import CommitTag
-from fencepost.spark.comparing import Compared, _compare_rows, compare
 from fencepost.spark.driver_probe import DriverProbe, Known, probe
 from fencepost.spark.errors import SinkError
-from fencepost.spark.interfaces import NO_APPEND, LastAppend, TopicPartition
 from fencepost.spark.task import Task
-from fencepost.spark.write import NoLocks, Outcome, Plan, Write
-from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
+from fencepost.spark.write import Outcome, Plan, Write
+from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, World, body
 
 TOPIC = "t"
 
@@ -113,15 +112,23 @@ def keyed(*numbers: int) -> list[bytes]:
 
 
 def write(
-    log: Log, observed: DriverProbe, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any
+    log: Log, observed: DriverProbe, rows: list[bytes], plan: Plan = PLAN, *, is_sorted: bool = False, **who: Any
 ) -> Outcome:
-    """`partition` None: the task has no rows. Task 3 of a load defers no row."""
-    identity = {"query": "q", "batch": 0, "task": 3 if who.get("query") == "" else 0, "attempt": "a", **who}
-    one = Task(Write(plan, observed, log=log, framing=ModelFraming(), clock=Clock(), **identity))
+    """All rows go to partition `task`."""
+    identity = {"query": "q", "batch": 0, "task": 0, **who}
+    current = Write(
+        plan, observed, log=log, framing=ModelFraming(), clock=Clock(), is_sorted=is_sorted or not identity["query"],
+        **identity,
+    )  # fmt: skip
+    one = Task(current)
     one.begin()
-    if partition is not None:
-        one.feed(TOPIC, pa.array(rows, pa.large_binary()), [partition] * len(rows))
+    if rows:
+        feed(one, rows, observed.counts[TOPIC], identity["task"])
     return one.finish()
+
+
+def feed(one: Task, rows: list[bytes], arranged: int = 1, task: int = 0) -> None:
+    one.feed(TOPIC, pa.array(rows, pa.large_binary()), np.full(len(rows), -1 - task), arranged)
 
 
 def commit(log: Log, outcomes: list[Outcome], plan: Plan = PLAN) -> list[Any]:
@@ -131,6 +138,7 @@ def commit(log: Log, outcomes: list[Outcome], plan: Plan = PLAN) -> list[Any]:
 def load(log: Log, observed: DriverProbe, *tasks: list[bytes]) -> dict[str, int]:
     """All tasks of a `df.write`, and its commit."""
     outcomes = [write(log, observed, rows, query="", task=number) for number, rows in enumerate(tasks)]
+    refuse_without_task("s", outcomes)
     ended = commit(log, outcomes)
     written = [*(at for outcome in outcomes for at in outcome.partitions.values()), *(at for _, at in ended)]
     return {"found": sum(at.found for at in written), "appended": sum(at.appended for at in written)}
@@ -143,17 +151,6 @@ def test_rows_are_appended_in_batches_of_requested_size(log: Log) -> None:
     assert done.appends > 1
     assert [batch.expected for batch in log.sent][:2] == [0, len(log.sent[0].bodies)]
     assert log.reads == []  # without another writer, nothing is read
-
-
-def test_refusal_reads_only_the_last_batch(log: Log) -> None:
-    observed = probed(log)
-    for task in (1, 2, 3):
-        write(log, observed, values(*range(task * 100, task * 100 + 20)), task=task)
-    log.reads.clear()
-    done = write(log, observed, values(1, 2), task=0)
-    assert done.refused == 1
-    assert log.reads == []
-    assert log.bodies()[-2:] == values(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -187,116 +184,6 @@ def test_patience_ends_and_says_what_it_waited_for(log: Log, answer: Any, messag
     log.script = [answer] * 100_000
     with pytest.raises(SinkError, match=message):
         write(log, probed(log), values(1))
-
-
-@pytest.mark.parametrize("unmatched", ["auto", "refuse"])
-def test_load_with_other_rows_is_refused_before_appending(log: Log, unmatched: str) -> None:
-    write(log, probed(log), keyed(1, 2), query="")
-    with pytest.raises(SinkError, match="does not have now"):
-        write(log, probed(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), query="")
-    assert lying(log) == Counter(keyed(1, 2))
-
-
-#: A stream. Each write has its rows and where they are; the last is refused.
-OTHER_DATA = {
-    "another split": ([(values(1, 2, 3), {}), (values(3, 4), {"task": 1})], "split into tasks differently"),
-    "another split, its own rows first": (
-        [(values(1, 2, 3), {}), (values(*range(50, 90), 3), {"task": 2})],
-        r"split into tasks differently.*last resort",
-    ),
-    "another query of this name": (
-        [(values(1), {}), (values(2), {"query": "r"})],
-        r"restore its checkpoint.*new sink.id",
-    ),
-    "one different row": ([(keyed(*range(10)), {}), (keyed(*range(9), 99), {})], "does not have now"),
-    "changing data": ([(keyed(1, 2), {}), (keyed(11, 12), {}), (keyed(21, 22), {})], "does not have now"),
-    "after a complete batch": (
-        [
-            *((keyed(10 * batch + task), {"task": task, "batch": batch}) for batch in (0, 1) for task in (0, 1)),
-            (keyed(20, 21), {"batch": 1}),
-        ],
-        "does not have now",
-    ),
-}
-
-
-@pytest.mark.parametrize(("writes", "message"), OTHER_DATA.values(), ids=OTHER_DATA)
-def test_other_data_is_refused_before_appending(
-    log: Log, writes: list[tuple[list[bytes], dict[str, Any]]], message: str
-) -> None:
-    *accepted, (rows, where) = writes
-    for more, at in accepted:
-        write(log, probed(log), more, **at)
-    with pytest.raises(SinkError, match=message):
-        write(log, probed(log), rows, **where)
-    assert lying(log) == Counter(row for more, _ in accepted for row in more)
-
-
-def test_option_same_split_accepts_equal_rows_in_two_tasks(log: Log) -> None:
-    write(log, probed(log), values(1, 2, 3), task=0)
-    observed, plan = probed(log), replace(PLAN, same_split=True)
-    one = write(log, observed, values(1, 2, 3), plan, task=0)
-    two = write(log, observed, values(3, 4), plan, task=1)
-    assert log.bodies() == values(1, 2, 3, 4)
-    assert resolve(log, one, two, plan=plan) == Compared(found=1, unknown=0, appended=1)
-    assert log.bodies() == values(1, 2, 3, 4, 3)
-
-
-@pytest.mark.parametrize("query", ["", "q"])
-@pytest.mark.parametrize("split", [3, 4, 5, 2])
-def test_rows_without_a_key_are_written_once_after_another_split(query: str, split: int) -> None:
-    """Half a batch in four tasks, then half of it in three with `unmatched.rows=keep`, then all of it in any number."""
-    log = Log(2)
-
-    def run(rows: dict[int, list[int]], plan: Plan) -> list[Outcome]:
-        observed = probed(log)
-        return [
-            write(log, observed, values(*numbers), plan, task % 2, query=query, task=task)
-            for task, numbers in rows.items()
-        ]
-
-    run({0: [0, 1], 1: [3, 4]}, PLAN)
-    keeping = replace(PLAN, unmatched="keep")
-    with pytest.raises(SinkError, match="split into tasks differently"):
-        run({1: [4, 5, 6, 7], 2: [8, 9, 10, 11], 0: [0, 1, 2, 3]}, keeping)
-    assert logged(log) > Counter(values(0, 3, 5, 6, 8, 9, 10))
-    for unmatched in ("auto", "refuse"):
-        with suppress(SinkError):
-            run(
-                {3: [9, 10, 11], 2: [6, 7, 8], 0: [0, 1, 2], 1: [3, 4, 5]},
-                replace(PLAN, same_split=True, unmatched=unmatched),
-            )
-        assert logged(log) <= Counter(values(*range(12)))
-    finding = replace(PLAN, same_split=True, unmatched="compare")
-    size = -(-12 // split)
-    outcomes = run({task: [*range(task * size, min(12, (task + 1) * size))] for task in range(split)}, finding)
-    resolve(log, *outcomes, plan=finding)
-    if not query:
-        commit(log, outcomes, finding)
-    assert logged(log) == Counter(values(*range(12)))
-
-
-def test_arranged_rows_know_no_tasks(log: Log) -> None:
-    arranged = replace(PLAN, arranged=True)
-    write(log, probed(log), values(1, 2), arranged, task=5)
-    done = write(log, probed(log), values(2, 1, 3), arranged, task=0)
-    assert (done.found, done.appended) == (2, 1)
-    observed = probed(log)
-    write(log, observed, values(1, 2, 3, 4), arranged, task=0)
-    with pytest.raises(SinkError, match="although arranged=true"):
-        write(log, observed, values(1, 2, 3, 5), arranged, task=1)
-
-
-def test_older_batch_than_the_log_appends_nothing(log: Log) -> None:
-    for batch in range(4):
-        write(log, probed(log), values(batch * 10, batch * 10 + 1), batch=batch)
-    done = write(log, probed(log), values(11, 10), batch=1)
-    assert (done.found, done.appended) == (2, 0)
-    with pytest.raises(SinkError, match="checkpoint was restored"):
-        write(log, probed(log), values(10, 11, 12), batch=1)
-    with pytest.raises(SinkError, match="as a whole does not have now"):
-        resolve(log, write(log, probed(log), values(10), batch=1))
-    assert len(log.bodies()) == 8
 
 
 def test_a_driver_that_is_overtaken_stops(log: Log) -> None:
@@ -410,94 +297,6 @@ def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, 
             write(log, probed(log, known=remembered), keyed(*range(20)), batch=batch, query=query)
     assert lying(log) == before
 
-    known = probed(log, known=remembered, nothing_deleted=True)
-    write(log, known, keyed(*range(20)), replace(PLAN, first_run=True), batch=batch, query=query)
-    assert not any(observation.unread for observation in probed(log, known=remembered).observations.values())
-
-
-def test_first_run_option_appends_only_deleted_rows() -> None:
-    """The rest of a half-written stream is appended."""
-    log = Log(2)
-    write(log, probed(log), keyed(*range(20)))
-    partition, other = log.world.topics[TOPIC]
-    for each in (partition, other):
-        each.append((b"\1other",), None)
-    lost = list(partition.stored.pop(0).bodies)
-    partition.start = len(lost)
-    other.start, other.stored = other.end, []
-    long_ago = {"at": 10_000_000, "retention_ms": {TOPIC: 1000}}
-    for more in ({}, long_ago):
-        with pytest.raises(SinkError, match=r"lost its records.*first.run=true.*the rest is appended"):
-            write(log, probed(log, **more), keyed(*range(20)))
-    done = write(log, probed(log, **long_ago), keyed(*range(20)), replace(PLAN, first_run=True))
-    assert (done.found, done.appended) == (20 - len(lost), len(lost))
-    assert lying(log) == Counter([*keyed(*range(20)), b"\1other"])
-
-
-def test_load_with_lost_records_suggests_another_sink_id(log: Log) -> None:
-    write(log, probed(log), keyed(*range(20)), query="")
-    partition = log.first
-    partition.start = partition.stored.pop(0).next_offset
-    with pytest.raises(SinkError, match=r"lost its records.*another sink.id") as raised:
-        write(log, probed(log), keyed(*range(20)), query="")
-    assert "first.run" not in str(raised.value)
-
-
-def test_sink_found_in_one_partition_is_sought_everywhere() -> None:
-    """`never_ran` is wrong: the load ran."""
-    log = Log(2)
-    for partition in range(2):
-        write(log, probed(log), keyed(partition), task=partition, partition=partition)
-    log.other_appends()
-    observed = probed(log, never_ran=True)
-    assert [observed.observations[TOPIC, number].last is not None for number in range(2)] == [True, True]
-
-
-def test_remembered_foreign_records_do_not_hide_own_rows(log: Log) -> None:
-    """A load whose first run was in the same process."""
-    remembered: dict[Any, Known] = {}
-    log.other_appends()
-    write(log, probed(log, never_ran=True, known=remembered), keyed(1), query="")
-    log.other_appends()
-    done = write(log, probed(log, never_ran=True, known=remembered), keyed(1), query="")
-    assert (done.found, done.appended) == (1, 0)
-
-
-@pytest.mark.parametrize("query", ["", "q"])
-@pytest.mark.parametrize("gone", ["a record", "a batch", "the last record of a batch"])
-def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, query: str) -> None:
-    rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
-    write(log, probed(log), rows, query=query)
-    stored = log.first.stored
-    assert len(stored) > 2
-    first = stored[0]
-    if gone == "a batch":
-        del stored[0]
-    elif gone == "a record":
-        stored[0] = replace(first, bodies=first.bodies[1:], compacted=1)
-    else:
-        stored[0] = replace(first, bodies=first.bodies[:-1], commit_tag=None, compacted=1)
-    before = lying(log)
-    with pytest.raises(SinkError, match=r"was compacted since .* began.*sink.id"):
-        write(log, probed(log), rows, query=query)
-    assert lying(log) == before
-
-
-def test_compacted_topic_with_all_rows_left_is_accepted(log: Log) -> None:
-    observed = probed(log)
-    write(log, observed, keyed(1), task=0)
-    log.other_appends()
-    write(log, observed, keyed(2), task=1)
-    log.first.stored[1] = Stored(1, (), None, compacted=1)
-    done = write(log, probed(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
-    assert (done.found, done.appended) == (2, 0)
-
-
-def test_first_run_does_not_read_foreign_records(log: Log) -> None:
-    log.other_appends()
-    assert probed(log, never_ran=True).observations[TOPIC, 0].last is None
-    assert log.reads == []
-
 
 def test_log_shorter_than_acknowledged_raises(log: Log) -> None:
 
@@ -510,144 +309,14 @@ def test_log_shorter_than_acknowledged_raises(log: Log) -> None:
         write(log, probed(log), values(*range(40)))
 
 
-# --- another split into tasks, of rows that are placed by their value -------------------------------------------------
-
-
-def resolve(log: Log, *done: Outcome, plan: Plan = PLAN) -> Compared | None:
-    return compare(plan, done, log=log, framing=ModelFraming(), clock=Clock())
-
-
-def logged(log: Log) -> Counter[bytes]:
-    """In all partitions."""
-    return Counter(
-        each for partition in log.world.topics[TOPIC] for stored in partition.stored for each in stored.bodies
-    )
+# --- rows of an earlier attempt -------------------------------------------------------------------------------------
 
 
 def lying(log: Log) -> Counter[bytes]:
     return Counter(log.bodies())
 
 
-def found_twice(log: Log, **more: Any) -> list[Outcome]:
-    """Two tasks have found the one row 7."""
-    write(log, probed(log), keyed(7), task=0)
-    observed = probed(log, **more)
-    return [write(log, observed, keyed(7), task=task) for task in (0, 1)]
-
-
-def test_unmatched_rows_are_refused_unless_kept(log: Log) -> None:
-    observed = probed(log)
-    write(log, observed, keyed(1, 2), task=0)
-    write(log, observed, keyed(11), task=1)
-    observed = probed(log)
-    plan = replace(PLAN, unmatched="compare")
-    done = [write(log, observed, keyed(1, 3), plan, task=0), write(log, observed, keyed(11), plan, task=1)]
-    with pytest.raises(SinkError, match=r"has 1 rows of batch 0 .* as a whole does not have"):
-        resolve(log, *done, plan=plan)
-    keep = replace(PLAN, unmatched="keep")
-    assert resolve(log, *done, plan=keep) == Compared(found=0, unknown=1, appended=0)
-
-
-def test_rows_are_compared_individually_rather_than_by_number(log: Log) -> None:
-    write(log, probed(log), keyed(7, 1, 2, 3), task=0)
-    observed = probed(log)
-    plan = replace(PLAN, unmatched="compare")
-    # One 7 is found twice, and a 3 is there that is a 4 now.
-    done = [write(log, observed, keyed(7, 1, 2, 4), plan, task=0), write(log, observed, keyed(7), plan, task=1)]
-    with pytest.raises(SinkError, match="as a whole does not have"):
-        resolve(log, *done, plan=plan)
-
-
-def test_driver_append_after_an_expansion_is_refused(log: Log) -> None:
-    """Otherwise a task of another run that knows the expansion may search for the row in its new partition."""
-    done = found_twice(log, count_checked=frozenset([TOPIC]))
-    # The topic is expanded, and a task of another run appends.
-    commit_tag = CommitTag.decode(log.first.stored[0].commit_tag or b"")
-    log.first.append(tuple(keyed(8)), replace(commit_tag, run="later", task=1, over=2).encode())
-
-    def grown(_: Any, batch: Batch) -> Answer:
-        assert batch.count == 1
-        return Answer(37, -1)
-
-    log.script = [grown]
-    with pytest.raises(SinkError, match="the topic was expanded after the batch began"):
-        resolve(log, *done, plan=replace(PLAN, unmatched="keep"))
-    assert lying(log) == Counter(keyed(7, 8))
-
-
-def test_digests_ending_with_zeros_are_compared_like_others() -> None:
-    zero, short, other = bytes(16), b"q" * 15 + b"\0", b"x" * 16
-    assert _compare_rows(zero + zero + other, zero + short) == ({zero: 1, other: 1}, 1)
-    assert _compare_rows(b"", b"") == ({}, 0)
-
-
-def test_overtaken_driver_appends_nothing(log: Log) -> None:
-    done = found_twice(log)
-    write(log, probed(log), keyed(100), task=0, batch=1)
-    with pytest.raises(SinkError, match="another driver is ahead"):
-        resolve(log, *done)
-    assert lying(log) == Counter(keyed(7, 100))
-
-
-def test_unchanged_split_is_not_compared(log: Log) -> None:
-    observed = probed(log)
-    for task in (0, 1):
-        write(log, observed, keyed(task), task=task)
-    observed = probed(log)
-    done = [write(log, observed, keyed(task, task + 10), task=task) for task in (0, 1)]
-    log.reads.clear()
-    assert resolve(log, *done) is None
-    assert log.reads == []
-
-
 # --- finished loads ---------------------------------------------------------------------------------------------------
-
-
-def test_finished_load_appends_no_other_rows(log: Log) -> None:
-    """Three equal rows, then five: without the commit tag, the topic would silently have five."""
-    assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 0, "appended": 3}
-    log.reads.clear()
-    assert load(log, probed(log), keyed(7), keyed(7, 7)) == {"found": 3, "appended": 0}
-    assert log.reads == []
-    for rows in (keyed(7, 7, 7, 7, 7), keyed(7, 7), keyed(7, 7, 8), []):
-        with pytest.raises(SinkError, match=rf"has written 3 rows, and the data now has {len(rows)}.*another sink.id"):
-            load(log, probed(log), rows)
-    assert lying(log) == Counter(keyed(7, 7, 7))
-
-
-def test_driver_of_finished_load_appends_nothing_more(log: Log) -> None:
-    """1. A driver stops at its commit. 2. Another finishes the load. 3. The first resumes; it, or a task, has a row."""
-    late = probed(log)
-    outcomes = [write(log, late, keyed(1, 2), task=0, query="")]
-    load(log, probed(log), keyed(1, 2))
-    assert commit(log, outcomes) != []
-    with pytest.raises(SinkError, match="another driver has finished load 's' meanwhile"):
-        write(log, late, keyed(9), query="")
-    assert lying(log) == Counter(keyed(1, 2))
-
-
-def test_load_without_rows_can_be_repeated(log: Log) -> None:
-    assert load(log, probed(log), [], []) == {"found": 0, "appended": 0}
-    assert load(log, probed(log), keyed(1)) == {"found": 0, "appended": 1}
-
-
-def test_resumed_arranged_load_holds_one_append_of_the_log(log: Log) -> None:
-    """The task reads the log as far as its rows need it, and appends only after all of it is found."""
-    rows, plan = keyed(*range(200)), replace(PLAN, arranged=True)
-    first = write(log, probed(log), rows[:150], plan, query="")
-    assert first.appends > 10
-    current = Write(
-        plan, probed(log), query="", batch=0, task=0, attempt="b", log=log, framing=ModelFraming(), clock=Clock()
-    )
-    task = Task(current)
-    task.begin()
-    held = []
-    for at in range(0, 200, 5):
-        task.feed(TOPIC, pa.array(rows[at : at + 5], pa.large_binary()), [0] * 5, [True] * 5)
-        held.append(len(list(current.partitions[TOPIC, 0].there.left())))
-    assert max(held) <= 150 / first.appends + 10
-    done = task.finish()
-    assert (done.found, done.rows) == (150, 200)
 
 
 class SlowLog(Log):
@@ -667,7 +336,7 @@ class SlowLog(Log):
         return answer
 
     def write(self, **more: Any) -> Write:
-        return Write(PLAN, probed(self), "q", 0, 0, "a", self, ModelFraming(), self.clock, **more)
+        return Write(PLAN, probed(self), "q", 0, 0, self, ModelFraming(), self.clock, **more)
 
 
 class AnsweringClock(Clock):
@@ -687,7 +356,7 @@ def test_rows_wait_for_one_append_in_flight_and_the_next() -> None:
     task.begin()
     for at in range(0, 2000, 10):
         rows = pa.array(values(*range(at, at + 10)), pa.large_binary())
-        task.feed(TOPIC, rows, [0] * 10)
+        task.feed(TOPIC, rows, np.full(10, -1), 2)
         waiting.append(current.partitions[TOPIC, 0].queued_bytes)
     assert max(waiting) <= 2 * PLAN.append_bytes_max < rows.nbytes * 200
     assert task.finish().appended == 2000
@@ -698,126 +367,214 @@ def test_few_of_many_partitions_have_an_append_in_flight() -> None:
     slow = SlowLog(100)
     task = Task(slow.write())
     task.begin()
-    task.feed(TOPIC, pa.array(values(*range(100)), pa.large_binary()), list(range(100)))
+    task.feed(TOPIC, pa.array(values(*range(100)), pa.large_binary()), -1 - np.arange(100), 1)
     assert task.finish().appended == 100
     assert slow.in_flight_max == 32
 
 
-def test_lock_is_waited_for_while_other_partitions_get_rows() -> None:
-    """Its holder waits for the same slow broker."""
-    slow, free_at = SlowLog(2), 20.0
-
-    class Held(NoLocks):
-        def take(self, topic_partition: TopicPartition) -> tuple[bool, LastAppend]:
-            return topic_partition[1] == 1 or slow.clock.time >= free_at, NO_APPEND
-
-    task = Task(slow.write(locks=Held()))
-    task.begin()
-    task.feed(TOPIC, pa.array(values(*range(430)), pa.large_binary()), [0] * 30 + [1] * 400)
-    assert task.finish().appended == 430
-    assert min(at for partition, at in slow.sent_at if partition == 0) >= free_at
-    assert len([at for partition, at in slow.sent_at if partition == 1 and at < free_at]) > 15
+def test_refused_load_reads_only_the_last_batch(log: Log) -> None:
+    observed = probed(log)
+    write(log, observed, values(*range(20)), query="", task=0)
+    log.reads.clear()
+    done = write(log, observed, values(*range(20)), query="", task=0)
+    assert done.refused == 1
+    assert log.reads == []
+    assert (done.found, log.bodies()) == (19, values(*range(19)))
 
 
-@pytest.mark.parametrize("is_tag", [True, False])
-def test_last_append_of_another_run_is_only_a_hint(log: Log, is_tag: bool) -> None:
-    """The log was longer when it was stored: leaders lost records since."""
-    write(log, probed(log), values(*range(20)))
-    hint = LastAppend(log.first.end, log.first.stored[-1].commit_tag if is_tag else b"of a newer version")
-    log.world.topics[TOPIC] = [Partition()]
+@pytest.mark.parametrize("query", ["", "q"])
+def test_retry_appends_only_missing_rows(log: Log, query: str) -> None:
+    """A load skips what its commit tag counts, without reading it, and goes on after other writers' records."""
+    rows = keyed(*range(200))
+    half = Task(Write(PLAN, probed(log), query, 0, 3, log, ModelFraming(), Clock(), is_sorted=not query))
+    log.world.topics[TOPIC] += [Partition() for _ in range(3)]
+    half._write.probed = probed(log)
+    half.begin()
+    feed(half, rows[:150], 4, 3)
+    partition = log.world.topics[TOPIC][3]
+    there = partition.end
+    assert there > 50
+    partition.append((b"\1other",), None)
+    observed = probed(log)
+    log.reads.clear()
+    done = write(log, observed, rows, query=query, task=3)
+    assert (done.found, done.appended) == (there, 200 - there)
+    assert [each for stored in partition.stored for each in stored.bodies if each != b"\1other"] == rows
+    assert bool(log.reads) == bool(query)
 
-    class Stored(NoLocks):
-        def take(self, topic_partition: TopicPartition) -> tuple[bool, LastAppend]:
-            return True, hint
 
-    one = Task(Write(PLAN, probed(log), "q", 0, 0, "a", log, ModelFraming(), Clock(), Stored()))
+CHANGED = {
+    "one different row": ([*range(9), 99], "other rows"),
+    "other rows": ([*range(20, 30)], "other rows"),
+    "fewer rows": ([*range(9)], "fewer rows"),
+    "the rows of another order": ([*range(9, -1, -1)], "in another order"),
+    "more rows": ([*range(11)], "more rows"),
+}
+
+
+@pytest.mark.parametrize(("numbers", "what"), CHANGED.values(), ids=CHANGED)
+@pytest.mark.parametrize("query", ["", "q"])
+def test_retry_with_other_rows_is_refused_before_appending(log: Log, numbers: list[int], what: str, query: str) -> None:
+    """A load, and a micro-batch of foreachBatch."""
+
+    def run(rows: list[bytes]) -> None:
+        write(log, probed(log), rows, is_sorted=True) if query else load(log, probed(log), rows)
+
+    run(keyed(*range(10)))
+    with pytest.raises(SinkError, match=f"the data now has .*{what}.*: the source or the query changed"):
+        run(keyed(*numbers))
+    assert lying(log) == Counter(keyed(*range(10)))
+
+
+@pytest.mark.parametrize(("numbers", "what"), list(CHANGED.values())[:3], ids=list(CHANGED)[:3])
+def test_micro_batch_with_other_rows_is_refused_before_appending(log: Log, numbers: list[int], what: str) -> None:
+    write(log, probed(log), keyed(*range(10)))
+    with pytest.raises(SinkError, match=r"the data now has other rows.*go back to the query and source"):
+        write(log, probed(log), keyed(*numbers))
+    assert lying(log) == Counter(keyed(*range(10)))
+
+
+def test_other_query_of_the_same_sink_is_refused(log: Log) -> None:
+    write(log, probed(log), values(1))
+    with pytest.raises(SinkError, match=r"restore its checkpoint.*new sink.id"):
+        write(log, probed(log), values(2), query="r")
+
+
+def test_micro_batch_is_found_in_any_order(log: Log) -> None:
+    write(log, probed(log), values(1, 2, 2))
+    done = write(log, probed(log), values(2, 3, 1, 2, 2))
+    assert (done.found, done.appended) == (3, 2)
+    assert lying(log) == Counter(values(1, 2, 2, 2, 3))
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_rows_of_another_task_are_refused_before_any_append(log: Log, is_sorted: bool) -> None:
+    log.world.topics[TOPIC].append(Partition())
+    one = Task(Write(PLAN, probed(log), "q", 0, 1, log, ModelFraming(), Clock(), is_sorted))
     one.begin()
-    one.feed(TOPIC, pa.array(values(1, 2), pa.large_binary()), [0] * 2)
-    assert one.finish().appended == 2
-    assert log.bodies() == values(1, 2)
+    with pytest.raises(SinkError, match=r"must be in one task \(write them with fencepost\.spark\.append"):
+        one.feed(TOPIC, pa.array(values(1, 2), pa.large_binary()), np.array([5, 4]), 2)
+    assert log.sent == []
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_older_batch_than_the_log_appends_nothing(log: Log, is_sorted: bool) -> None:
+    for batch in range(4):
+        write(log, probed(log), values(batch * 10, batch * 10 + 1), batch=batch, is_sorted=is_sorted)
+    done = write(log, probed(log), values(11, 10), batch=1, is_sorted=is_sorted)
+    assert (done.found, done.appended) == (2, 0)
+    with pytest.raises(SinkError, match="checkpoint was restored"):
+        write(log, probed(log), values(10, 11, 12), batch=1)
+    with pytest.raises(SinkError, match="restore the newest one"):
+        write(log, probed(log), values(10), batch=1)
+    assert len(log.bodies()) == 8
+
+
+def test_complete_batch_is_found_where_it_was_placed(log: Log) -> None:
+    """The topic was expanded since."""
+    write(log, probed(log), values(1), batch=0)
+    log.world.topics[TOPIC].append(Partition())
+    write(log, probed(log), values(2), batch=1)
+    one = Task(Write(PLAN, probed(log), "q", 0, 1, log, ModelFraming(), Clock()))
+    one.begin()
+    one.feed(TOPIC, pa.array(values(1), pa.large_binary()), np.array([1]), 2)
+    assert one.finish().found == 1
+
+
+def test_expansion_in_between_stops_the_task(log: Log) -> None:
+    log.script = [lambda at, batch: Answer(37, -1)]
+    with pytest.raises(SinkError, match=r"was expanded from 1 partitions while batch 0 was written \(start it again"):
+        write(log, probed(log, count_checked=frozenset([TOPIC])), values(1))
+
+
+@pytest.mark.parametrize("query", ["", "q"])
+@pytest.mark.parametrize("gone", ["a record", "a batch", "the last batch"])
+def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, query: str) -> None:
+    """A load needs only its last commit tag."""
+    rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
+    write(log, probed(log), rows, query=query)
+    stored = log.first.stored
+    assert len(stored) > 2
+    if gone == "the last batch":
+        log.other_appends()
+        del stored[-2]
+    elif gone == "a batch":
+        del stored[0]
+    else:
+        stored[0] = replace(stored[0], bodies=stored[0].bodies[1:], compacted=1)
+    before = lying(log)
+    if not query and gone != "the last batch":
+        load(log, probed(log), rows)
+        assert lying(log) == before + Counter(rows[-1:])
+        return
+    with pytest.raises(SinkError, match=r"was compacted since .* began.*sink.id"):
+        write(log, probed(log), rows, query=query)
+    assert lying(log) == before
+
+
+# --- loads ------------------------------------------------------------------------------------------------------------
+
+
+def test_finished_load_appends_no_other_rows(log: Log) -> None:
+    """Three equal rows, then five: without the mark, the topic would silently have five."""
+    assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 0, "appended": 3}
+    log.reads.clear()
+    assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 3, "appended": 0}
+    assert log.reads == []
+    for rows in (keyed(7, 7, 7, 7, 7), keyed(7, 7), keyed(7, 7, 8), []):
+        with pytest.raises(SinkError, match=r"the data now has .*another sink.id"):
+            load(log, probed(log), rows)
+    assert lying(log) == Counter(keyed(7, 7, 7))
+
+
+def test_finished_load_appends_no_rows_to_an_empty_partition() -> None:
+    log = Log(3)
+    load(log, probed(log), keyed(1), [], keyed(2))
+    with pytest.raises(SinkError, match="the data now has more rows"):
+        load(log, probed(log), keyed(1), keyed(3), keyed(2))
+    with pytest.raises(SinkError, match=r"t-2: .*the data now has none"):
+        load(log, probed(log), keyed(1), [], [])
+    assert log.world.topics[TOPIC][1].end == 0
+
+
+def test_driver_of_finished_load_appends_nothing_more(log: Log) -> None:
+    """1. A driver stops at its commit. 2. Another finishes the load. 3. The first resumes; it, or a task, has a row."""
+    late = probed(log)
+    outcomes = [write(log, late, keyed(1, 2), task=0, query="")]
+    load(log, probed(log), keyed(1, 2))
+    assert commit(log, outcomes) != []
+    with pytest.raises(SinkError, match="the data now has"):
+        write(log, late, keyed(1, 2, 9), query="")
+    assert lying(log) == Counter(keyed(1, 2))
+
+
+def test_load_without_rows_can_be_repeated(log: Log) -> None:
+    assert load(log, probed(log), []) == {"found": 0, "appended": 0}
+    assert load(log, probed(log), keyed(1)) == {"found": 0, "appended": 1}
 
 
 def test_stream_defers_no_row(log: Log) -> None:
     done = write(log, probed(log), keyed(1, 2), task=0)
-    assert (done.deferred, done.total.rows, lying(log)) == (None, 0, Counter(keyed(1, 2)))
+    assert (done.deferred, lying(log)) == (None, Counter(keyed(1, 2)))
 
 
-# --- other rows -------------------------------------------------------------------------------------------------------
+def test_load_resumes_after_its_first_records_were_deleted(log: Log) -> None:
+    write(log, probed(log), keyed(*range(20)), query="")
+    partition = log.first
+    partition.start = partition.stored.pop(0).next_offset
+    assert load(log, probed(log), keyed(*range(20))) == {"found": 19, "appended": 1}
 
 
-def test_quiet_batch_does_not_reset_known_tasks(log: Log) -> None:
-    observed = probed(log)
-    for task in (0, 1):
-        write(log, observed, keyed(task), task=task, batch=0)
-    write(log, probed(log), keyed(10), task=0, batch=1)
-    write(log, probed(log), keyed(20), task=0, batch=2)
-    # Task 1 may have become task 0, with rows of the same key.
-    one = write(log, probed(log), keyed(21), task=0, batch=2)
-    assert one.appended == 1
-
-
-def test_a_complete_batch_is_found_under_whatever_number(log: Log) -> None:
-    for batch in range(3):
-        observed = probed(log)
-        write(log, observed, keyed(batch * 10), task=0, batch=batch)
-        write(log, observed, values(batch * 10 + 1), task=1, batch=batch)
-    observed = probed(log)
-    done = [write(log, observed, values(11), task=0, batch=1), write(log, observed, keyed(10), task=1, batch=1)]
-    assert [each.appended for each in done] == [0, 0]
-    assert resolve(log, *done) == Compared(found=2, unknown=0, appended=0)
-    with pytest.raises(SinkError, match="restore the newest"):
-        resolve(log, write(log, probed(log), keyed(10), task=0, batch=1))
-
-
-def test_finished_load_without_the_rows_of_a_partition_is_refused_as_finished() -> None:
-    log = Log(2)
-    plan = replace(PLAN, arranged=True)
-
-    def run(*partitions: int) -> None:
-        observed = probed(log)
-        outcomes = [
-            write(log, observed, values(task), plan, task if task in partitions else None, query="", task=task)
-            for task in range(2)
-        ]
-        compare(plan, outcomes, log=log, framing=ModelFraming(), clock=Clock())
-        commit(log, outcomes, plan)
-
-    run(0, 1)
-    with pytest.raises(SinkError, match=r"is finished: it has written 2 rows, and the data now has 1"):
-        run(0)
-
-
-def test_lock_is_released_before_the_next_append(log: Log) -> None:
-    """A response is done before its callbacks have run, which another thread runs later."""
-    events: list[str] = []
-    late: list[Callable[[], object]] = []
-
-    class Answered(Future[Any]):
-        def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-            late.append(lambda: fn(self))
-
-    class LateLog(Log):
-        def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
-            events.append("append")
-            answer = Answered()
-            answer.set_result(super().append(topic, partition, batch).result())
-            return answer
-
-    class LateClock(Clock):
-        def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
-            while late:
-                late.pop()()
-
-    class Locks(NoLocks):
-        def release(self, topic_partition: TopicPartition) -> None:
-            events.append("release")
-
-    late_log = LateLog()
-    late_log.world = log.world
-    observed = probed(log)
-    one = Task(Write(PLAN, observed, "q", 0, 0, "a", late_log, ModelFraming(), LateClock(), Locks()))
-    one.begin()
-    one.feed(TOPIC, pa.array(values(*range(100)), pa.large_binary()), [0] * 100)
-    assert one.finish().appended == 100
-    assert events == ["append", "release"] * (len(events) // 2)
-    assert len(events) > 2
+@pytest.mark.parametrize("query", ["", "q"])
+def test_batch_of_version_1_is_not_continued(log: Log, query: str) -> None:
+    """Version 1 placed rows without a key by their task. A later micro-batch follows one of version 1."""
+    old = {
+        **{"v": 1, "sink": "s", "query": query, "run": "r", "batch": 0, "task": 0, "attempt": "a", "append": 0},
+        **{"began": 0, "before": -1, "over": 1, "created_partitions": 1, "arranged": False, "at": 0},
+    }
+    log.first.append(tuple(values(1)), json.dumps({**old, "task_appends": {}}).encode())
+    with pytest.raises(SinkError, match=r"an earlier version of fencepost wrote .*finish it with that version"):
+        write(log, probed(log), values(1), query=query)
+    if query:
+        write(log, probed(log), values(2), query=query, batch=1)
+        assert log.bodies() == values(1, 2)

@@ -9,18 +9,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StructType
 
 import pyspark_fencepost
-from fencepost.spark import datasource, register
-from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
+from fencepost._partitioning import murmur2
+from fencepost.spark import datasource, register, stated
+from fencepost.spark.arranging import COUNT_COLUMN, HASH_COLUMN, _java_hash
+from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter
 from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import SinkError
 from fencepost.spark.interfaces import TopicIdentity
 from fencepost.spark.options import settings
 from fencepost.spark.write import Outcome, Written
 
+SCHEMA = StructType().add("value", "string").add(HASH_COLUMN, IntegerType()).add(COUNT_COLUMN, IntegerType())
 REQUIRED = {"kafka.bootstrap.servers": "proxy:1", "topic": "t", "sink.id": "s"}
 
 
@@ -64,14 +68,22 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasource, "_facts_of", lambda *_: datasource._Facts(False, 1_000_000, -1, 0.0))
 
 
-@pytest.mark.usefixtures("no_kafka")
-def test_arranged_rows_missing_from_all_tasks_are_refused() -> None:
+def test_rows_missing_from_all_tasks_are_refused() -> None:
     begun = [("t", 0), ("t", 1)]
-    given = [done(0, 0, begun=begun), done(1, begun=begun)]
-    with pytest.raises(SinkError, match=r"t-1: the topic has rows of .* that the data as a whole does not have now"):
-        writer(arranged="true").commit(given, 3)
-    writer(arranged="true", unmatched_rows="keep").commit(given, 3)
-    writer(arranged="true").commit([done(0, 0, begun=begun), done(1, 1, begun=begun)], 3)
+    with pytest.raises(SinkError, match=r"t-1: the topic has rows of .* and the data now has none"):
+        writer().commit([done(0, 0, begun=begun), done(1, begun=begun)], 3)
+    writer().commit([done(0, 0, begun=begun), done(1, 1, begun=begun)], 3)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_rows_that_are_not_arranged_are_refused_by_the_driver(streams: bool) -> None:
+    source = FencepostDataSource(REQUIRED)
+    for more in ((), (HASH_COLUMN,), (COUNT_COLUMN,)):
+        schema = StructType().add("value", "string")
+        for name in more:
+            schema = schema.add(name, IntegerType())
+        with pytest.raises(SinkError, match=r"not arranged.*fencepost\.spark\.append\(df, …\).*\.stream\(df, …\)"):
+            (source.streamWriter if streams else source.writer)(schema, overwrite=False)
 
 
 def test_tasks_run_without_the_sink_are_not_committed() -> None:
@@ -104,7 +116,7 @@ def test_state_between_batches_is_that_of_a_topic_id(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("no_kafka")
 def test_load_into_a_topic_that_was_recreated_meanwhile_does_not_end() -> None:
     deferred: Any = SimpleNamespace(probed=DriverProbe("run", 0, {"t": 2}, frozenset(), {}, topic_ids={"t": "old"}))
-    outcome = Outcome(0, 1, 0, 0, 0, 0, {}, deferred=deferred)
+    outcome = Outcome(0, 1, 0, 0, 0, 0, {}, frozenset(), deferred=deferred)
     with pytest.raises(SinkError, match="topic t was deleted and created again while load 's' was written"):
         _BatchWriter(settings(REQUIRED)).commit([TaskDone(outcome)])
 
@@ -115,12 +127,12 @@ def test_unwritable_report_is_refused_before_the_first_row(tmp_path: Path, repor
     (tmp_path / "directory").mkdir()
     source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / report)})
     with pytest.raises(SinkError, match=r"option report=.*the driver cannot write this file"):
-        source.writer(StructType().add("value", "string"), overwrite=False)
+        source.writer(SCHEMA, overwrite=False)
 
 
 def test_a_report_s_directory_is_made(tmp_path: Path) -> None:
     source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / "a" / "b" / "report.json")})
-    source.writer(StructType().add("value", "string"), overwrite=False)
+    source.writer(SCHEMA, overwrite=False)
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
@@ -197,20 +209,35 @@ def test_batch_of_foreach_batch_is_one_of_a_stream() -> None:
     assert load._identity(Context()) == ("", 0)
     assert batch._identity(Context()) == ("foreachBatch", 7)
     with pytest.raises(SinkError, match=r"option batch\.id is for df\.write in foreachBatch"):
-        FencepostDataSource({**REQUIRED, "batch.id": "7"}).streamWriter(StructType().add("value", "string"), False)
+        FencepostDataSource({**REQUIRED, "batch.id": "7"}).streamWriter(SCHEMA, False)
 
 
-@pytest.mark.usefixtures("no_kafka")
-@pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter, "foreachBatch"])
-def test_first_run_means_never_ran_only_for_loads(kind: type[_Writer] | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a load it means that it never ran, for a stream that no rows of it were deleted."""
-    stated = []
+def test_places_are_hashes_or_stated_partitions() -> None:
+    rows = pa.RecordBatch.from_pydict({
+        "partition": pa.array([None, 3, None], pa.int32()),
+        HASH_COLUMN: pa.array([7, 8, (1 << 31) - 1], pa.int32()),
+        COUNT_COLUMN: pa.array([4, 6, 4], pa.int32()),
+    })  # fmt: skip
+    assert datasource._places(rows).tolist() == [7, -4, (1 << 31) - 1]
+    assert datasource._places(rows.drop_columns(["partition"])).tolist() == [7, 8, (1 << 31) - 1]
+    parts = {count: some.column(HASH_COLUMN).to_pylist() for count, some in datasource._by_count(rows)}
+    assert parts == {4: [7, (1 << 31) - 1], 6: [8]}
+    negative = rows.set_column(0, "partition", pa.array([0, -1, None], pa.int32()))
+    with pytest.raises(SinkError, match="column 'partition' of a row is -1"):
+        datasource._places(negative)
 
-    def probe(*_: Any, never_ran: bool, **__: Any) -> DriverProbe:
-        stated.append(never_ran)
-        return DriverProbe("run", 0, {"t": 2}, frozenset(), {})
 
-    monkeypatch.setattr("fencepost.spark.driver_probe.probe", probe)
-    of, more = (_BatchWriter, {"batch.id": "0"}) if isinstance(kind, str) else (kind, {})
-    pickle.dumps(of(settings({**REQUIRED, "first.run": "true", **more})))
-    assert stated == [kind is _BatchWriter]
+def test_java_hash_places_keys_as_java_does() -> None:
+    keys = [b"", b"k", b"long" * 50, None]
+    hashes = _java_hash(pa.array(keys, pa.binary())).to_pylist()
+    for count in (1, 7, 400):
+        assert [found % count for found in hashes[:3]] == [murmur2(key, count) for key in keys[:3] if key is not None]
+    assert hashes[3] is None
+    assert len(_java_hash(pa.array([], pa.binary()))) == 0
+
+
+def test_message_is_that_of_the_sink() -> None:
+    """Before Spark runs, and in the words of Spark's exception."""
+    assert stated(SinkError("no topic")) == "no topic"
+    assert stated(Exception("Spark: fencepost.spark.errors.SinkError: no topic\n  at …")) == "no topic"
+    assert stated(ValueError("no topic")) is None
