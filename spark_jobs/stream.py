@@ -25,6 +25,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from fencepost._ordering import ORDERED_CONFIG
 from fencepost.errors import FencepostError
 from fencepost.spark import read_ordered, register, stated, stream
+from fencepost.spark.errors import CannotReach
 from fencepost.spark.jobs import add_client_arguments, add_named_values, client_settings
 from fencepost.spark.ordered import described
 
@@ -113,9 +114,8 @@ def main() -> int:
     spark = SparkSession.builder.appName(f"stream {args.source} to {args.target}").getOrCreate()
     try:
         run(spark, args)
-    except (FencepostError, PySparkException) as error:
-        words = None if isinstance(error, FencepostError) else stated(error)
-        print(f"stream: {words or error}", file=sys.stderr)
+    except (FencepostError, CannotReach, PySparkException) as error:
+        print(f"stream: {stated(error) or error}", file=sys.stderr)
         return 1
     else:
         if args.once:
