@@ -88,13 +88,13 @@ MUTANTS = (
         "no catch-up of a sequence",
         "after a refusal the last commit tag is not read",
         ("sorted", "sorted, zombies", "load, speculation"),
-        edit(Resumer, "catch_up", ("self._follow(topic_partition, tag)", "pass")),
+        edit(Resumer, "catch_up", ("self._follow(topic_partition, commit_tag)", "pass")),
     ),
     Mutant(
         "last batch only, after a refusal",
         "the commit tag below other clients' records is not searched",
         ("sorted, zombies", "load, zombies", "load, speculation"),
-        edit(Resumer, "catch_up", ("tag = each", "pass")),
+        edit(Resumer, "catch_up", ("commit_tag = each", "pass")),
     ),
     Mutant(
         "in doubt is success",
@@ -153,14 +153,16 @@ MUTANTS = (
         "more rows",
         "rows after the last one are appended",
         ("load", "sorted, other data"),
-        edit(Resumer, "_uncounted", ("len(rows) and partition.is_last", "False")),
+        edit(Resumer, "_unnumbered", ("len(rows) and partition.is_last", "False")),
         edit(Refusals, "refuse_missing", ("self._write.is_load and self._write.probed.done", "False")),
     ),
     Mutant(
         "last too early",
-        "an append that is not the last one is marked as such",
+        "an append that is not the last one is flagged as such",
         ("load, lossy", "sorted"),
-        edit(Appender, "_send", ("partition.is_counted and self.ends and not partition.queue", "partition.is_counted")),
+        edit(
+            Appender, "_send", ("partition.is_numbered and self.ends and not partition.queue", "partition.is_numbered")
+        ),
     ),
     Mutant(
         "no last row kept",
@@ -233,8 +235,8 @@ MUTANTS = (
         edit(task, "_counts", ("tuple(known) or (count,)", "(count,)")),
     ),
     Mutant(
-        "counted anywhere",
-        "rows are counted although they were arranged by another count",
+        "numbered anywhere",
+        "rows are numbered although they were arranged by another count",
         ("expansion, sorted", "load, expansion", "load, expansion by a half"),
         edit(
             Write,
@@ -258,7 +260,11 @@ MUTANTS = (
         "not arranged",
         "copies of a row are in several tasks",
         ("equal rows, dealt",),
-        edit(Task, "feed", ("(np.where(places < 0, -1 - places, places) % arranged != write.task).any()", "False")),
+        edit(
+            Task,
+            "feed",
+            ("(np.where(placements < 0, -1 - placements, placements) % arranged != write.task).any()", "False"),
+        ),
     ),
     Mutant(
         "other query",
@@ -275,19 +281,19 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "no mark",
-        "a finished load is not marked",
+        "no flag",
+        "a finished load is not flagged",
         ("load, empty partitions",),
         edit(closing, "_append", ("index == 0", "False")),
     ),
     Mutant(
-        "marked too early",
-        "rows follow the mark",
+        "flagged too early",
+        "rows follow the flag",
         ("load, lossy", "load, zombies", "load"),
         edit(Appender, "_send", ("last and write.ends_load", "last")),
     ),
     Mutant(
-        "mark ignored",
+        "flag ignored",
         "a finished load is completed with other rows",
         ("load, empty partitions",),
         edit(Refusals, "refuse_missing", ("self._write.is_load and self._write.probed.done", "False")),
@@ -308,7 +314,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "not held",
+        "not delayed",
         "new rows are appended before all old ones are matched",
         ("other data",),
         edit(Appender, "_sendable", ("partition.queued_rows if partition.is_released else 0", "partition.queued_rows")),

@@ -93,8 +93,8 @@ class Run:
     complete: set[int] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
     found: int = 0
-    #: The log has the mark of a finished load.
-    is_marked: bool = False
+    #: The log has the flag of a finished load.
+    is_flagged: bool = False
 
 
 @dataclass(slots=True)
@@ -286,7 +286,7 @@ class _Query:
         """A finished load appends nothing: the same rows, in any split, are done; others are refused."""
         run, world = self.run, self.run.world
         _until_quiet(world)
-        run.is_marked = self._is_done()
+        run.is_flagged = self._is_done()
         check(run)
         before, queries = [p.end for p in world.topics[TOPIC]], world.tasks.queries
         self.committed = -1
@@ -299,9 +299,9 @@ class _Query:
             assert world.tasks.queries == queries, "tasks of a finished load have read the log"
         run.story = replace(run.story, strict=False)
         if not run.story.expands:  # the tasks of a later arrangement do not know which rows the others have
-            self._try_others(0, more=True, new_partition=run.is_marked)
+            self._try_others(0, more=True, new_partition=run.is_flagged)
         if run.story.faults == CALM and not run.story.restarts and not run.story.expands:
-            assert run.is_marked or not {row.under(run.story.partitions) for row in run.rows[0]} & {0, 1, 2, 4}
+            assert run.is_flagged or not {row.under(run.story.partitions) for row in run.rows[0]} & {0, 1, 2, 4}
         assert before == [p.end for p in world.topics[TOPIC]], "a finished load has appended"
 
     def _try_again(self, *, remembered: dict[Any, driver_probe.Known] | None = None) -> None:
@@ -456,8 +456,8 @@ class _Driver:
                 step = world.random.randrange(1, 12)
                 for first in range(0, len(order), step):
                     some = order[first : first + step]
-                    places = np.array([row.place for row in some], np.int64)
-                    one.feed(TOPIC, pa.array([row.body for row in some], pa.large_binary()), places, arranged)
+                    placements = np.array([row.place for row in some], np.int64)
+                    one.feed(TOPIC, pa.array([row.body for row in some], pa.large_binary()), placements, arranged)
                     ModelClock(world).wait((), 0.001)
                 attempt.outcome = one.finish()
                 run.found += attempt.outcome.found

@@ -37,7 +37,7 @@ class Appender:
     def defer(self) -> None:
         """Leave the last row of a partition in its queue."""
         partitions = self._write.partitions.items()
-        self.deferred = next((at for at, each in partitions if each.is_counted and each.queued_rows), None)
+        self.deferred = next((at for at, each in partitions if each.is_numbered and each.queued_rows), None)
 
     def is_busy(self) -> bool:
         """Whether the rows that wait keep all partitions with rows busy, or need more memory than the plan has."""
@@ -52,7 +52,7 @@ class Appender:
         return any(p.flight or self._sendable(at, p) for at, p in self._write.partitions.items())
 
     def _sendable(self, topic_partition: TopicPartition, partition: PartitionWrite) -> int:
-        if partition.is_counted:
+        if partition.is_numbered:
             keeps = topic_partition == self.deferred if self.ends else True
             return max(0, partition.queued_rows - keeps)
         if len(partition.pool) and self._write.owns(topic_partition) and not self.ends:
@@ -89,9 +89,9 @@ class Appender:
             return
         write, topic = self._write, topic_partition[0]
         rows = self._cut(topic_partition, partition)
-        prefix = extended(partition.prefix, rows) if partition.is_counted else partition.prefix
-        last = partition.is_counted and self.ends and not partition.queue
-        tag = CommitTag(
+        prefix = extended(partition.prefix, rows) if partition.is_numbered else partition.prefix
+        last = partition.is_numbered and self.ends and not partition.queue
+        commit_tag = CommitTag(
             write.plan.sink,
             write.query,
             write.probed.run,
@@ -100,13 +100,13 @@ class Appender:
             partition.before,
             write.counts[topic],
             write.probed.at,
-            prefix if partition.is_counted else None,
+            prefix if partition.is_numbered else None,
             last,
             last and write.ends_load,
         )
         batch = write.framing.build(
             rows,
-            commit_tag=tag.encode(),
+            commit_tag=commit_tag.encode(),
             expected=partition.end,
             now_ms=write.clock.time_ms(),
             partition=topic_partition,
@@ -175,7 +175,7 @@ class Appender:
             )
         partition.end = flight.expected + len(flight.rows)
         partition.tries = 0
-        if partition.is_counted:
+        if partition.is_numbered:
             partition.prefix = partition.logged = flight.prefix
             partition.is_last = flight.last
         self.appended += len(flight.rows)

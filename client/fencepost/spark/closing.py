@@ -1,13 +1,13 @@
 """The end of a load: the driver appends the last rows, and the last commit tag says that the load is finished.
 
-The last append of each partition is marked as such, so other rows are refused there afterwards. A partition that had no
-row has no mark: for these, a mark says that no partition has more rows. A record that is no row would be visible to
+The last append of each partition is flagged, so other rows are refused there afterwards. A partition that had no row
+has no flag: for these, another flag says that no partition has more rows. A record that is no row would be visible to
 consumers, so some tasks defer their last row, and the driver appends it at the commit, as its task would have done. The
-append with the mark is the last, so a log with the mark lacks no row:
+append with the flag is the last, so a log with the flag lacks no row:
 
     crash before it       the next run finds all rows but the deferred ones, and defers one of these again
     zombie driver         its append is refused; it finds the row that its successor appended
-    no mark               none of these tasks had a missing row: later rows in an empty partition would be appended
+    no flag               none of these tasks had a missing row: later rows in an empty partition would be appended
 
 Nothing in this file does I/O: `Log` and `Clock` do.
 """

@@ -264,7 +264,7 @@ class _Writer:
                 encoder = encoding.Encoder(rows.schema, record_bytes_max=chosen.record_bytes_max)
             for topic, some in _by_topic(rows, chosen):
                 for arranged, same in _by_count(some):
-                    task.feed(topic, encoder.bodies(same), _places(same), arranged)
+                    task.feed(topic, encoder.bodies(same), _placements(same), arranged)
         return TaskDone(task.finish())
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
@@ -437,18 +437,18 @@ def _by_count(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield count, rows if len(counts) == 1 else rows.filter(pc.equal(column, count))
 
 
-def _places(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+def _placements(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """As `Task.feed` takes them."""
-    places = np.asarray(rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False)).astype(np.int64)
+    placements = np.asarray(rows.column(HASH_COLUMN).to_numpy(zero_copy_only=False)).astype(np.int64)
     if "partition" not in rows.schema.names:
-        return places
+        return placements
     stated = rows.column("partition")
     if stated.null_count == len(stated):
-        return places
+        return placements
     numbers = np.asarray(pc.fill_null(stated, 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     if (numbers < 0).any():
         raise SinkError(f"column 'partition' of a row is {numbers.min()} (it must be at least 0)")
-    return np.where(valid(stated), -1 - numbers, places)
+    return np.where(valid(stated), -1 - numbers, placements)
 
 
 def _sum(one: Written | None, other: Written) -> Written:

@@ -53,30 +53,30 @@ class Refusals:
             "ones)"
         )
 
-    def refuse_old(self, topic_partition: TopicPartition, tag: CommitTag) -> None:
+    def refuse_old(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> None:
         """Refuse to continue a batch of version 1."""
-        if tag.is_old and tag.batch >= self._batch:
+        if commit_tag.is_old and commit_tag.batch >= self._batch:
             raise SinkError(
                 f"{name_of(topic_partition)}: an earlier version of fencepost wrote {self._what} of sink "
                 f"{self._sink!r}, and placed its rows otherwise (finish it with that version; a finished load needs "
                 "nothing)"
             )
 
-    def refuse_other_batch(self, topic_partition: TopicPartition, tag: CommitTag) -> None:
+    def refuse_other_batch(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> None:
         """Refuse an append that was read while this batch is written."""
-        self.refuse_other_query(topic_partition, tag)
-        self.refuse_old(topic_partition, tag)
-        if tag.batch == self._batch:
+        self.refuse_other_query(topic_partition, commit_tag)
+        self.refuse_old(topic_partition, commit_tag)
+        if commit_tag.batch == self._batch:
             return
         at = name_of(topic_partition)
-        if tag.batch > self._batch:
+        if commit_tag.batch > self._batch:
             raise SinkError(
-                f"{at}: batch {tag.batch} of sink {self._sink!r} appeared while batch {self._batch} "
+                f"{at}: batch {commit_tag.batch} of sink {self._sink!r} appeared while batch {self._batch} "
                 "was being written: another driver is ahead on the same checkpoint (stop all but "
                 "one)"
             )
         raise SinkError(
-            f"{at}: rows of batch {tag.batch} of sink {self._sink!r} follow the beginning "
+            f"{at}: rows of batch {commit_tag.batch} of sink {self._sink!r} follow the beginning "
             f"of batch {self._batch}: two queries write under one sink.id (give each its own)"
         )
 
@@ -115,9 +115,9 @@ class Refusals:
                 f"within min.compaction.lag.ms next time; {self._way_out()})"
             )
 
-    def not_counted(self, topic_partition: TopicPartition) -> SinkError:
+    def not_numbered(self, topic_partition: TopicPartition) -> SinkError:
         return SinkError(
-            f"{name_of(topic_partition)}: another run of {self._what} places its rows by another partition count (run "
+            f"{name_of(topic_partition)}: another run of {self._what} partitions its rows by another count (run "
             "it again, which finds them)"
         )
 

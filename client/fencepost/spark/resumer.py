@@ -1,8 +1,8 @@
 """Rows of a batch that are in the log already: which of the task's rows the log has.
 
-counted   The rows are a sequence. The last commit tag says how many of its first rows the log has, and their
+numbered  The rows are a sequence. The last commit tag says how many of its first rows the log has, and their
           digest: they are skipped and compared, without reading them.
-pooled    The rows may have another order now, or other places. Their digests are read from the log.
+pooled    The rows may have another order now, or other partitions. Their digests are read from the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals
-from fencepost.spark.rows import digest_of, extended, places_under
+from fencepost.spark.rows import digest_of, extended, partitions_under
 from fencepost.spark.write import PartitionWrite, Patience, Write
 
 
@@ -37,27 +37,27 @@ class Resumer:
         if partition.is_open:
             return partition
         partition.is_open = True
-        tag = partition.tag
-        partition.is_counted = (
+        commit_tag = partition.commit_tag
+        partition.is_numbered = (
             write.is_sorted
             and write.owns(topic_partition)
             and not write.is_complete
-            and not (partition.has_batch and tag is not None and tag.prefix is None)
+            and not (partition.has_batch and commit_tag is not None and commit_tag.prefix is None)
         )
-        if partition.is_counted and partition.has_batch and tag is not None:
-            self._follow(topic_partition, tag)
-        elif tag is not None and (partition.has_batch or write.is_complete):
+        if partition.is_numbered and partition.has_batch and commit_tag is not None:
+            self._follow(topic_partition, commit_tag)
+        elif commit_tag is not None and (partition.has_batch or write.is_complete):
             begin, end = partition.began, partition.end
             if write.is_complete:
-                begin, end = self._walk_back(topic_partition, tag, end)
+                begin, end = self._walk_back(topic_partition, commit_tag, end)
             self._patience.patiently(lambda: self._read_pool(topic_partition, begin, end))
         return partition
 
-    def searched(self, topic: str, bodies: pa.Array, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def searched(self, topic: str, bodies: pa.Array, placements: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which rows the log lacks in the partitions that they had under earlier partition counts of the batch."""
         lacking = np.ones(len(bodies), bool)
         for count in self._write.counts[topic][:-1]:
-            partitions = places_under(places, count)
+            partitions = partitions_under(placements, count)
             for index in np.flatnonzero(lacking):
                 partition = self.open((topic, int(partitions[index])))
                 if len(partition.pool) and partition.pool.take(digest_of(bodies[int(index)].as_py())):
@@ -69,14 +69,16 @@ class Resumer:
     def missing(self, topic_partition: TopicPartition, rows: pa.Array) -> pa.Array:
         """The rows that the log lacks. The others count as found."""
         partition = self._write.partitions[topic_partition]
-        rest = self._uncounted(topic_partition, partition, rows) if partition.is_counted else _unpooled(partition, rows)
+        rest = (
+            self._unnumbered(topic_partition, partition, rows) if partition.is_numbered else _unpooled(partition, rows)
+        )
         partition.found += len(rows) - len(rest)
         self.found += len(rows) - len(rest)
         if len(rest):
             self._refusals.refuse_missing(topic_partition, partition)
         return rest
 
-    def _uncounted(self, topic_partition: TopicPartition, partition: PartitionWrite, rows: pa.Array) -> pa.Array:
+    def _unnumbered(self, topic_partition: TopicPartition, partition: PartitionWrite, rows: pa.Array) -> pa.Array:
         count = min(len(rows), partition.logged.rows - partition.prefix.rows)
         if count > 0:
             partition.prefix = extended(partition.prefix, rows.slice(0, count))
@@ -90,30 +92,30 @@ class Resumer:
         if partition.prefix.rows == partition.logged.rows and partition.prefix != partition.logged:
             raise self._refusals.other_rows(topic_partition, "other rows, or in another order")
 
-    def _follow(self, topic_partition: TopicPartition, tag: CommitTag) -> None:
-        """Take account of the last commit tag of a counted partition."""
+    def _follow(self, topic_partition: TopicPartition, commit_tag: CommitTag) -> None:
+        """Take account of the last commit tag of a partition with numbered rows."""
         partition = self._write.partitions[topic_partition]
-        if tag.prefix is None:
-            raise self._refusals.not_counted(topic_partition)
-        partition.logged, partition.is_last = tag.prefix, tag.last
-        if tag.prefix.rows < partition.prefix.rows:
+        if commit_tag.prefix is None:
+            raise self._refusals.not_numbered(topic_partition)
+        partition.logged, partition.is_last = commit_tag.prefix, commit_tag.last
+        if commit_tag.prefix.rows < partition.prefix.rows:
             raise self._refusals.other_rows(topic_partition, "other rows, or in another order")
         self._compare(topic_partition, partition)
 
     def catch_up(self, topic_partition: TopicPartition, end: int) -> None:
         """Take account of what was appended from the known end to `end`, and remove these rows from the queue."""
         partition, log = self._write.partitions[topic_partition], self._write.log
-        if partition.is_counted:
-            tag = own_commit_tag(log.last_batch(*topic_partition, end), self._write.plan.sink)
-            if tag is None:
+        if partition.is_numbered:
+            commit_tag = own_commit_tag(log.last_batch(*topic_partition, end), self._write.plan.sink)
+            if commit_tag is None:
                 for each, _ in self._appends(topic_partition, partition.end, end):
-                    tag = each
-            if tag is not None:
-                self._refusals.refuse_other_batch(topic_partition, tag)
-                self._follow(topic_partition, tag)
+                    commit_tag = each
+            if commit_tag is not None:
+                self._refusals.refuse_other_batch(topic_partition, commit_tag)
+                self._follow(topic_partition, commit_tag)
         else:
-            for tag, logged in self._appends(topic_partition, partition.end, end):
-                self._refusals.refuse_other_batch(topic_partition, tag)
+            for commit_tag, logged in self._appends(topic_partition, partition.end, end):
+                self._refusals.refuse_other_batch(topic_partition, commit_tag)
                 partition.pool.add(b"".join(map(digest_of, logged.bodies)))
                 partition.end = max(partition.end, logged.next_offset)
         partition.end = max(partition.end, end)
@@ -123,13 +125,13 @@ class Resumer:
     def check_all_found(self) -> None:
         """Refuse if the log has rows that this task lacks."""
         for topic_partition, partition in self._write.partitions.items():
-            if partition.is_counted:
+            if partition.is_numbered:
                 rows = (
                     partition.prefix.rows
                     + partition.queued_rows
                     + (len(partition.flight.rows) if partition.flight else 0)
                 )
-                # Each task keeps its last row until it has no more, and marks it.
+                # Each task keeps its last row until it has no more, and flags it.
                 if rows < partition.logged.rows or (rows == partition.logged.rows > 0 and not partition.is_last):
                     raise self._refusals.other_rows(topic_partition, "fewer rows")
             elif len(partition.pool) and self._write.owns(topic_partition):
@@ -138,9 +140,9 @@ class Resumer:
     def _appends(self, topic_partition: TopicPartition, begin: int, end: int) -> Iterator[tuple[CommitTag, Any]]:
         """The appends of this sink, with their commit tags."""
         for logged in self._write.log.read(*topic_partition, begin, end) if begin < end else ():
-            tag = own_commit_tag(logged, self._write.plan.sink)
-            if tag is not None and begin < logged.next_offset and logged.base_offset < end:
-                yield tag, logged
+            commit_tag = own_commit_tag(logged, self._write.plan.sink)
+            if commit_tag is not None and begin < logged.next_offset and logged.base_offset < end:
+                yield commit_tag, logged
 
     def _read_pool(self, topic_partition: TopicPartition, begin: int, end: int) -> None:
         partition = self._write.partitions[topic_partition]
@@ -149,39 +151,39 @@ class Resumer:
         for logged in self._write.log.read(*topic_partition, begin, end) if begin < end else ():
             is_whole &= logged.is_whole and logged.base_offset <= at
             at = logged.next_offset
-            tag = own_commit_tag(logged, self._write.plan.sink)
-            if tag is None or at <= begin or logged.base_offset >= end:
+            commit_tag = own_commit_tag(logged, self._write.plan.sink)
+            if commit_tag is None or at <= begin or logged.base_offset >= end:
                 continue
-            if tag.batch == self._write.batch:
+            if commit_tag.batch == self._write.batch:
                 digests += b"".join(map(digest_of, logged.bodies))
             elif not self._write.is_complete:
-                self._refusals.refuse_other_batch(topic_partition, tag)
+                self._refusals.refuse_other_batch(topic_partition, commit_tag)
         partition.is_compacted |= not is_whole or at < end
         partition.pool.add(bytes(digests))
 
-    def _walk_back(self, topic_partition: TopicPartition, tag: CommitTag, end: int) -> tuple[int, int]:
+    def _walk_back(self, topic_partition: TopicPartition, commit_tag: CommitTag, end: int) -> tuple[int, int]:
         """[begin, end) of this batch in a partition with later batches; empty if it has no row of this batch."""
-        while tag.batch > self._write.batch:
-            if tag.before < 0:
+        while commit_tag.batch > self._write.batch:
+            if commit_tag.before < 0:
                 return end, end
-            begin, end = tag.before, tag.began
+            begin, end = commit_tag.before, commit_tag.began
             self._refusals.refuse_deleted(topic_partition, begin)
-            earlier = self._patience.patiently(lambda: self._last_tag(topic_partition, begin, end))  # noqa: B023
+            earlier = self._patience.patiently(lambda: self._last_commit_tag(topic_partition, begin, end))  # noqa: B023
             if earlier is None:
                 raise self._refusals.deleted(topic_partition, "commit tags of earlier batches are missing")
-            tag = earlier
-        if tag.batch < self._write.batch:
+            commit_tag = earlier
+        if commit_tag.batch < self._write.batch:
             return end, end
-        self._refusals.refuse_old(topic_partition, tag)
-        self.counts.setdefault(topic_partition[0], set()).update(tag.counts)
+        self._refusals.refuse_old(topic_partition, commit_tag)
+        self.counts.setdefault(topic_partition[0], set()).update(commit_tag.counts)
         self._write.partitions[topic_partition].has_batch = True
-        return tag.began, end
+        return commit_tag.began, end
 
-    def _last_tag(self, topic_partition: TopicPartition, begin: int, end: int) -> CommitTag | None:
-        tag = None
-        for tag, _ in self._appends(topic_partition, begin, end):  # noqa: B007 - the last one is sought
+    def _last_commit_tag(self, topic_partition: TopicPartition, begin: int, end: int) -> CommitTag | None:
+        commit_tag = None
+        for commit_tag, _ in self._appends(topic_partition, begin, end):  # noqa: B007 - the last one is sought
             pass
-        return tag
+        return commit_tag
 
 
 def _unpooled(partition: PartitionWrite, rows: pa.Array) -> pa.Array:

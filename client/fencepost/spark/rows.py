@@ -116,9 +116,9 @@ class Pool:
         return found
 
 
-def places_under(places: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The partition of each row out of `count`. `places`: a hash, or -1 - the partition that the row names."""
-    return np.where(places < 0, -1 - places, places % count)
+def partitions_under(placements: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """The partition of each row out of `count`. `placements`: a hash, or -1 - the partition that the row names."""
+    return np.where(placements < 0, -1 - placements, placements % count)
 
 
 def by_partition(

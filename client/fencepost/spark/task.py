@@ -36,7 +36,7 @@ from fencepost.spark.errors import SinkError
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals
 from fencepost.spark.resumer import Resumer
-from fencepost.spark.rows import by_partition, places_under
+from fencepost.spark.rows import by_partition, partitions_under
 from fencepost.spark.write import Deferred, Outcome, PartitionWrite, Patience, Write, Written
 
 ARRANGE = (
@@ -64,19 +64,19 @@ class Task:
             for topic, counts in self._resumer.counts.items():
                 self._write.counts[topic] = tuple(sorted(counts))
 
-    def feed(self, topic: str, bodies: pa.Array, places: npt.NDArray[np.int64], arranged: int) -> None:
-        """Take rows, in order. `places`: a hash, or -1 - the partition that the row names; `arranged`: the partition
-        count by which the rows were arranged."""
+    def feed(self, topic: str, bodies: pa.Array, placements: npt.NDArray[np.int64], arranged: int) -> None:
+        """Take rows, in order. `placements`: a hash, or -1 - the partition that the row names; `arranged`: the
+        partition count by which the rows were arranged."""
         write = self._write
         write.rows += len(bodies)
         write.arranged[topic] = arranged
-        if (np.where(places < 0, -1 - places, places) % arranged != write.task).any():
+        if (np.where(placements < 0, -1 - placements, placements) % arranged != write.task).any():
             raise SinkError(f"task {write.task} has rows of other tasks: {ARRANGE}")
         self._patience.appended()  # computing the rows may take long
         if len(write.counts[topic]) > 1:
-            lacking = self._resumer.searched(topic, bodies, places)
-            bodies, places = bodies.filter(pa.array(lacking)), places[lacking]
-        for partition, rows, _ in by_partition(bodies, places_under(places, write.counts[topic][-1])):
+            lacking = self._resumer.searched(topic, bodies, placements)
+            bodies, placements = bodies.filter(pa.array(lacking)), placements[lacking]
+        for partition, rows, _ in by_partition(bodies, partitions_under(placements, write.counts[topic][-1])):
             self._take((topic, partition), rows)
         self._appender.pump(flush=False)
         while self._appender.is_busy() and self._appender.pending():
@@ -145,10 +145,10 @@ def _decide(write: Write, refusals: Refusals) -> None:
     """Decide from the driver's snapshot: fresh, partly written or complete."""
     observations, batch = write.probed.observations, write.batch
     last = {at: observation.last for at, observation in observations.items() if observation.last is not None}
-    for topic_partition, tag in last.items():
-        refusals.refuse_other_query(topic_partition, tag)
-        refusals.refuse_old(topic_partition, tag)
-    write.is_complete = any(tag.batch > batch for tag in last.values())
+    for topic_partition, commit_tag in last.items():
+        refusals.refuse_other_query(topic_partition, commit_tag)
+        refusals.refuse_old(topic_partition, commit_tag)
+    write.is_complete = any(commit_tag.batch > batch for commit_tag in last.values())
     for topic_partition, observation in observations.items():
         at, end = observation.last, observation.end
         if at is not None and at.batch == batch:
@@ -159,16 +159,18 @@ def _decide(write: Write, refusals: Refusals) -> None:
         write.partitions[topic_partition] = partition
         if observation.unread:
             raise refusals.deleted(topic_partition, f"nothing of sink {write.plan.sink!r} is left there")
-    began = {at: tag for at, tag in last.items() if tag.batch == batch}
+    began = {at: commit_tag for at, commit_tag in last.items() if commit_tag.batch == batch}
     for topic, count in write.probed.counts.items():
-        write.counts[topic] = _counts(write, topic, count, [tag for (of, _), tag in began.items() if of == topic])
+        write.counts[topic] = _counts(
+            write, topic, count, [commit_tag for (of, _), commit_tag in began.items() if of == topic]
+        )
     if began and not write.is_complete:
-        _refuse_deleted(write, refusals, min(tag.at for tag in began.values()))
+        _refuse_deleted(write, refusals, min(commit_tag.at for commit_tag in began.values()))
 
 
 def _counts(write: Write, topic: str, count: int, tags: list[CommitTag]) -> tuple[int, ...]:
     """The partition counts of a batch, of which some rows may have been written before an expansion."""
-    known = {each for tag in tags for each in tag.counts}
+    known = {each for commit_tag in tags for each in commit_tag.counts}
     if topic in write.probed.count_checked:
         return tuple(sorted(known | {count}))
     # Tasks with the old count may still append unchecked, so the batch keeps the old count.

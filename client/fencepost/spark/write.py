@@ -52,7 +52,7 @@ class Flight:
 class PartitionWrite:
     """`end`: the last known log end offset; all appends of this batch below it are known.
 
-    `is_counted`: the rows of the batch are a sequence here, and the log has its first rows. `prefix`: those that this
+    `is_numbered`: the rows of the batch are a sequence here, and the log has its first rows. `prefix`: those that this
     task found or appended; `logged`: those in the log, `is_last`: all of them.
 
     Else `pool` has the rows that the log has and the task did not have yet."""
@@ -61,14 +61,14 @@ class PartitionWrite:
     began: int
     before: int
     #: The last commit tag in the driver's snapshot, and whether it is of this batch.
-    tag: CommitTag | None = None
+    commit_tag: CommitTag | None = None
     has_batch: bool = False
     queue: deque[pa.Array] = field(default_factory=deque)
     queued_bytes: int = 0
     queued_rows: int = 0
     flight: Flight | None = None
     is_open: bool = False
-    is_counted: bool = False
+    is_numbered: bool = False
     prefix: Prefix = field(default_factory=Prefix)
     logged: Prefix = field(default_factory=Prefix)
     is_last: bool = False

@@ -322,7 +322,7 @@ def signed(batch: bytearray) -> bytes:
 
 
 def test_compacted_batch_keeps_its_offset_range() -> None:
-    # A broker keeps base offset and last offset delta, and drops records, the marked one among them.
+    # A broker keeps base offset and last offset delta, and drops records, the flagged one among them.
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
     builder.append(0, NOW_MS, b"k", b"v", [])
     compacted = bytearray(in_log(bytes(builder.build()), 100))

@@ -13,7 +13,7 @@ import pytest
 
 from fencepost.spark.commit_tags import CommitTag, Prefix
 from fencepost.spark.errors import SinkError
-from fencepost.spark.rows import Pool, by_partition, digest_of, extended, places_under
+from fencepost.spark.rows import Pool, by_partition, digest_of, extended, partitions_under
 
 
 def test_pool_is_a_multiset_of_rows() -> None:
@@ -84,14 +84,15 @@ def test_exchanged_and_negated_words_change_the_digest() -> None:
 
 
 def test_place_is_a_hash_or_a_partition() -> None:
-    places = np.array([7, -1, 4, -4, 7])
-    assert places_under(places, 3).tolist() == [1, 0, 1, 3, 1]
+    placements = np.array([7, -1, 4, -4, 7])
+    assert partitions_under(placements, 3).tolist() == [1, 0, 1, 3, 1]
     bodies = pa.array([b"%d" % number for number in range(5)], pa.large_binary())
     parts = {
-        at: (part.to_pylist(), which.tolist()) for at, part, which in by_partition(bodies, places_under(places, 3))
+        at: (part.to_pylist(), which.tolist())
+        for at, part, which in by_partition(bodies, partitions_under(placements, 3))
     }
     assert parts == {0: ([b"1"], [1]), 1: ([b"0", b"2", b"4"], [0, 2, 4]), 3: ([b"3"], [3])}
-    assert list(by_partition(bodies.slice(0, 0), places[:0])) == []
+    assert list(by_partition(bodies.slice(0, 0), placements[:0])) == []
 
 
 MARK = CommitTag("s", "q", "r", 7, 100, 40, (3, 6), 1_700_000_000_000, Prefix(10**9, (1 << 64) - 1))

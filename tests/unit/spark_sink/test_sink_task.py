@@ -516,7 +516,7 @@ def test_compacted_rows_are_not_appended_after_newer_ones(log: Log, gone: str, q
 
 
 def test_finished_load_appends_no_other_rows(log: Log) -> None:
-    """Three equal rows, then five: without the mark, the topic would silently have five."""
+    """Three equal rows, then five: without the flag, the topic would silently have five."""
     assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 0, "appended": 3}
     log.reads.clear()
     assert load(log, probed(log), keyed(7, 7, 7)) == {"found": 3, "appended": 0}

@@ -218,13 +218,13 @@ def test_places_are_hashes_or_stated_partitions() -> None:
         HASH_COLUMN: pa.array([7, 8, (1 << 31) - 1], pa.int32()),
         COUNT_COLUMN: pa.array([4, 6, 4], pa.int32()),
     })  # fmt: skip
-    assert datasource._places(rows).tolist() == [7, -4, (1 << 31) - 1]
-    assert datasource._places(rows.drop_columns(["partition"])).tolist() == [7, 8, (1 << 31) - 1]
+    assert datasource._placements(rows).tolist() == [7, -4, (1 << 31) - 1]
+    assert datasource._placements(rows.drop_columns(["partition"])).tolist() == [7, 8, (1 << 31) - 1]
     parts = {count: some.column(HASH_COLUMN).to_pylist() for count, some in datasource._by_count(rows)}
     assert parts == {4: [7, (1 << 31) - 1], 6: [8]}
     negative = rows.set_column(0, "partition", pa.array([0, -1, None], pa.int32()))
     with pytest.raises(SinkError, match="column 'partition' of a row is -1"):
-        datasource._places(negative)
+        datasource._placements(negative)
 
 
 def test_java_hash_places_keys_as_java_does() -> None:
