@@ -39,6 +39,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("client", "examples"): (
         f"{_I}recipes",
+        f"{_I}loader_sources",
         f"{_I}client_",
         f"{_I}transactional_writer",
         f"{_I}atomic_clients",
