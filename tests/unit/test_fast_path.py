@@ -17,6 +17,7 @@ import pytest
 
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.fast_path import FastPath
@@ -550,6 +551,7 @@ def test_unreported_sequencer_decision_is_not_overtaken() -> None:
 
     # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
     waiting, other = TopicPartition("checked", 0), TopicPartition("checked", 1)
+    dispatcher.sequencers[waiting] = PartitionSequencer(waiting, g.SequencerLimits(), HeaderNames())
     dispatcher.sequencers[waiting].state.queued.fenced_until = 105.0
     client(2, 99.0, query(1, 0, batch(b"x", producer=(9, 0, 0))))
     # And A at another one, whose fence Kafka refused: the sequencer reads whether A was appended already
