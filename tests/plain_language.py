@@ -165,7 +165,12 @@ VOCABULARY = (
     Retired("around", "services", only=_NAMES),
     Retired("passes", "relayed versions", only=_NAMES),
     Retired("treatment, treatments", "handling"),
-    Retired("slot, slots", "pending response", "__slots__|slots ?=|(task|executor|hash|replication) slots?|^slots$"),
+    Retired(
+        "slot, slots",
+        "pending response",
+        "__slots__|slots ?=|(task|executor|hash|replication) slots?|^slots$",
+        files=r"^(?!examples/sources/postgres|tests/integration/test_loader_sources)",  # a term of PostgreSQL
+    ),
     Retired("exchange, exchanges", "request rewriter, handler", "produce ?exchange|token exchange"),
     Retired("short way, shortcut, shortcuts", "fast path"),
     Retired("switch, switches", "dispatcher", "switch(es)? (on|off)", only=_NAMES),

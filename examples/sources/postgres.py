@@ -103,11 +103,11 @@ def units(messages: Iterator[bytes]) -> Iterator[Unit]:
 
 def change(kind: str, table: Table, message: Message) -> list[Record]:
     old = new = None
-    tag = message.byte()
-    if tag in "KO":
+    part = message.byte()
+    if part in "KO":
         old = message.row(table)
-        tag = message.byte() if kind == "U" else ""
-    if tag == "N":
+        part = message.byte() if kind == "U" else ""
+    if part == "N":
         new = message.row(table)
     keys = [key_of(table, row) for row in (old, new) if row is not None]
     if len(keys) == 2 and keys[0] != keys[1]:  # the row has a new key
