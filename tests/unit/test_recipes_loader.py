@@ -280,6 +280,23 @@ def test_wrong_arguments_are_refused() -> None:
         load.append([], b"1")
 
 
+def test_half_a_unit_is_not_appended() -> None:
+    """The source fails between two rows, and the application goes on."""
+    partitions = [RecipePartition.quiet()]
+
+    def rows() -> Iterator[Record]:
+        yield Record(b"1.0")
+        raise ConnectionError
+
+    load = _loader(partitions, group_bytes=1 << 20)
+    load.start()
+    with pytest.raises(ConnectionError):
+        load.append(rows(), b"1")
+    with pytest.raises(RuntimeError, match="has ended"):
+        load.flush()
+    assert partitions[0].values == []
+
+
 def _monkeypatched(test: Callable[[pytest.MonkeyPatch], None]) -> Callable[[], None]:
     def run() -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -161,14 +161,23 @@ class LoaderBase:
         After an error, nothing more can be appended: create a new Loader, which continues where this one ended. Raises
         LoadChangedError, LoadTakenOverError, and the errors of LogWriter.append.
         """
-        return self._take(rows, position)
+        return self._ending_with_an_error(self._take(rows, position))
 
     def _flush(self) -> Steps[None]:
         """Append all rows that were taken, as before a pause of the source. Then `position` is after them."""
-        return self._append_waiting()
+        return self._ending_with_an_error(self._append_waiting())
+
+    def _ending_with_an_error(self, steps: Steps[None]) -> Steps[None]:
+        """After an error, a part of a unit may have been taken, or its outcome be unknown."""
+        if self._ended is not None:
+            raise RuntimeError(f"load {self.name!r} has ended (create a new Loader)") from self._ended
+        try:
+            yield from steps
+        except BaseException as error:
+            self._ended = error
+            raise
 
     def _take(self, rows: Iterable[Record], position: bytes) -> Steps[None]:
-        self._refuse_after_error()
         self._unit += 1
         boundary, fewest = self._before_expansion
         count = len(self._logs) if self._unit > boundary else fewest
@@ -176,9 +185,7 @@ class LoaderBase:
         for record in rows:
             partition = self._partition_of(record, self._unit, count)
             if not 0 <= partition < count:
-                raise self._over(
-                    ValueError(f"partition_of() returned {partition!r} (topic {self.topic} has {count} partitions)")
-                )
+                raise ValueError(f"partition_of() returned {partition!r} (topic {self.topic} has {count} partitions)")
             taken[partition] += 1
             progress = Progress(self.name, self._run, self._unit, taken[partition], position, 0, b"", count)
             if not self._is_there(partition, progress):
@@ -188,7 +195,7 @@ class LoaderBase:
                 self._waiting_bytes += batch_bytes_max([record], b"")
         for partition, found in enumerate(self._found):
             if found is not None and found.unit == self._unit and taken[partition] < found.rows:
-                raise self._over(LoadChangedError(self.name, self.topic, partition, self._unit))
+                raise LoadChangedError(self.name, self.topic, partition, self._unit)
         self._taken_to = position
         is_old = self._waiting_bytes and now() - self._waiting_since >= self._linger_seconds
         if self._unit < self._found_to and self._waiting_bytes < _WAITING_BYTES_MAX:
@@ -196,29 +203,20 @@ class LoaderBase:
         if is_old or self._waiting_bytes >= self._group_bytes or self._unit == boundary:
             yield from self._append_waiting()
 
-    def _refuse_after_error(self) -> None:
-        if self._ended is not None:
-            raise RuntimeError(f"load {self.name!r} has ended (create a new Loader)") from self._ended
-
     def _is_there(self, partition: int, progress: Progress) -> bool:
         found = self._found[partition]
         if found is None or progress.unit > found.unit:
             return False
         if progress.unit == found.unit and progress.at != found.at:
-            raise self._over(LoadChangedError(self.name, self.topic, partition, progress.unit))
+            raise LoadChangedError(self.name, self.topic, partition, progress.unit)
         return progress.unit < found.unit or progress.rows <= found.rows
 
     def _append_waiting(self) -> Steps[None]:
-        self._refuse_after_error()
-        try:
-            for log, rows in zip(self._logs, self._waiting, strict=True):
-                while rows:
-                    batch = yield from self._batch(log, rows)
-                    yield from self._write(log, batch)
-                    del rows[: len(batch)]
-        except BaseException as error:
-            self._ended = error
-            raise
+        for log, rows in zip(self._logs, self._waiting, strict=True):
+            while rows:
+                batch = yield from self._batch(log, rows)
+                yield from self._write(log, batch)
+                del rows[: len(batch)]
         if self._unit > self._complete:
             self._complete, self.position = self._unit, self._taken_to
         self._waiting_bytes = 0
@@ -269,7 +267,3 @@ class LoaderBase:
         except (ValueError, TypeError, KeyError):
             return None
         return progress if progress.load == self.name else None
-
-    def _over(self, error: BaseException) -> BaseException:
-        self._ended = error
-        return error
