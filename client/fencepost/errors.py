@@ -225,8 +225,6 @@ class LoadTakenOverError(FencepostError):
     Action: stop one of the two. After a restart, the batch may also be of the killed process: start again.
     """
 
-    retriable = True
-
     def __init__(self, load: str, topic: str, partition: int, offset: int) -> None:
         self.load = load
         self.topic = topic

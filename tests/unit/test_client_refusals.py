@@ -114,7 +114,14 @@ def test_outcome_and_retriable_of_each_error() -> None:
     again = {each.__name__ for each in ALL if each.retriable}
     assert appended == {"OffsetViolationError"}
     assert unknown == {"InDoubtError", "OutcomeUnknownError"}
-    assert again == {"LogBusyError", "OffsetMismatchError", "TransactionAbortedError", "TransactionConflictError"}
+    assert again == {
+        "LockHeldError",
+        "LogBusyError",
+        "OffsetMismatchError",
+        "TransactionAbortedError",
+        "TransactionConflictError",
+        "VersionMismatchError",
+    }
     assert all(each.outcome == "refused" for each in ALL if each.retriable)
 
 
