@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from fencepost import LogRecord, Record
+import pytest
+
+from fencepost import FencepostError, LogRecord, Record
 from fencepost._appending import Append
+from tests.support.mutants import Mutant
 from tests.unit.test_client_log_writer import FakeLogWriter, Partition
 
 
@@ -46,3 +50,11 @@ class RecipePartition(Partition):
 
     def writer(self, problem: float = 0.0) -> FakeLogWriter:
         return FakeLogWriter(self, problem)
+
+
+def assert_noticed(mutant: Mutant, stories: Iterable[Callable[[], None]]) -> None:
+    """Each of the stories fails with the defect."""
+    with mutant.live():
+        for story in stories:
+            with pytest.raises((AssertionError, FencepostError, pytest.fail.Exception)):
+                story()
