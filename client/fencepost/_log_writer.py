@@ -86,14 +86,9 @@ class LogWriterBase:
         self._position.next_offset, self._position.at_end = offset, False
 
     def bounds(self) -> Steps[tuple[int, int]]:
-        """Log start offset and last stable offset."""
-
-        def read() -> Steps[tuple[int, int]]:
-            yield self._reading.consumer.start()
-            found: tuple[int, int] = yield self._reading.consumer.bounds(self.topic, self.partition)
-            return found
-
-        return patiently(read, self.retry, self._reading.consumer.error)
+        """Log start offset and last stable offset. Raises PositionLostError, or the client library's error."""
+        begun = now()
+        return patiently(lambda: self._reading.bounds(self.topic, self.partition, begun), self.retry)
 
     def append(self, records: Sequence[Record]) -> Any:
         """Append `records` as one batch at `next_offset`. Returns the offset of the first record.

@@ -71,6 +71,27 @@ class Reading:
         except (CannotRead, self.consumer.error):
             return None
 
+    def bounds(self, topic: str, partition: int, begun: float) -> Steps[tuple[int, int]]:
+        """Log start offset and last stable offset. `begun`: when the first attempt began.
+
+        Raises CannotRead, and PositionLostError if the partition does not exist.
+        """
+        exists = True
+        try:
+            bounds: tuple[int, int] = yield self.consumer.bounds(topic, partition)
+            return bounds
+        except (CannotRead, self.consumer.error) as error:
+            failure = error if isinstance(error, CannotRead) else CannotRead()
+            failure.__cause__ = failure.__cause__ or error
+        if now() >= begun + self.retry.attempt_seconds:  # before, a new topic may be unknown to a broker
+            with contextlib.suppress(CannotRead, self.consumer.error):
+                exists = yield self.consumer.exists(topic, partition)
+        if not exists:
+            raise PositionLostError(
+                f"{topic}-{partition}: the partition does not exist (it was deleted, or this client may not see it)"
+            ) from failure.__cause__
+        raise failure
+
     def poll(self, topic: str, partition: int, position: int, end: int) -> Steps[tuple[Sequence[LogRecord], int]]:
         """The next records and the position after them; none if there are none before `end`."""
         give_up = now() + self.retry.attempt_seconds
@@ -200,7 +221,7 @@ class Read:
         at, consumer = self._at, self._reading.consumer
         try:
             if not self._seeked:
-                log_start, self._end = yield from self._bounds()
+                log_start, self._end = yield from self._reading.bounds(at.topic, at.partition, self._begun)
                 self._position = at.start_reading(log_start, self._end)
                 if self._position < self._end:
                     consumer.seek(at.topic, at.partition, self._position)
@@ -213,24 +234,6 @@ class Read:
         if not records:
             at.reached(self._end)
         return records
-
-    def _bounds(self) -> Steps[tuple[int, int]]:
-        topic, partition, consumer = self._at.topic, self._at.partition, self._reading.consumer
-        exists = True
-        try:
-            bounds: tuple[int, int] = yield consumer.bounds(topic, partition)
-            return bounds
-        except (CannotRead, consumer.error) as error:
-            failure = error if isinstance(error, CannotRead) else CannotRead()
-            failure.__cause__ = failure.__cause__ or error
-        if now() >= self._begun + self._reading.retry.attempt_seconds:  # before, a new topic may be unknown to a broker
-            with contextlib.suppress(CannotRead, consumer.error):
-                exists = yield consumer.exists(topic, partition)
-        if not exists:
-            raise PositionLostError(
-                f"{topic}-{partition}: the partition does not exist (it was deleted, or this client may not see it)"
-            ) from failure.__cause__
-        raise failure
 
     def _verify_current(self) -> None:
         if self._reading.current is not self:

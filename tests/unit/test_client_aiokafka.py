@@ -1,17 +1,18 @@
-"""What a failed append of aiokafka means for its transaction."""
+"""What a failed append of aiokafka means for its transaction, and a failed start for a log writer."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import errors
 
-from fencepost import Record, TransactionAbortedError, WriterFencedError
+from fencepost import Record, RetryPolicy, TransactionAbortedError, WriterFencedError
 from fencepost._transaction import parts_of
-from fencepost.aiokafka._writers import _Transaction
+from fencepost.aiokafka._writers import LogReader, LogWriter, _Transaction
 
 
 async def _append(error: Exception, stopped_by: Exception | None) -> None:
@@ -78,3 +79,28 @@ def test_stopped_sender_aborts_the_transaction(
     with pytest.raises(raised) as caught:
         asyncio.run(_append(error, stopped_by))
     assert type(caught.value) is raised
+
+
+@pytest.mark.parametrize("kind", ["writer", "reader"])
+def test_start_waits_for_the_proxy(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the blocking clients do, which connect at the first read."""
+    started: list[str] = []
+
+    def failing_first(name: str) -> Callable[[Any], Awaitable[None]]:
+        async def start(client: Any) -> None:
+            started.append(name)
+            if started.count(name) == 1:
+                raise errors.KafkaConnectionError("Unable to bootstrap")
+
+        return start
+
+    for name in ("AIOKafkaProducer", "AIOKafkaConsumer"):
+        monkeypatch.setattr(f"aiokafka.{name}.start", failing_first(name))
+
+    async def start() -> None:
+        retry = RetryPolicy(attempt_seconds=1, total_seconds=30, pause_seconds=0.001)
+        async with LogWriter("t", 0, retry=retry) if kind == "writer" else LogReader([("t", 0)], retry=retry):
+            pass
+
+    asyncio.run(start())
+    assert started == ["AIOKafkaProducer"] * 2 * (kind == "writer") + ["AIOKafkaConsumer"] * 2

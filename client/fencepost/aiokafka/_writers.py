@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -55,6 +56,11 @@ class _Stopping:
         await self.stop()
 
 
+async def _started_patiently(start: Callable[[], Awaitable[None]], retry: RetryPolicy) -> None:
+    """The proxy may be starting, too."""
+    await run_async(patiently(partial(once, start), retry, KafkaError))
+
+
 class LogWriter(LogWriterBase, _Stopping):
     __doc__ = LogWriterBase.__doc__
 
@@ -81,8 +87,8 @@ class LogWriter(LogWriterBase, _Stopping):
         super().__init__(topic, partition, _Appender(self._sender), consumer, retry, batch_bytes_max)
 
     async def start(self) -> None:
-        await self._sender.start()
-        await self._reading.consumer.start()
+        await _started_patiently(self._sender.start, self.retry)
+        await _started_patiently(self._reading.consumer.start, self.retry)
 
     async def stop(self) -> None:
         await self._reading.close()
@@ -234,7 +240,7 @@ class LogReader(LogReaderBase, _Stopping):
         return self.next_offsets
 
     async def start(self) -> None:
-        await run_async(patiently(lambda: once(self._reading.consumer.start), self._reading.retry, KafkaError))
+        await _started_patiently(self._reading.consumer.start, self._reading.retry)
 
     async def stop(self) -> None:
         await self._reading.close()
