@@ -332,6 +332,8 @@ def test_log_writer_of_the_other_kind_is_refused() -> None:
     recipes = pytest.importorskip("fencepost.recipes.aiokafka")
     with pytest.raises(TypeError, match=r"use that of fencepost\.recipes\)"):
         recipes.Leader(RecipePartition.quiet().writer(), "a")
+    with pytest.raises(TypeError, match=r"Loader of another client library \(use that of fencepost\.recipes\)"):
+        recipes.Loader("a load", [RecipePartition.quiet().writer()])
 
 
 def test_coroutine_of_apply_is_awaited() -> None:

@@ -15,6 +15,7 @@ from fencepost import (
     LoadChangedError,
     LoadPositionLostError,
     LoadTakenOverError,
+    PositionLostError,
     Record,
 )
 from fencepost.recipes import Loader, by_key
@@ -22,6 +23,7 @@ from fencepost.recipes._loader import LOAD, LoaderBase
 from tests.support.faulty_log import FakeConsumer, clock
 from tests.support.mutants import Mutant, edit
 from tests.support.recipe_log import RecipePartition, assert_noticed
+from tests.unit.test_client_log_writer import POLICY
 
 __all__ = ["clock"]  # a fixture
 
@@ -247,6 +249,15 @@ def deleted_position_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deleted_position_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted_position_is_an_error(monkeypatch)
+
+
+def test_missing_partition_is_reported_after_one_attempt(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeConsumer, "exists", lambda *_: False)
+    with pytest.raises(PositionLostError, match="t-0: the partition does not exist"):
+        _loader([RecipePartition.quiet()], 1.1).start()
+    assert POLICY.attempt_seconds <= clock.seconds < POLICY.total_seconds
 
 
 def test_group_is_appended_when_it_is_old_or_large(clock: SimpleNamespace) -> None:

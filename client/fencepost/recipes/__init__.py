@@ -12,7 +12,7 @@ from fencepost.recipes._leader import Claim, LeaderBase
 from fencepost.recipes._loader import LoaderBase, by_key
 from fencepost.recipes._lock import Holder, LockBase
 from fencepost.recipes._queue import QueueBase
-from fencepost.recipes._recipe import BlockingRecipe, blocking
+from fencepost.recipes._recipe import Blocking, BlockingRecipe
 from fencepost.recipes._registry import Entry, RegistryBase, SequenceBase
 from fencepost.recipes._snapshot import Entry as TableEntry
 from fencepost.recipes._table import ABSENT, TableBase
@@ -21,59 +21,37 @@ from fencepost.recipes._table import ABSENT, TableBase
 class Leader(BlockingRecipe, LeaderBase):
     __doc__ = LeaderBase.__doc__
 
-    read_to_end = blocking(LeaderBase._read_to_end)
-    claim = blocking(LeaderBase._claim)
-    append = blocking(LeaderBase._append)
-
 
 class Registry(BlockingRecipe, RegistryBase):
     __doc__ = RegistryBase.__doc__
-
-    register = blocking(RegistryBase._register)
-    get = blocking(RegistryBase._get)
 
 
 class Sequence(BlockingRecipe, SequenceBase):
     __doc__ = SequenceBase.__doc__
 
-    take = blocking(SequenceBase._take)
-
 
 class Lock(BlockingRecipe, LockBase):
     __doc__ = LockBase.__doc__
-
-    acquire = blocking(LockBase._acquire)
-    renew = blocking(LockBase._renew)
-    release = blocking(LockBase._release)
 
 
 class Table(BlockingRecipe, TableBase):
     __doc__ = TableBase.__doc__
 
-    read_to_end = blocking(TableBase._read_to_end)
-    get = blocking(TableBase._get)
-    put = blocking(TableBase._put)
-    delete = blocking(TableBase._delete)
-    save = blocking(TableBase._save)
-
 
 class Queue(Leader, QueueBase):
     __doc__ = QueueBase.__doc__
-
-    take = blocking(QueueBase._take)
-    finish = blocking(QueueBase._finish)
 
     def close(self) -> None:
         super().close()
         self._items.close()  # type: ignore[attr-defined]
 
 
-class Loader(LoaderBase):
+class Loader(Blocking, LoaderBase):
     __doc__ = LoaderBase.__doc__
 
-    start = blocking(LoaderBase._start)
-    append = blocking(LoaderBase._append)
-    flush = blocking(LoaderBase._flush)
+    def start(self) -> None:
+        """Find the position in the log."""
+        self._find()
 
     def close(self) -> None:
         """Close the log writers. Rows that were not flushed are appended after the next start."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fencepost._log_writer import LogWriterBase
 from fencepost._steps import Pause, Steps, now
 from fencepost.errors import NotLeaderError, OffsetMismatchError
-from fencepost.recipes._recipe import RECIPE, Recipe
+from fencepost.recipes._recipe import RECIPE, Method, Recipe
 from fencepost.records import LogRecord, Record
 
 CLAIM = "claim"
@@ -61,6 +61,8 @@ class LeaderBase(Recipe):
         assert self._log.next_offset is not None
         return self._log.next_offset
 
+    read_to_end = Method(_read_to_end)
+
     def _claim(self) -> Steps[int]:
         """Read to the end, then become the leader. Returns the term.
 
@@ -86,6 +88,8 @@ class LeaderBase(Recipe):
         self.term, self.current = term, Claim(term, self.name)
         return term
 
+    claim = Method(_claim)
+
     def _append(self, records: Sequence[Record]) -> Steps[int]:
         """Append `records` as one batch. Returns the offset of the first record.
 
@@ -96,6 +100,8 @@ class LeaderBase(Recipe):
         if any(name == RECIPE for record in records for name, _ in record.headers):
             raise ValueError(f"header {RECIPE!r} is set by recipes (remove it from headers)")
         return (yield from self._append_as_leader(records))
+
+    append = Method(_append)
 
     def _append_as_leader(self, records: Sequence[Record]) -> Steps[int]:
         if self.term is None:

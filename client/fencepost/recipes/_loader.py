@@ -25,7 +25,7 @@ from fencepost._log_writer import LogWriterBase
 from fencepost._partitioning import murmur2
 from fencepost._steps import Pause, Steps, Use, now
 from fencepost.errors import LoadChangedError, LoadPositionLostError, LoadTakenOverError, OffsetMismatchError
-from fencepost.recipes._recipe import header_of
+from fencepost.recipes._recipe import Method, OfOneLibrary, header_of
 from fencepost.records import LogRecord, Record, batch_bytes_max
 
 #: The header of the last record of each batch.
@@ -73,7 +73,7 @@ class _Row:
     progress: Progress
 
 
-class LoaderBase:
+class LoaderBase(OfOneLibrary):
     """Loads rows of a source into a topic: each once, in order, across restarts, without transactions.
 
     `name`: of the load, in the log. `logs`: a LogWriter for each partition of the topic, from 0, which nothing else
@@ -101,6 +101,8 @@ class LoaderBase:
             or len({log.topic for log in logs}) > 1
         ):
             raise ValueError("logs must be one LogWriter for each partition of one topic, from 0 on")
+        for log in logs:
+            self._require(log)
         self.name = name
         self.topic = logs[0].topic
         self._logs = logs
@@ -142,6 +144,8 @@ class LoaderBase:
         elif any_deleted and not self._new:
             raise LoadPositionLostError(self.name, self.topic)
 
+    _find = Method(_start)
+
     def _last(self, log: LogWriterBase) -> Steps[tuple[int, Progress | None]]:
         """The log start, and the newest progress of this load; at the log end."""
         start, end = yield from log.bounds()
@@ -163,9 +167,13 @@ class LoaderBase:
         """
         return self._ending_with_an_error(self._take(rows, position))
 
+    append = Method(_append)
+
     def _flush(self) -> Steps[None]:
         """Append all rows that were taken, as before a pause of the source. Then `position` is after them."""
         return self._ending_with_an_error(self._append_waiting())
+
+    flush = Method(_flush)
 
     def _ending_with_an_error(self, steps: Steps[None]) -> Steps[None]:
         """After an error, a part of a unit may have been taken, or its outcome be unknown."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fencepost._log_writer import LogWriterBase
 from fencepost._steps import Pause, Steps, now
 from fencepost.errors import LockHeldError, LockLostError, OffsetMismatchError
-from fencepost.recipes._recipe import Recipe
+from fencepost.recipes._recipe import Method, Recipe
 from fencepost.records import LogRecord, Record
 
 ACQUIRE, RENEW, RELEASE = "acquire", "renew", "release"
@@ -89,6 +89,8 @@ class LockBase(Recipe):
             yield Pause(pause)
         raise AssertionError("unreachable")
 
+    acquire = Method(_acquire)
+
     def _renew(self) -> Steps[None]:
         """Prolong the lease by `lease_seconds` from now. The token stays. Call it several times per lease.
 
@@ -97,10 +99,14 @@ class LockBase(Recipe):
         """
         yield from self._kept(RENEW)
 
+    renew = Method(_renew)
+
     def _release(self) -> Steps[None]:
         """Give the lock back before its lease ends. Raises LockLostError as `renew`."""
         yield from self._kept(RELEASE)
         self.token = self.holder = None
+
+    release = Method(_release)
 
     def _kept(self, kind: str) -> Steps[None]:
         """Append a record of the holder. Reading never passes another's `acquire` while this process has a token."""

@@ -14,7 +14,7 @@ from fencepost._log_writer import LogWriterBase
 from fencepost._reading import LogReaderBase
 from fencepost._steps import Steps
 from fencepost.recipes._leader import LeaderBase
-from fencepost.recipes._recipe import RECIPE, header_of
+from fencepost.recipes._recipe import RECIPE, Method, header_of
 from fencepost.records import LogRecord, Record
 
 POSITION = "fencepost-position"
@@ -71,6 +71,8 @@ class QueueBase(LeaderBase):
             self._taken = found[-1].offset + 1, self.position
         return found
 
+    take = Method(_take)
+
     def _finish(self, results: Sequence[Record]) -> Steps[int]:
         """Append the results of the items that `take` returned, and the position after them, as one batch.
 
@@ -86,6 +88,8 @@ class QueueBase(LeaderBase):
         offset = yield from self._append_as_leader([*others, last])
         self.position = taken[0]
         return offset
+
+    finish = Method(_finish)
 
     def _passed(self, record: LogRecord) -> Any:
         stated = header_of(record, POSITION)

@@ -1,13 +1,14 @@
 """What the recipes share: reading on, appending, and one method for the blocking clients and for aiokafka.
 
-A recipe is steps (`fencepost._steps`), written once. Its class for a client runs them: see `blocking` and `awaited`.
+A recipe is steps (`fencepost._steps`), written once. Its class for a client runs them: see `Method`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from types import MethodType
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from fencepost._log_writer import BlockingLogWriter, LogWriterBase
 from fencepost._steps import Closing, Steps, Use, now, run, run_async
@@ -16,59 +17,72 @@ from fencepost.records import LogRecord, Record
 
 P = ParamSpec("P")
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: The header of each record that a recipe adds: its recipe, format version and kind, as in `leader/1 claim`.
 RECIPE = "fencepost-recipe"
 
 
-class _Used(Protocol):
-    """A second call between the read and the append of the first one would move the end under its decision."""
+class OfOneLibrary:
+    """`WRITER`: the log writers of this class's client libraries."""
 
+    WRITER: ClassVar[type[LogWriterBase]] = LogWriterBase
+    #: A second call between the read and the append of the first one would move the end under its decision.
     _use: Use
 
-
-R = TypeVar("R", bound=_Used)
-
-
-def blocking(steps: Callable[Concatenate[R, P], Steps[T]]) -> Callable[Concatenate[R, P], T]:
-    """The method of a blocking client's class."""
-
-    def call(recipe: R, /, *args: P.args, **options: P.kwargs) -> T:
-        result: T = run(recipe._use.alone(getattr(recipe, steps.__name__)(*args, **options)))
-        return result
-
-    return _named(call, steps)
+    def _require(self, log: LogWriterBase) -> None:
+        if not isinstance(log, self.WRITER):
+            other = "fencepost.recipes" if isinstance(log, BlockingLogWriter) else "fencepost.recipes.aiokafka"
+            raise TypeError(f"{type(self).__name__} of another client library (use that of {other})")
 
 
-def awaited(steps: Callable[Concatenate[R, P], Steps[T]]) -> Callable[Concatenate[R, P], Coroutine[Any, Any, T]]:
-    """The method of aiokafka's class."""
+class Blocking(OfOneLibrary):
+    """Of kafka-python and confluent-kafka."""
 
-    async def call(recipe: R, /, *args: P.args, **options: P.kwargs) -> T:
-        result: T = await run_async(recipe._use.alone(getattr(recipe, steps.__name__)(*args, **options)))
-        return result
-
-    return _named(call, steps)
+    WRITER = BlockingLogWriter
 
 
-def _named(call: F, steps: Callable[..., Any]) -> F:
-    functools.update_wrapper(call, steps)
-    call.__name__ = steps.__name__.lstrip("_")
-    return call
+class Awaited(OfOneLibrary):
+    """Of aiokafka, whose methods return coroutines."""
 
 
-class Recipe:
+class Method(Generic[P, T]):
+    """A public method, made of steps. In a Blocking class it returns their result, in an Awaited one a coroutine."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[T]]) -> None:
+        def blocking(recipe: Any, /, *args: P.args, **options: P.kwargs) -> T:
+            return run(_alone(recipe, *args, **options))
+
+        async def awaited(recipe: Any, /, *args: P.args, **options: P.kwargs) -> T:
+            return await run_async(_alone(recipe, *args, **options))
+
+        def _alone(recipe: Any, *args: P.args, **options: P.kwargs) -> Steps[T]:
+            alone: Steps[T] = recipe._use.alone(getattr(recipe, steps.__name__)(*args, **options))
+            return alone
+
+        for call in (blocking, awaited):
+            functools.update_wrapper(call, steps)
+            call.__name__ = steps.__name__.lstrip("_")
+        self._blocking, self._awaited = blocking, awaited
+
+    @overload
+    def __get__(self, recipe: None, kind: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, recipe: Blocking, kind: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, recipe: Awaited, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, recipe: OfOneLibrary | None, kind: type) -> Callable[..., Any]:
+        call: Callable[..., Any] = self._awaited if issubclass(kind, Awaited) else self._blocking
+        return call if recipe is None else MethodType(call, recipe)
+
+
+class Recipe(OfOneLibrary):
     """A state machine over one log writer, which nothing else may use."""
 
     #: Recipe and format version.
     FORMAT: ClassVar[str]
-    #: The log writers of this class's client libraries.
-    WRITER: ClassVar[type[LogWriterBase]] = LogWriterBase
 
     def __init__(self, log: LogWriterBase) -> None:
-        if not isinstance(log, self.WRITER):
-            other = "fencepost.recipes" if isinstance(log, BlockingLogWriter) else "fencepost.recipes.aiokafka"
-            raise TypeError(f"{type(self).__name__} of another client library (use that of {other})")
+        self._require(log)
         self._log = log
         self._use = Use(f"{type(self).__name__} of {log.topic}-{log.partition}", "another one for each task or thread")
         #: Monotonic seconds when the newest record was read.
@@ -124,11 +138,7 @@ class Recipe:
         return ForeignRecordError(self._log.topic, self._log.partition, record.offset, why)
 
 
-class BlockingRecipe(Recipe, Closing):
-    """Of kafka-python and confluent-kafka."""
-
-    WRITER = BlockingLogWriter
-
+class BlockingRecipe(Blocking, Recipe, Closing):
     def close(self) -> None:
         self._log.close()  # type: ignore[attr-defined]
 

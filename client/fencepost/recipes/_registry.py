@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from fencepost._log_writer import LogWriterBase
 from fencepost._steps import Pause, Steps, now
 from fencepost.errors import InDoubtError, OffsetMismatchError, PositionLostError
-from fencepost.recipes._recipe import Recipe, header_of
+from fencepost.recipes._recipe import Method, Recipe, header_of
 from fencepost.records import LogRecord, Record, write_id_of
 
 T = TypeVar("T")
@@ -111,11 +111,15 @@ class RegistryBase(Numbered):
                 self._entries[name] = Entry(self.last, value, offset)
         return self._entries[name]
 
+    register = Method(_register)
+
     def _get(self, name: str) -> Steps[Entry | None]:
         """The entry of `name`, None if it is not registered. Reads to the log end for a name that it does not know."""
         if name not in self._entries:
             yield from self._read(self._passed)
         return self._entries.get(name)
+
+    get = Method(_get)
 
     def _new(self, name: str, value: bytes) -> Record | None:
         if name in self._entries:
@@ -162,6 +166,8 @@ class SequenceBase(Numbered):
             return self._found.pop(purpose)
         self._in_doubt.clear()  # the offset that they expected is taken
         return self.last
+
+    take = Method(_take)
 
     def _next(self, purpose: bytes) -> Record | None:
         """None if an attempt whose outcome was unknown took a number for `purpose`."""

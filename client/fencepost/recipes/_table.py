@@ -15,7 +15,7 @@ from types import MappingProxyType
 from fencepost._log_writer import LogWriterBase
 from fencepost._steps import Pause, Steps, now
 from fencepost.errors import OffsetMismatchError, PositionLostError, VersionMismatchError
-from fencepost.recipes._recipe import Recipe
+from fencepost.recipes._recipe import Method, Recipe
 from fencepost.recipes._snapshot import Entry, Snapshot, load, save
 from fencepost.records import LogRecord, Record, write_id_of
 
@@ -88,10 +88,14 @@ class TableBase(Recipe):
             yield from self._read(self._passed)
         return None
 
+    read_to_end = Method(_read_to_end)
+
     def _get(self, key: str) -> Steps[Entry | None]:
         """The entry of `key` at the log end, None if it has none."""
         yield from self._read_to_end()
         return self._entries.get(key)
+
+    get = Method(_get)
 
     def _put(self, key: str, value: bytes, version: int | None = None) -> Steps[int]:
         """Set `key`, and return its new version. `version`: the one that it must have now, ABSENT (-1) for none.
@@ -102,15 +106,21 @@ class TableBase(Recipe):
         """
         return self._changed_to(PUT, key, value, version)
 
+    put = Method(_put)
+
     def _delete(self, key: str, version: int | None = None) -> Steps[int]:
         """Delete `key`, as `put`. Returns the offset of the deletion."""
         return self._changed_to(DELETE, key, b"", version)
+
+    delete = Method(_delete)
 
     def _save(self, path: Path) -> Steps[None]:
         """Write a snapshot of the entries to a file, for a fast start. Raises OSError."""
         yield from self._read_to_end()
         if self._last is not None:
             save(path, self._log.topic, self._log.partition, Snapshot(*self._last, self._entries))
+
+    save = Method(_save)
 
     def _changed_to(self, kind: str, key: str, value: bytes, version: int | None) -> Steps[int]:
         policy = self._log.retry
