@@ -28,7 +28,7 @@ from benchmarks.status_page import share
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.executor import EXECUTOR, Executor
-from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import NodeId

@@ -10,9 +10,9 @@ from uuid import UUID
 from fencepost_policies.append import Append
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.sequencer.permits import IssuedPermit, PermitTerms
-from fencepost_proxy.session import request_template
-from fencepost_proxy.session.cutter import Watch
-from fencepost_proxy.session.native_calls import Proxied, Services, Watches
+from fencepost_proxy.session.frames import request_template
+from fencepost_proxy.session.frames.cutter import Watch
+from fencepost_proxy.session.relay.native_calls import Proxied, Services, Watches
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 
@@ -124,7 +124,7 @@ class TopicSettings:
 
 @final
 class RequestTemplate:
-    """See `session/request_template.py`. `maker`: makes the sequencer's objects for appends in flight."""
+    """See `session/frames/request_template.py`. `maker`: makes the sequencer's objects for appends in flight."""
 
     topic_settings: TopicSettings | None
     def __new__(cls, start: request_template.RequestTemplate, maker: Maker) -> RequestTemplate: ...

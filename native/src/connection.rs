@@ -1,7 +1,7 @@
 //! The state of one connection: what was sent and is not answered, and what arrives in several pieces.
 //!
 //! Its requests need no decision: whole frames that are relayed, and appends that permits allow. Everything else is left to
-//! Python, byte for byte. See `session/fast_path.py`, which does the same for both. `requests.rs` and `responses.rs` have what
+//! Python, byte for byte. See `session/relay/fast_path.py`, which does the same for both. `requests.rs` and `responses.rs` have what
 //! is done with received bytes, `methods.rs` what Python calls.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Frames that are relayed as they arrive. See `session/cutter.py`, whose watches look at some bytes of them.
+//! Frames that are relayed as they arrive. See `session/frames/cutter.py`, whose watches look at some bytes of them.
 
 use pyo3::prelude::*;
 

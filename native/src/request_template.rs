@@ -1,4 +1,4 @@
-//! What the next Produce request of a connection likely shares with its last one. See `session/request_template.py`.
+//! What the next Produce request of a connection likely shares with its last one. See `session/frames/request_template.py`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

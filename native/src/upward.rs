@@ -1,4 +1,4 @@
-//! What native code calls of Python, by name. `proxy/fencepost_proxy/session/native_calls.py` has a Protocol for each struct,
+//! What native code calls of Python, by name. `proxy/fencepost_proxy/session/relay/native_calls.py` has a Protocol for each struct,
 //! with the same members and parameters: a test compares them. No other file names anything of Python.
 
 use std::collections::HashSet;

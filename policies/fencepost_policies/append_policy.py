@@ -3,7 +3,7 @@
 A policy is a pure function of an `Append`, its setting and the `Facts`, so it can be read and tested without sockets.
 `refusal_of` calls all policies. Three checks are no policies, because they need more than the batch. The code that has
 it calls a function for each: expected offsets, which Kafka compares (`sequencer/`), partition counts, which wait for
-expansions (`session/partition_counts.py`), and idempotence levels, which may remove producer ids (`session/levels.py`).
+expansions (`partition_counts.py`), and idempotence levels, which may remove producer ids (`levels.py`).
 
 `registry.py` lists all checks. From it follow the virtual topic configs and their documentation, how deep batches are
 read, what `fencepost topics` and the status page show, and the series of `fencepost_refusals_total`.

@@ -36,8 +36,8 @@ from fencepost_proxy.services.session_services import SessionServices
 from fencepost_proxy.services.settings_warnings import warn_of_settings
 from fencepost_proxy.services.topic_configs import TopicConfigs
 from fencepost_proxy.services.topic_warnings import TopicWarnings
+from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners

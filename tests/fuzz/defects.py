@@ -8,13 +8,16 @@ from typing import Any
 from fencepost_proxy.sequencer.admitter import Admitter
 from fencepost_proxy.sequencer.in_doubt import InDoubtResolver, Lookups
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import arrival, control, reading, response_reader
-from fencepost_proxy.session.admission import Admission
-from fencepost_proxy.session.cutter import FrameCutter
+from fencepost_proxy.session import response_reader
+from fencepost_proxy.session.batches import reading
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
+from fencepost_proxy.session.control import control_messages as control
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.produce_exchange import ProduceExchange
-from fencepost_proxy.session.response_queue import ResponseQueue
-from fencepost_proxy.session.state import ConnectionState
+from fencepost_proxy.session.frames.cutter import FrameCutter
+from fencepost_proxy.session.produce import arrival
+from fencepost_proxy.session.produce.admission import Admission
 from fencepost_proxy.wire import primitives, produce
 from fencepost_proxy.wire.apis import CREATE_TOPICS, DESCRIBE_CONFIGS
 from tests.fuzz import large

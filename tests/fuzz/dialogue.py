@@ -31,10 +31,10 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ConfigError, ProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import RELAYED_VERSIONS
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.frames.services import RELAYED_VERSIONS
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import NotStored, StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -465,26 +465,26 @@ class Dialogue:
     name = "session"
     modules = (
         "proxy/fencepost_proxy/session/session.py",
-        "proxy/fencepost_proxy/session/control.py",
-        "proxy/fencepost_proxy/session/admission.py",
-        "proxy/fencepost_proxy/session/arrival.py",
-        "proxy/fencepost_proxy/session/completion.py",
-        "proxy/fencepost_proxy/session/drafts.py",
-        "proxy/fencepost_proxy/session/failed_pipelines.py",
-        "proxy/fencepost_proxy/session/forwarding.py",
-        "proxy/fencepost_proxy/session/request_template.py",
-        "proxy/fencepost_proxy/session/read_holds.py",
-        "proxy/fencepost_proxy/session/refusals.py",
+        "proxy/fencepost_proxy/session/control/control_messages.py",
+        "proxy/fencepost_proxy/session/produce/admission.py",
+        "proxy/fencepost_proxy/session/produce/arrival.py",
+        "proxy/fencepost_proxy/session/produce/completion.py",
+        "proxy/fencepost_proxy/session/produce/drafts.py",
+        "proxy/fencepost_proxy/session/connection/failed_pipelines.py",
+        "proxy/fencepost_proxy/session/produce/forwarding.py",
+        "proxy/fencepost_proxy/session/frames/request_template.py",
+        "proxy/fencepost_proxy/session/connection/read_holds.py",
+        "proxy/fencepost_proxy/session/produce/refusals.py",
         "proxy/fencepost_proxy/session/request_reader.py",
-        "proxy/fencepost_proxy/session/response_queue.py",
+        "proxy/fencepost_proxy/session/connection/response_queue.py",
         "proxy/fencepost_proxy/session/response_reader.py",
-        "proxy/fencepost_proxy/session/state.py",
-        "proxy/fencepost_proxy/session/fast_path.py",
-        "proxy/fencepost_proxy/session/appends.py",
-        "proxy/fencepost_proxy/session/produce_exchange.py",
+        "proxy/fencepost_proxy/session/connection/state.py",
+        "proxy/fencepost_proxy/session/relay/fast_path.py",
+        "proxy/fencepost_proxy/session/batches/appends.py",
+        "proxy/fencepost_proxy/session/batches/produce_exchange.py",
         "proxy/fencepost_proxy/session/dispatcher.py",
-        "proxy/fencepost_proxy/session/cutter.py",
-        "proxy/fencepost_proxy/session/rewriters.py",
+        "proxy/fencepost_proxy/session/frames/cutter.py",
+        "proxy/fencepost_proxy/session/control/rewriters.py",
         *SEQUENCER_MODULES,
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fencepost_proxy.config import Limits
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.log_view import read_appended_batch
-from fencepost_proxy.session.reading import HERE_BYTES_MAX, PARTITIONS_MAX
+from fencepost_proxy.session.batches.reading import HERE_BYTES_MAX, PARTITIONS_MAX
 from fencepost_proxy.wire.apis import APIS, Handling
 from fencepost_proxy.wire.control import (
     decode_request,

@@ -16,7 +16,7 @@ from typing import Any
 from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.appends import AppendDraft, batch_to_send, make_pending_append
+from fencepost_proxy.session.batches.appends import AppendDraft, batch_to_send, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from fencepost_proxy.session.native import MODULE
+from fencepost_proxy.session.relay.native import MODULE
 from tests.support.executors import needs_native
 from tests.support.ports import free_ports_in_a_row
 

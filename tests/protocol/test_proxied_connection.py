@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fencepost_proxy.metrics import Traffic
-from fencepost_proxy.session import messages
-from fencepost_proxy.session.fast_path import FastPath
-from fencepost_proxy.session.native import MODULE
+from fencepost_proxy.session.connection.state import Full
+from fencepost_proxy.session.frames import messages
+from fencepost_proxy.session.relay.fast_path import FastPath
+from fencepost_proxy.session.relay.native import MODULE
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.state import Full
 from fencepost_proxy.transport import unsent
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import SPLICE_BYTES_MIN, UNSENT_BYTES_MAX, Buffers, ProxiedSocket

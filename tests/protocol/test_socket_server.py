@@ -17,7 +17,7 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.metrics import Metrics
-from fencepost_proxy.session import messages
+from fencepost_proxy.session.frames import messages
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.loop_share import OnePerIteration, Share

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.topics.abort_only import encode_abort_only_record, encode_abort_only_tombstones
 from fencepost_proxy.transactions import commit_validator as j
 from fencepost_proxy.types import TopicPartition

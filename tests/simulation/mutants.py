@@ -29,24 +29,24 @@ from fencepost_proxy.sequencer.queued_in_brokers import QueuedInBrokers
 from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.transactions import PartitionTransactions
-from fencepost_proxy.session import appends as appends_module
-from fencepost_proxy.session import drafts as drafts_module
-from fencepost_proxy.session import reading as reading_module
-from fencepost_proxy.session.admission import Admission
-from fencepost_proxy.session.arrival import Arrival
-from fencepost_proxy.session.commits import EndTxnRequests
-from fencepost_proxy.session.completion import Completion
+from fencepost_proxy.session.batches import appends as appends_module
+from fencepost_proxy.session.batches import reading as reading_module
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.drafts import Drafts
-from fencepost_proxy.session.failed_pipelines import FailedPipelines
-from fencepost_proxy.session.fast_path import FastPath
-from fencepost_proxy.session.forwarding import Forwarding
-from fencepost_proxy.session.produce_exchange import ProduceExchange
-from fencepost_proxy.session.proofs import Proofs
-from fencepost_proxy.session.response_queue import ResponseQueue
+from fencepost_proxy.session.produce import drafts as drafts_module
+from fencepost_proxy.session.produce.admission import Admission
+from fencepost_proxy.session.produce.arrival import Arrival
+from fencepost_proxy.session.produce.completion import Completion
+from fencepost_proxy.session.produce.drafts import Drafts
+from fencepost_proxy.session.produce.forwarding import Forwarding
+from fencepost_proxy.session.relay.fast_path import FastPath
 from fencepost_proxy.session.response_reader import ResponseReader
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.transactions import TransactionalAppends
+from fencepost_proxy.session.transactions.appends import TransactionalAppends
+from fencepost_proxy.session.transactions.commits import EndTxnRequests
 from fencepost_proxy.topics.fencing import FenceBaseRecords, SharedProducerIds
 from fencepost_proxy.transactions import commit_validator as validator_module
 from fencepost_proxy.transactions.commit_validator import CommitValidator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.frames.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from tests.simulation.clock import Sim

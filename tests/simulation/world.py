@@ -19,11 +19,11 @@ from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.appends import batch_to_send
+from fencepost_proxy.session.batches.appends import batch_to_send
+from fencepost_proxy.session.control.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
-from fencepost_proxy.session.rewriters import Finished, RequestRewriter
-from fencepost_proxy.session.services import relayed_versions_without
+from fencepost_proxy.session.frames import messages as sessions
+from fencepost_proxy.session.frames.services import relayed_versions_without
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared
 from fencepost_proxy.topics.fencing import encode_fence_base, encode_producer_id

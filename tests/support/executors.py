@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from fencepost_proxy.session.native import MODULE, settings_for
+from fencepost_proxy.session.relay.native import MODULE, settings_for
 
 PYTHON, NATIVE = "python", "native"
 NOT_BUILT = "the native module is not importable: build native/ (docs/decisions/0017-native-module.md)"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.session.commits import EndTxnRequests
-from fencepost_proxy.session.pending_responses import PendingResponse
+from fencepost_proxy.session.frames.pending_responses import PendingResponse
+from fencepost_proxy.session.transactions.commits import EndTxnRequests
 from fencepost_proxy.transport.proxied_connection import ClientSocket
 from tests.support.mutants import Mutant, wrap
 

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.services.transactions import Commits
-from fencepost_proxy.session.messages import ValidateCommit
+from fencepost_proxy.session.frames.messages import ValidateCommit
 from fencepost_proxy.transactions import commit_validator as queries_to_send
 from fencepost_proxy.types import Monotonic
 from tests.kit.waiting import until

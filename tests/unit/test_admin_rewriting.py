@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.topics.closed import hide, mentions
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request

@@ -15,7 +15,7 @@ from fencepost_proxy.observability import audit
 from fencepost_proxy.observability.lists import Refusals
 from fencepost_proxy.services.session_requests import SessionRequests
 from fencepost_proxy.services.topic_configs import StoredConfigs
-from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import NotStored, TopicConfigChange
 from fencepost_proxy.types import Address, TopicPartition

@@ -44,9 +44,9 @@ import pytest
 from fencepost_policies.append import Check
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
-from fencepost_proxy.session.native import MODULE
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.relay.native import MODULE
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport import proxied_socket as side_module

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError
-from fencepost_proxy.session.cutter import CutterState, FrameCutter
+from fencepost_proxy.session.frames.cutter import CutterState, FrameCutter
 
 SHORTEST, LONGEST = 8, 300
 

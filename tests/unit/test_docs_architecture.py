@@ -13,7 +13,7 @@ from tests.support.docs import ROOT
 _WRITTEN: Final = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8").split("### File map")[1].split("```")[1]
 #: With `package/{one,other}.py` as two paths.
 MAP: Final = re.sub(
-    r"(\w+)/\{([\w,]+)\}\.py", lambda m: ", ".join(f"{m[1]}/{each}.py" for each in m[2].split(",")), _WRITTEN
+    r"([\w/]+)/\{([\w,]+)\}\.py", lambda m: ", ".join(f"{m[1]}/{each}.py" for each in m[2].split(",")), _WRITTEN
 )
 #: Packages that the map does not list by module.
 _WHOLE: Final = ("cli",)

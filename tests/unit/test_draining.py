@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.draining import READ_SECONDS
+from fencepost_proxy.session.connection.draining import READ_SECONDS
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.wire.apis import FETCH, PRODUCE
 from tests.support.batches import expecting
 from tests.support.sequencer_calls import Call

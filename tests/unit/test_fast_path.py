@@ -18,10 +18,10 @@ import pytest
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
-from fencepost_proxy.session.fast_path import FastPath
-from fencepost_proxy.session.services import RELAYED_VERSIONS
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.frames.services import RELAYED_VERSIONS
+from fencepost_proxy.session.relay.fast_path import FastPath
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch_scan import HeaderNames

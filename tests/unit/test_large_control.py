@@ -14,10 +14,10 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.server import Proxy
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.control import HERE_BYTES_MAX, SPLICED_HERE_BYTES_MAX
+from fencepost_proxy.session.control.control_messages import HERE_BYTES_MAX, SPLICED_HERE_BYTES_MAX
+from fencepost_proxy.session.control.rewriters import RequestRewriters
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.session.response_reader import PRODUCED_HERE_BYTES_MAX
-from fencepost_proxy.session.rewriters import RequestRewriters
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView

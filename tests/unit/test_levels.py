@@ -12,8 +12,8 @@ from fencepost_policies.append import INVALID_TIMESTAMP, Append, Check
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.addresses import AddressBook
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.rewriters import RequestRewriters
+from fencepost_proxy.session.control.rewriters import RequestRewriters
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.idempotence import IdempotenceMemory, make_up_producer_id
 from fencepost_proxy.topics.planning import Known

@@ -12,8 +12,8 @@ from collections import deque
 
 import pytest
 
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.idempotence import IdempotenceChecks
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import (

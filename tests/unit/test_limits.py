@@ -20,9 +20,9 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import dispatcher as dispatcher_module
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.appends import AppendDraft, make_pending_append
+from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.dispatcher import Dispatcher
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, DESCRIBE_CONFIGS

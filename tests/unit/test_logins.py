@@ -15,7 +15,7 @@ import pytest
 from fencepost_proxy.cluster.sasl import LoginFailed, log_in
 from fencepost_proxy.config import ControlSasl
 from fencepost_proxy.errors import ClientProtocolError, ConfigError
-from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult

@@ -25,9 +25,9 @@ from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.native_view import changed
 from fencepost_proxy.sequencer.events import SequencerLimits
-from fencepost_proxy.session.messages import CloseClient, Command
-from fencepost_proxy.session.native import MODULE, settings_for
-from fencepost_proxy.session.native_path import NativePath
+from fencepost_proxy.session.frames.messages import CloseClient, Command
+from fencepost_proxy.session.relay.native import MODULE, settings_for
+from fencepost_proxy.session.relay.native_path import NativePath
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport.memory_budget import MemoryBudget
 from fencepost_proxy.types import TopicPartition

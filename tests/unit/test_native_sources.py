@@ -16,7 +16,8 @@ from types import FunctionType
 import pytest
 
 from fencepost_proxy.sequencer.permits import IssuedPermit
-from fencepost_proxy.session import cutter, native_calls
+from fencepost_proxy.session.frames import cutter
+from fencepost_proxy.session.relay import native_calls
 from tests.support.executors import needs_native
 from tests.unit.test_sizes import MODULE_LINES_MAX, ROOT
 
@@ -134,7 +135,7 @@ def _members(kind: type) -> dict[str, list[str]]:
 
 def test_native_code_calls_what_the_protocols_list() -> None:
     called = _called(_read()[_UPWARD])
-    assert called == _typed(), "change native/src/upward.rs and session/native_calls.py together"
+    assert called == _typed(), "change native/src/upward.rs and session/relay/native_calls.py together"
     assert sum(map(len, called.values())) > 25
 
 
@@ -165,7 +166,7 @@ def _branches(source: str) -> list[str]:
 
 def test_transport_does_not_depend_on_native_code() -> None:
     branches = {path.name: _branches(path.read_text("utf-8")) for path in (PROXY / "transport").glob("*.py")}
-    assert not {name: found for name, found in branches.items() if found}, "decide it in session/native_path.py"
+    assert not {name: found for name, found in branches.items() if found}, "decide it in session/relay/native_path.py"
 
 
 def test_branch_on_native_code_is_noticed() -> None:

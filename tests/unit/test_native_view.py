@@ -15,7 +15,7 @@ from fencepost_proxy.native_view import NativeView, RememberedMap
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.services.session_services import SessionServices
 from fencepost_proxy.services.topic_lookups import TopicLookups
-from fencepost_proxy.session import native_calls
+from fencepost_proxy.session.relay import native_calls
 from fencepost_proxy.topics.state import StateView
 from tests.unit.test_sizes import ROOT
 

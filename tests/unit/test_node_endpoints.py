@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost_proxy.errors import ConfigError, UpstreamProtocolError
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.cutter import CutterState, FrameCutter
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.frames.cutter import CutterState, FrameCutter
 from fencepost_proxy.wire.apis import FETCH, SHARE_ACKNOWLEDGE, SHARE_FETCH
 from fencepost_proxy.wire.control import decode_response, encode_response
 from fencepost_proxy.wire.node_endpoints import TRAILER_BYTES_MAX, EndpointWalk, names_no_node, rewritten

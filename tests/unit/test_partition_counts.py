@@ -14,9 +14,9 @@ from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.control.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
-from fencepost_proxy.session.rewriters import Finished, RequestRewriter
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.wire.batch_scan import HeaderNames

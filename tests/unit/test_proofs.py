@@ -10,7 +10,7 @@ import pytest
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header

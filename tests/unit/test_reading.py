@@ -8,8 +8,7 @@ import pytest
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.reading import (
+from fencepost_proxy.session.batches.reading import (
     HERE_BATCHES_MAX,
     HERE_BYTES_MAX,
     HERE_STEPS_MAX,
@@ -17,6 +16,7 @@ from fencepost_proxy.session.reading import (
     TOPICS_AT_ONCE,
     Readings,
 )
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames

@@ -19,7 +19,7 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import transactions as product
 from fencepost_proxy.services.transactions import Commits
-from fencepost_proxy.session.messages import ValidateCommit
+from fencepost_proxy.session.frames.messages import ValidateCommit
 from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs, Outcome, ReadBack
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import Offset, TopicPartition

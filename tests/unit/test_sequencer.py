@@ -12,7 +12,7 @@ from fencepost_policies.append import Check
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.appends import sent_after
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
-from fencepost_proxy.session.appends import AppendDraft, make_pending_append
+from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch

@@ -15,10 +15,10 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError, ContradictoryResults, UpstreamProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.control.rewriters import Finished, RequestRewriter, RequestRewriters
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
-from fencepost_proxy.session.rewriters import Finished, RequestRewriter, RequestRewriters
-from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.frames.services import RELAYED_VERSIONS, RelayedVersions
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView

@@ -11,9 +11,9 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.expansion.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
 from fencepost_proxy.expansion.queries import Beginnings, GatedPartitions, HasTasks, MayHave
 from fencepost_proxy.expansion.watch import Watch
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import RELAYED_VERSIONS, relayed_versions_without
+from fencepost_proxy.session.control.rewriters import RequestRewriters
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.frames.services import RELAYED_VERSIONS, relayed_versions_without
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition

@@ -9,8 +9,8 @@ from kafka.protocol.producer import EndTxnRequest, EndTxnResponse
 
 from fencepost_policies.append import Append
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.services import RELAYED_VERSIONS, but_for
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.frames.services import RELAYED_VERSIONS, but_for
 from fencepost_proxy.topics.abort_only import AbortOnly, AbortOnlyView, cleared, encode_abort_only_record
 from fencepost_proxy.transactions.commit_validator import Decision, Outcome
 from fencepost_proxy.transactions.table import Table

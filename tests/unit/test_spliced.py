@@ -17,7 +17,7 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import UpstreamProtocolError
 from fencepost_proxy.executor import Executor
 from fencepost_proxy.services.topic_policies import TopicPolicies
-from fencepost_proxy.session.rewriters import Finished, RequestRewriters
+from fencepost_proxy.session.control.rewriters import Finished, RequestRewriters
 from fencepost_proxy.topics.closed import hide
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.rewriting import plan_request
@@ -188,7 +188,7 @@ def test_topics_other_than_the_state_topic_are_not_decoded(
     decoded: list[int] = []
     element = TopicList.element
     monkeypatch.setattr(TopicList, "element", lambda self, index: decoded.append(index) or element(self, index))
-    monkeypatch.setattr("fencepost_proxy.session.rewriters.decode_response", None)
+    monkeypatch.setattr("fencepost_proxy.session.control.rewriters.decode_response", None)
     topics = [Message(name=name) for name in ("orders", STATE_TOPIC, "other", f"{STATE_TOPIC}-2", "more")]
     frame = encode_response_frame(api_key, version, 7, Message(topics=topics))
     assert len(_finished(frame, api_key, version, _known()).answer) < len(frame)

@@ -42,7 +42,7 @@ from fencepost_proxy.observability.status_server import json_value, list_json, s
 from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.services.process_status import ProcessStatus
-from fencepost_proxy.session.messages import Count
+from fencepost_proxy.session.frames.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.watched import (
     WHY,

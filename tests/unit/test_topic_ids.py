@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.topic_ids import IDS_AT_ONCE, UNKNOWN_SECONDS
+from fencepost_proxy.session.frames import messages as m
+from fencepost_proxy.session.produce.topic_ids import IDS_AT_ONCE, UNKNOWN_SECONDS
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import (
@@ -250,7 +250,7 @@ def huge(monkeypatch: pytest.MonkeyPatch) -> tuple[Ids, list[UUID], bytes]:
     """More partitions than a request may have that the proxy reads."""
     for module in ("arrival", "reading"):
         monkeypatch.setattr(f"fencepost_proxy.session.{module}.PARTITIONS_MAX", 2)
-    monkeypatch.setattr("fencepost_proxy.session.arrival.TOPICS_AT_ONCE", 2)
+    monkeypatch.setattr("fencepost_proxy.session.produce.arrival.TOPICS_AT_ONCE", 2)
     session, ids = Ids(), [UUID(int=each) for each in range(1, 4)]
     sent = produce(*((each, 0, batch(b"x")) for each in ids))
     session.client(sent)

@@ -11,7 +11,7 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.diagnosis import of_ignored_offsets
 from fencepost_proxy.services import reports
 from fencepost_proxy.services.reports import Reports
-from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.types import TopicPartition
 from tests.support.raw import CODECS, Record, batch
 from tests.unit.test_session import Talk, produce

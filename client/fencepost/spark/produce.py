@@ -52,7 +52,7 @@ class ProduceResponse_v9(Response):  # type: ignore[misc]
 class Produce_v9(RequestStruct):  # type: ignore[misc]
     """One batch for one partition, copied as rarely as possible.
 
-    The proxy has a faster path for this version than for aiokafka's own, 8 (`session/fast_path.py`).
+    The proxy has a faster path for this version than for aiokafka's own, 8 (`session/relay/fast_path.py`).
     """
 
     API_KEY, API_VERSION, FLEXIBLE_VERSION = 0, 9, True

@@ -1,5 +1,5 @@
 """Ordered partition expansion (KIP-253). No I/O here.
 
 `services/expansions.py` runs the procedure. `services/groups.py` queries Kafka for the decisions about consumer groups,
-and `session/rewriters.py` changes the answers.
+and `session/control/rewriters.py` changes the answers.
 """

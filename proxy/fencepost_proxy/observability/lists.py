@@ -30,7 +30,7 @@ from fencepost_proxy.observability.status import (
 )
 from fencepost_proxy.sequencer.fence import Phase
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.messages import Count
+from fencepost_proxy.session.frames.messages import Count
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import TopicPartition

@@ -13,8 +13,8 @@ from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.reports import Reports
 from fencepost_proxy.services.session_requests import SessionRequests
-from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl
+from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection

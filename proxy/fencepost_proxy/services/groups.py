@@ -46,7 +46,7 @@ from fencepost_proxy.services.gating_decisions import GatingDecisions
 from fencepost_proxy.services.group_stories import GroupStories
 from fencepost_proxy.services.topic_warnings import some
 from fencepost_proxy.services.unread_records import SEARCH_AGAIN_SECONDS, UnreadRecords
-from fencepost_proxy.session.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
+from fencepost_proxy.session.frames.services import RELAYED_VERSIONS, RelayedVersions, relayed_versions_without
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import TopicPartition

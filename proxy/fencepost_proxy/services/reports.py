@@ -19,8 +19,8 @@ from fencepost_proxy.sequencer.in_doubt import FORGOTTEN
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import LogReader
 from fencepost_proxy.services.topic_lookups import TopicLookups
-from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
+from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED
+from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Bounded, TopicPartition
 

@@ -12,7 +12,7 @@ from fencepost_proxy.observability import audit
 from fencepost_proxy.observability.audit import Identity
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.topic_configs import TopicConfigs
-from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 
 _T = TypeVar("_T")

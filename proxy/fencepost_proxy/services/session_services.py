@@ -15,10 +15,10 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import AddedTime
+from fencepost_proxy.session.batches.reading import HERE_BYTES_MAX
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.native import settings_for, shared
-from fencepost_proxy.session.reading import HERE_BYTES_MAX
-from fencepost_proxy.session.services import RelayedVersions, and_addresses, but_for
+from fencepost_proxy.session.frames.services import RelayedVersions, and_addresses, but_for
+from fencepost_proxy.session.relay.native import settings_for, shared
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.transport.client_connections import ClientConnections

@@ -27,8 +27,8 @@ from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import FencepostError, LimitError
 from fencepost_proxy.metrics import Metrics
-from fencepost_proxy.session.messages import ValidateCommit
-from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
+from fencepost_proxy.session.batches.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
+from fencepost_proxy.session.frames.messages import ValidateCommit
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared, encode_abort_only_record, encode_abort_only_tombstones
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.commit_validator import (

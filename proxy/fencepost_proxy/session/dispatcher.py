@@ -16,10 +16,10 @@ from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.events import PendingAppend, SequencerLimits
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.begun import Begun
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import Services
+from fencepost_proxy.session.control.rewriters import RequestRewriters
+from fencepost_proxy.session.frames import messages as sessions
+from fencepost_proxy.session.frames.services import Services
+from fencepost_proxy.session.produce.begun import Begun
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.session.checked_appends import CheckedAppends
-from fencepost_proxy.session.control import ControlMessages
-from fencepost_proxy.session.core import Core
-from fencepost_proxy.session.cutter import REQUEST_PREFIX, CutterState
-from fencepost_proxy.session.logins import LOGIN_BYTES_MAX, Logins
-from fencepost_proxy.session.pending_responses import PendingResponse
-from fencepost_proxy.session.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
-from fencepost_proxy.session.request_template import template_of
-from fencepost_proxy.session.response_queue import relayed
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.response_queue import relayed
+from fencepost_proxy.session.control.control_messages import ControlMessages
+from fencepost_proxy.session.control.logins import LOGIN_BYTES_MAX, Logins
+from fencepost_proxy.session.frames.cutter import REQUEST_PREFIX, CutterState
+from fencepost_proxy.session.frames.pending_responses import PendingResponse
+from fencepost_proxy.session.frames.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
+from fencepost_proxy.session.frames.request_template import template_of
+from fencepost_proxy.session.produce.checked_appends import CheckedAppends
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
 from fencepost_proxy.wire.produce import FLEXIBLE, ProducePeek, peek_produce

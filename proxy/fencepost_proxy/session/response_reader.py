@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fencepost_proxy.errors import UpstreamProtocolError
-from fencepost_proxy.session.checked_appends import CheckedAppends
-from fencepost_proxy.session.core import Core
-from fencepost_proxy.session.cutter import INT32, CutterState
-from fencepost_proxy.session.native_path import NativePath
-from fencepost_proxy.session.pending_responses import Answer, PendingResponse
-from fencepost_proxy.session.read_holds import MESSAGE_WORK_BYTES
-from fencepost_proxy.session.steps import Steps
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES
+from fencepost_proxy.session.frames.cutter import INT32, CutterState
+from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.frames.steps import Steps
+from fencepost_proxy.session.produce.checked_appends import CheckedAppends
+from fencepost_proxy.session.relay.native_path import NativePath
 from fencepost_proxy.wire.apis import PRODUCE, api_name
 from fencepost_proxy.wire.node_endpoints import EndpointWalk, names_no_node, rewritten
 from fencepost_proxy.wire.produce import NodeEndpoint, encode_produce_response, parse_produce_response

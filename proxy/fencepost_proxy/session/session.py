@@ -31,13 +31,12 @@ from collections.abc import Callable
 
 from fencepost_proxy.errors import ProtocolError, UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.session.begun import BegunAppends
-from fencepost_proxy.session.checked_appends import CheckedAppends
-from fencepost_proxy.session.control import ControlMessages
-from fencepost_proxy.session.core import Core
-from fencepost_proxy.session.fast_path import FastPath
-from fencepost_proxy.session.logins import Logins
-from fencepost_proxy.session.messages import (
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.control.control_messages import ControlMessages
+from fencepost_proxy.session.control.logins import Logins
+from fencepost_proxy.session.control.rewriters import RequestRewriters
+from fencepost_proxy.session.frames.messages import (
     AbortOnlyRecorded,
     AppendsLate,
     BatchesRead,
@@ -61,11 +60,12 @@ from fencepost_proxy.session.messages import (
     UpstreamLost,
     UpstreamPassed,
 )
-from fencepost_proxy.session.produce_exchange import ProduceExchange
+from fencepost_proxy.session.frames.services import Services
+from fencepost_proxy.session.produce.begun import BegunAppends
+from fencepost_proxy.session.produce.checked_appends import CheckedAppends
+from fencepost_proxy.session.relay.fast_path import FastPath
 from fencepost_proxy.session.request_reader import RequestReader
 from fencepost_proxy.session.response_reader import ResponseReader
-from fencepost_proxy.session.rewriters import RequestRewriters
-from fencepost_proxy.session.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 

@@ -15,11 +15,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fencepost_proxy.metrics import Traffic
-from fencepost_proxy.session import messages
-from fencepost_proxy.session.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN
-from fencepost_proxy.session.fast_path import FastPath
+from fencepost_proxy.session.connection.state import Full
+from fencepost_proxy.session.frames import messages
+from fencepost_proxy.session.frames.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN
+from fencepost_proxy.session.relay.fast_path import FastPath
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.state import Full
 from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, METADATA, SASL_HANDSHAKE

@@ -17,9 +17,9 @@ from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.cluster.tasks import Tasks
 from fencepost_proxy.config import Limits
 from fencepost_proxy.metrics import Metrics
-from fencepost_proxy.session import messages
+from fencepost_proxy.session.connection.draining import READ_SECONDS
 from fencepost_proxy.session.dispatcher import Dispatcher
-from fencepost_proxy.session.draining import READ_SECONDS
+from fencepost_proxy.session.frames import messages
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners

@@ -1,0 +1,246 @@
+"""One Produce request with checked partitions: its appends at their sequencers, and how its answer is put together.
+
+Admitted appends are forwarded in one request, refused ones are answered by the proxy, and both results are merged into
+one response. The partitions are submitted one after the other, in the order of topic and partition. Admitted appends
+block other appends to their partitions until they are sent, so they do not wait long for the rest: they are sent ahead
+(`Admission.send_ahead`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.batches.appends import batch_to_send, without_producer
+from fencepost_proxy.session.batches.levels import LeveledProduce
+from fencepost_proxy.session.batches.partition_counts import CountCheckedProduce
+from fencepost_proxy.session.batches.reading import Readings
+from fencepost_proxy.session.batches.results import Results
+from fencepost_proxy.session.frames.pending_responses import PendingResponse, PipelineKey
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicData,
+    TopicResult,
+)
+
+ACKS_ALL = -1
+
+
+class NotFound(NamedTuple):
+    """A topic, by id, that does not exist, and Kafka's error."""
+
+    topic: TopicData
+    error_code: int
+
+
+NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class Received(NamedTuple):
+    """What a client sent, after it is read, and before the checks.
+
+    `starts_at` – its first byte on the connection. `at` – when it was complete, monotonic seconds.
+    `denied` – topics that the client may not write, with Kafka's error. `readings` – the parsed batches.
+    `not_found` – topics of the client's request that `ProduceExchange.request` lacks.
+    """
+
+    starts_at: int = 0
+    at: float = 0.0
+    denied: Mapping[str, int] = NOTHING_DENIED
+    readings: Readings | None = None
+    not_found: tuple[NotFound, ...] = ()
+
+
+NOT_READ: Final = Received()
+
+
+@dataclass(slots=True, eq=False)
+class Checks:
+    """What is found before the sequencers. `leveled` – its batches with idempotence levels.
+
+    `count_checked` – its topics with partition-count checks; `refused_by_policy` – partitions refused by these.
+    `misread` – pipelines of batches that could not become pending appends.
+    """
+
+    leveled: LeveledProduce | None = None
+    count_checked: CountCheckedProduce | None = None
+    refused_by_policy: frozenset[TopicPartition] = frozenset()
+    misread: list[PipelineKey] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """Its appends at their sequencers, for `Admission`. Times are monotonic seconds.
+
+    `waiting_for` – the append submitted last, None once all are decided; `submitted_at` – since when.
+    `admitted` – block their partitions until they are sent or canceled; `admitted_at` – since when the first does.
+    `alone` – it waits for one partition with none admitted, and submits all in order after that.
+    """
+
+    to_submit: list[PendingAppend] = field(default_factory=list)
+    waiting_for: PendingAppend | None = None
+    submitted_at: float = 0.0
+    admitted: list[PendingAppend] = field(default_factory=list)
+    admitted_at: float = 0.0
+    alone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Answering:
+    """What its answer waits for once each partition has a result.
+
+    `querying` – open queries to Kafka; `starts_queried` – log starts were queried.
+    `stated` – topics for which Kafka has answered whether the client may write.
+    `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
+    """
+
+    querying: int = 0
+    starts_queried: bool = False
+    stated: frozenset[str] = frozenset()
+    open_records: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ProduceExchange:
+    """`results` fills up with the final result of each partition; `pending_appends` are the appends to checked ones.
+
+    - `answer_by` – when the client must get an answer, monotonic seconds.
+    - `sent` – the partitions whose batches went upstream.
+    - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
+    """
+
+    request: ProduceRequest
+    received: Received = NOT_READ
+    answer_by: float = float("inf")
+    pending_appends: dict[TopicPartition, PendingAppend] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
+    sent: set[TopicPartition] = field(default_factory=set)
+    sequencer_seconds: float = 0.0
+    throttle_time_ms: int = 0
+    checks: Checks = field(default_factory=Checks)
+    submission: Submission = field(default_factory=Submission)
+    answering: Answering = field(default_factory=Answering)
+
+    @property
+    def is_muted(self) -> bool:
+        """It has appends to submit, and does not wait for a sequencer."""
+        return bool(self.submission.to_submit) and self.submission.waiting_for is None
+
+    @property
+    def concerns_checks(self) -> bool:
+        """Otherwise it is forwarded as it came."""
+        return bool(
+            self.pending_appends
+            or self.results
+            or self.checks.count_checked
+            or self.checks.leveled
+            or self.received.not_found
+        )
+
+    @property
+    def complete(self) -> bool:
+        return self.results.keys() >= {*self.partitions()}
+
+    @property
+    def refused(self) -> bool:
+        """Whether the proxy refused a part of it. A recognized retry has its result too, and that is a success."""
+        return any(self.refusals())
+
+    def refusals(self) -> Iterator[PartitionResult]:
+        """Except topics that Kafka denies."""
+        return (
+            result
+            for key, result in self.results.items()
+            if result.error_code and key.topic not in self.received.denied
+        )
+
+    @property
+    def silent(self) -> bool:
+        """acks=0: the client reads no answer."""
+        return self.request.acks == 0
+
+    def partitions(self) -> list[TopicPartition]:
+        return [
+            TopicPartition(topic.name, data.partition) for topic in self.request.topics for data in topic.partitions
+        ]
+
+    # ---- what goes upstream
+
+    def unsent(self) -> list[TopicPartition]:
+        """What can be sent now: what is admitted, and what needs no admission."""
+        blocked = self.pending_appends.keys() - {pending.partition for pending in self.submission.admitted}
+        done = self.results.keys() | self.sent | blocked
+        return [key for key in self.partitions() if key not in done]
+
+    def upstream_request(self, unsent: Collection[TopicPartition]) -> ProduceRequest:
+        """What may be sent and is not sent yet, fenced. acks=all if an append is fenced.
+
+        With acks=1 a leader could lose a conditional append that it acknowledged, and let a second writer win the same
+        offset.
+        """
+        acks = ACKS_ALL if self.submission.admitted or self.request.acks == 0 else self.request.acks
+        return replace(self.request, topics=self._only({*unsent}), acks=acks)
+
+    def request_for(self, pending: PendingAppend) -> ProduceRequest:
+        """A single append, with its new fence."""
+        return replace(self.request, topics=self._only({pending.partition}), acks=ACKS_ALL)
+
+    def request_without(self, keys: Collection[TopicPartition]) -> ProduceRequest:
+        """The batches to resend without their producer ids."""
+        acks = ACKS_ALL if self.request.acks == 0 else self.request.acks
+        return replace(self.request, topics=self._only(keys), acks=acks)
+
+    def _only(self, keys: Collection[TopicPartition]) -> tuple[TopicData, ...]:
+        topics = []
+        for topic in self.request.topics:
+            parts = [(TopicPartition(topic.name, data.partition), data) for data in topic.partitions]
+            requested = [self._upstream_data(key, data) for key, data in parts if key in keys]
+            if requested:
+                topics.append(replace(topic, partitions=tuple(requested)))
+        return tuple(topics)
+
+    def _upstream_data(self, key: TopicPartition, data: PartitionData) -> PartitionData:
+        pending = self.pending_appends.get(key)
+        if data.records is None:
+            return data
+        if pending is None:
+            drops_id = self.checks.leveled is not None and key in self.checks.leveled.without
+            return replace(data, records=memoryview(without_producer(data.records))) if drops_id else data
+        return replace(data, records=memoryview(batch_to_send(pending)))
+
+    # ---- what comes back
+
+    def response(self, reported: Results | None = None) -> ProduceResponse:
+        """`reported` – in place of its results, some of which are unknown."""
+        results = self.results if reported is None else reported
+        topics = tuple(
+            TopicResult(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=tuple(results[TopicPartition(topic.name, data.partition)] for data in topic.partitions),
+                tags=b"",
+            )
+            for topic in self.request.topics
+        )
+        not_found = tuple(
+            TopicResult("", topic.topic_id, tuple(PartitionResult(data.partition, error) for data in topic.partitions))
+            for topic, error in self.received.not_found
+        )
+        return ProduceResponse(self.request.correlation_id, topics + not_found, self.throttle_time_ms)
+
+
+def retriable(key: TopicPartition, message: str) -> PartitionResult:
+    """Nothing was appended: every client sends the batch again."""
+    return PartitionResult(partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message)
+
+
+#: Continues what waits for an answer of Kafka, or for a record to be stored.
+Finish = Callable[[PendingResponse, ProduceExchange], None]

@@ -1,0 +1,136 @@
+"""What all parts of a session know about its connection, and the commands that they emit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.session.batches.appends import refused
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.frames.cutter import REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN, CutterState, FrameCutter
+from fencepost_proxy.session.frames.messages import Command, Count
+from fencepost_proxy.session.frames.request_template import NO_TEMPLATE, RequestTemplate
+from fencepost_proxy.session.frames.services import Services
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.api_versions import Software
+
+
+class Full:
+    """Which sockets have more unsent bytes than a limit, as bits: their peers do not read."""
+
+    CLIENT: Final = 1
+    UPSTREAM: Final = 2
+
+
+class ConnectionState:
+    """`opened_at` – when its upstream connection opened, monotonic seconds. `local_host` – the address by which this
+    client reached the proxy.
+
+    - `client_id`, `software` – as the client reported them, None before.
+    - `principal` – user of the last complete login with PLAIN or SCRAM.
+    - `client`, `upstream` – cut what each peer sends into frames.
+    - `now` – time of the current event. `received_bytes` – from the client, in total.
+    - `collecting_bytes` – reserved for the client's frame that is being collected; `collecting_started` – when.
+    - `silent_to` – end of the client's last streamed Produce with acks=0.
+    - `template` – the start of the client's last Produce request.
+    - `login_ends` – from about then, Kafka closes at the next request.
+    - `full` – see `Full`; the transport keeps it current, and sends a `Tick` then to a session that waits.
+    """
+
+    __slots__ = (
+        "_continuations",
+        "_last_token",
+        "client",
+        "client_closed",
+        "client_id",
+        "closing",
+        "collecting_bytes",
+        "collecting_started",
+        "commands",
+        "connection",
+        "full",
+        "local_host",
+        "login_ends",
+        "now",
+        "opened_at",
+        "principal",
+        "received_bytes",
+        "sequencers",
+        "services",
+        "silent_to",
+        "software",
+        "template",
+        "upstream",
+        "upstream_closed",
+    )
+
+    def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
+        self.connection = connection
+        self.local_host = local_host
+        self.services = services
+        self.sequencers = services.sequencers
+        self.opened_at = opened_at
+        self.client_id: str | None = None
+        self.software: Software | None = None
+        self.principal: str | None = None
+        self.client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)
+        self.upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
+        self.commands: list[Command] = []
+        self.now = 0.0
+        self.received_bytes = 0
+        self.collecting_bytes = 0
+        self.collecting_started = 0.0
+        self.template: RequestTemplate = NO_TEMPLATE
+        self.login_ends = float("inf")
+        self.silent_to = -1
+        self.full = 0
+        self.closing = False
+        self.client_closed = False
+        self.upstream_closed = False
+        self._last_token = 0
+        self._continuations: dict[int, Callable[[Any], None]] = {}
+
+    @property
+    def read_bytes(self) -> int:
+        """How many of the client's bytes belong to frames that were begun."""
+        return self.received_bytes - self.client.unread_bytes
+
+    @property
+    def streams_up(self) -> bool:
+        """A frame of the client is half upstream: nothing else may be sent there before its end."""
+        return self.client.state is CutterState.PASSING
+
+    @property
+    def mid_header(self) -> bool:
+        """The client has sent only part of a frame's header."""
+        return self.client.at_start and self.client.unread_bytes > 0
+
+    @property
+    def collecting_since(self) -> float | None:
+        """When the frame started that is being buffered, None while there is none."""
+        return self.collecting_started if self.client.state is CutterState.COLLECTING else None
+
+    def release_collected(self) -> None:
+        """The frame that was being collected will not be processed here."""
+        self.services.release(self.collecting_bytes)
+        self.collecting_bytes = 0
+
+    def refuse(self, produce: ProduceExchange, key: TopicPartition, refusal: Refusal) -> None:
+        produce.results.refuse(key, refused(key, refusal))
+        self.commands.append(Count("refusal", refusal.reason, key))
+
+    # ---- commands whose result comes back by an event
+
+    def token(self, continuation: Callable[[Any], None]) -> int:
+        """For a command whose result `continuation` gets."""
+        self._last_token += 1
+        self._continuations[self._last_token] = continuation
+        return self._last_token
+
+    def resume(self, token: int, result: object) -> None:
+        """The event with this token has arrived. `ClearAbortOnly` may have none."""
+        continuation = self._continuations.pop(token, None)
+        if continuation is not None:
+            continuation(result)

@@ -1,0 +1,380 @@
+"""The appends of a Produce request at their sequencers, one partition after the other, until sent or refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import Error
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.state import Full
+from fencepost_proxy.session.frames.messages import Count
+from fencepost_proxy.session.frames.pending_responses import PendingResponse
+from fencepost_proxy.session.frames.services import Observation, Settings
+from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
+from fencepost_proxy.session.produce.barriers import Barriers
+from fencepost_proxy.session.produce.completion import Completion
+from fencepost_proxy.session.produce.forwarding import Forwarding
+from fencepost_proxy.session.produce.refusals import Refusals
+from fencepost_proxy.session.transactions.appends import TransactionalAppends
+from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
+
+_LOGIN_IS_OVER = "the client's login expired"
+_IS_MUTED = "Kafka does not read this client's requests at the moment: it may be over a quota"
+_IS_UNREAD = "the client does not read its responses"
+#: How long an admitted append may block its partition while other partitions of its request are waited for.
+_BLOCKS_SECONDS = 0.02
+
+
+class Admission:
+    __slots__ = (
+        "_barriers",
+        "_completion",
+        "_decided",
+        "_draining",
+        "_forwarding",
+        "_holds",
+        "_observation",
+        "_pipelines",
+        "_producers",
+        "_queue",
+        "_refusals",
+        "_sequencers",
+        "_settings",
+        "_state",
+        "_transactions",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        transactions: TransactionalAppends,
+        barriers: Barriers,
+        forwarding: Forwarding,
+        refusals: Refusals,
+        completion: Completion,
+    ) -> None:
+        self._settings: Settings = core.state.services
+        self._observation: Observation = core.state.services
+        self._producers = core.state.services.idempotence
+        self._sequencers = core.state.sequencers
+        self._state = core.state
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._transactions = transactions
+        self._draining = core.draining
+        self._barriers = barriers
+        self._forwarding = forwarding
+        self._refusals = refusals
+        self._completion = completion
+        self._decided: Resume | None = None  # continues the request that waits for a sequencer
+
+    def send(self, pending_response: PendingResponse, produce: ProduceExchange) -> Steps[None]:
+        """Submit its appends, one sequencer after the other; send what is admitted, and answer what is refused."""
+        produce.submission.to_submit = [
+            produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)
+        ]
+        while True:
+            while (pending := self._next(pending_response, produce)) is not None:
+                yield from self._decide(pending_response, produce, pending)
+                if self._holds.waiting_produce is not produce:
+                    return  # its connection ends
+            if self._settings.refuse_whole_requests and produce.refused:
+                self._refuse_the_rest(produce)
+            first = not produce.sent
+            sent = self._send_admitted(pending_response, produce, self._state.now)
+            if not produce.submission.to_submit:
+                break
+        self._holds.waiting_produce, self._holds.waiting_response = None, None
+        self._queue.in_flight[pending_response] = produce
+        if produce.sent:
+            self._queue.answer_by[pending_response] = produce.answer_by
+        if sent and first:
+            self._observation.forwarded(max(0.0, self._state.now - produce.received.at - produce.sequencer_seconds))
+        if not sent:
+            self._holds.made_here += not produce.sent
+            self._completion.finish(pending_response, produce)
+
+    def _next(self, pending_response: PendingResponse, produce: ProduceExchange) -> PendingAppend | None:
+        """The next append to submit; refuses those that failed or became late while others were waited for."""
+        while produce.submission.to_submit and not (self._settings.refuse_whole_requests and produce.refused):
+            pending = produce.submission.to_submit.pop()
+            if self._pipelines.refuse_after_failed(produce, pending):
+                continue
+            if self._state.now < produce.answer_by:
+                return pending
+            where = f"topic={pending.partition.topic} partition={pending.partition.partition}"
+            why = self._why_muted() if self._is_muted() else "the partitions before it took too long"
+            message = f"TRY_AGAIN {where}: {why}"
+            self._state.refuse(produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+            self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
+        return None
+
+    def _decide(
+        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend
+    ) -> Steps[None]:
+        """Wait until its sequencer admits or completes it; if Kafka would not read it now, only until then."""
+        submission = produce.submission
+        if self._is_muted():
+            submission.to_submit.append(pending)
+            self._resubmit_admitted(produce)
+            yield Wait(self._await_decision)
+            return
+        result: PartitionResult | None = yield Wait(partial(self._submit, produce, pending))
+        if self._holds.waiting_produce is not produce:
+            return
+        submission.waiting_for = None
+        if result is not None:
+            submission.alone = False
+            produce.results.answer(pending.partition, result)
+            self._pipelines.fail_with(pending_response, pending, result)
+            return
+        now = self._state.now
+        if not submission.admitted:
+            submission.admitted_at = now
+        submission.admitted.append(pending)
+        produce.sequencer_seconds += now - submission.submitted_at
+        self._observation.sequencer_waited(now - submission.submitted_at)
+        if submission.alone:
+            submission.alone = False
+            self._resubmit_admitted(produce)
+
+    def _submit(self, produce: ProduceExchange, pending: PendingAppend, resume: Resume) -> None:
+        self._decided = resume
+        produce.submission.waiting_for, produce.submission.submitted_at = pending, self._state.now
+        if pending.append.transactional:
+            self._transactions.submits(pending)
+        self._sequencers.submit(pending)
+
+    def _await_decision(self, resume: Resume) -> None:
+        self._decided = resume
+
+    def _resume(self, result: PartitionResult | None) -> None:
+        assert self._decided is not None
+        resume, self._decided = self._decided, None
+        resume(result)
+
+    def submit_muted(self) -> None:
+        """Submit what waits because an append of this client would stand still."""
+        produce = self._holds.waiting_produce
+        if produce is not None and produce.is_muted:
+            self._resume(None)
+
+    def _is_muted(self) -> bool:
+        """Whether Kafka would not read an append that is sent now, or the proxy its answer."""
+        return self._state.full != 0 or self._holds.throttling.blocks(len(self._queue.from_upstream))
+
+    def _why_muted(self) -> str:
+        return _IS_UNREAD if self._state.full & Full.CLIENT else _IS_MUTED
+
+    def admitted(self, pending: PendingAppend, now: float) -> None:
+        produce = self._holds.waiting_produce
+        if produce is not None and pending is produce.submission.waiting_for:
+            self._resume(None)
+            return
+        pending_response, sent = self._completion.sent_produce_of(pending)
+        if (
+            pending_response is None
+            or sent is None
+            or pending_response.done
+            or self._state.client_closed
+            or self._state.upstream_closed
+        ):
+            self._sequencers.cancel(pending)
+            return
+        # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
+        why = self._why_not_resent(sent, pending, now)
+        if why is not None:
+            self._completion.not_sent(pending_response, sent, pending, why)
+            self._completion.finish(pending_response, sent)
+            return
+        self._completion.forward(pending_response, sent, sent.request_for(pending))
+        if pending.append.transactional:
+            self._transactions.sends(pending)
+        self._sequencers.sent(pending)
+
+    def _why_not_resent(self, sent: ProduceExchange, pending: PendingAppend, now: float) -> str | None:
+        if self._forwarding.without_id(sent, [pending]):
+            return _unknown_id(pending)
+        if self._state.streams_up:
+            # A frame of the client is half upstream, and ends when the client likes. Nothing can be sent in between,
+            # and the sequencer cannot wait for that.
+            return "the client's next request is being relayed"
+        if now >= self._state.login_ends:
+            return _LOGIN_IS_OVER
+        return self._why_muted() if self._is_muted() else None  # or its last attempt is not answered
+
+    def completed(self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float) -> None:
+        if reason is not None:
+            expected = pending.append.expected_base_offset
+            self._state.commands.append(Count("refusal", reason, pending.partition, expected, result.base_offset))
+        self._producers.record_log_start(pending.partition, result.log_start_offset, now)
+        if pending.append.transactional:
+            self._transactions.was_appended(pending, result)
+        produce = self._holds.waiting_produce
+        if produce is not None and pending is produce.submission.waiting_for:
+            self._resume(result)
+            return
+        pending_response, sent = self._completion.sent_produce_of(pending)
+        if pending_response is not None and sent is not None:
+            sent.results.answer(pending.partition, result)
+            self._pipelines.fail_with(pending_response, pending, result)
+            self._completion.finish(pending_response, sent)
+
+    def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:
+        """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""
+        submission = produce.submission
+        if self._pipelines.failed:
+            self._return_after_failed(produce)
+        if submission.admitted and now >= self._state.login_ends:
+            self._return_unsent(produce)
+        if submission.admitted and (
+            self._is_muted() or any(not self._sequencers.may_send(pending, now) for pending in submission.admitted)
+        ):
+            # Kafka would not read them now; or: an admission without a confirmed fence expires.
+            self._resubmit_admitted(produce)
+            return False
+        for pending in self._forwarding.without_id(produce, submission.admitted):
+            submission.admitted.remove(pending)
+            self._completion.not_sent(pending_response, produce, pending, _unknown_id(pending))
+        unsent = produce.unsent()
+        if not unsent:
+            return False
+        request = produce.upstream_request(unsent)
+        produce.sent.update(unsent)
+        for pending in submission.admitted:
+            if pending.append.transactional:
+                self._transactions.sends(pending)
+            self._sequencers.sent(pending)
+        submission.admitted = []
+        self._completion.forward(pending_response, produce, request)
+        return True
+
+    def send_ahead(self, now: float) -> None:
+        """Send admitted appends before the rest of their request, which takes too long.
+
+        Not if a refusal of the rest would refuse these too (`refusal_scope = "request"`). Then they are returned until
+        the slow partition admits its append, and after that all are submitted in order.
+        """
+        produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
+        if produce is None or pending_response is None:
+            return
+        submission = produce.submission
+        if not submission.admitted or submission.waiting_for is None or now < submission.admitted_at + _BLOCKS_SECONDS:
+            return
+        if self._settings.refuse_whole_requests:
+            submission.alone = True
+            self._resubmit_admitted(produce)
+            return
+        if self._send_admitted(pending_response, produce, now):
+            self._queue.in_flight[pending_response] = produce
+
+    def _resubmit_admitted(self, produce: ProduceExchange) -> None:
+        submission = produce.submission
+        for pending in submission.admitted:
+            self._sequencers.cancel(pending)
+        submission.to_submit = sorted(
+            [*submission.to_submit, *submission.admitted], key=lambda t: t.partition, reverse=True
+        )
+        submission.admitted = []
+
+    def _return_after_failed(self, produce: ProduceExchange) -> None:
+        """Cancel admitted appends whose pipeline has failed meanwhile:
+
+        1. B is submitted. Its sequencer completes A with an error and admits B before this session has processed A's
+           result.
+        2. The session gets both results before it sends B, but for the sequencer B no longer follows A.
+        """
+        for pending in tuple(produce.submission.admitted):
+            if self._pipelines.refuse_after_failed(produce, pending):
+                produce.submission.admitted.remove(pending)
+                self._sequencers.cancel(pending)
+
+    def _return_unsent(self, produce: ProduceExchange) -> None:
+        """The client's login expired while it waited. Kafka would close the connection without a result.
+
+        The client retries: on a connection that ends here, or after it has logged in again.
+        """
+        pending_response = self._holds.waiting_response
+        assert pending_response is not None
+        for key in produce.unsent():
+            produce.results.refuse(key, retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}"))
+        for pending in produce.submission.admitted:
+            self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
+            self._sequencers.cancel(pending)
+            self._state.commands.append(Count("refusal", "try_again", pending.partition))
+        produce.submission.admitted = []
+
+    def _refuse_the_rest(self, produce: ProduceExchange) -> None:
+        """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
+        submission = produce.submission
+        for pending in submission.admitted:
+            self._sequencers.cancel(pending)
+        submission.admitted, submission.to_submit = [], []
+        first = next(produce.refusals())
+        pending_response = self._holds.waiting_response
+        assert pending_response is not None
+        for key in produce.partitions():
+            if key not in produce.results:
+                message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
+                result = PartitionResult(key.partition, first.error_code, error_message=message)
+                produce.results.refuse(key, result)
+                if key in produce.pending_appends:
+                    self._pipelines.fail_with(pending_response, produce.pending_appends[key], result)
+
+    def answer_before_close(self, now: float) -> None:
+        """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a
+        retriable error. Appends sent and not answered are reported as unknown, as at their deadline.
+        """
+        if not self._draining.closes_soon(now):
+            return
+        self._queue.take_over()
+        produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
+        if produce is not None and pending_response is not None:
+            self.cancel_waiting()
+            if pending_response in self._queue.in_flight:
+                self._queue.answer_by[pending_response] = now
+            # No result of a transaction is reported before it is recorded: the client sees the end, and retries.
+            elif not (
+                produce.sent
+                or self._state.client_closed
+                or produce.silent
+                or produce.request.transactional_id is not None
+            ):
+                left = set(produce.partitions()) - produce.results.keys() | set(self._refusals.unproved(produce))
+                for key in left:
+                    produce.results.override(key, retriable(key, "TRY_AGAIN this proxy is shutting down"))
+                self._state.commands.append(Count("refusal", "try_again"))
+                self._queue.end(
+                    pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
+                )
+        for pending_response in self._queue.answer_by:
+            self._queue.answer_by[pending_response] = now
+
+    def cancel_waiting(self) -> None:
+        """The request that waits for a sequencer will not be sent any more."""
+        produce, self._holds.waiting_produce = self._holds.waiting_produce, None
+        pending_response, self._holds.waiting_response = self._holds.waiting_response, None
+        if produce is not None:
+            for pending in (*produce.submission.admitted, produce.submission.waiting_for):
+                if pending is not None:
+                    self._sequencers.cancel(pending)
+            if produce.sent:  # in part: it goes on as one of `in_flight`, until that is answered
+                for key in produce.partitions():
+                    if key not in produce.sent and key not in produce.results:
+                        produce.results.refuse(key, retriable(key, "TRY_AGAIN not sent: its connection ended"))
+                assert pending_response is not None
+                self._completion.finish(pending_response, produce)
+                return
+            self._transactions.end_appends(produce)
+            self._barriers.leave(produce, unsent=True)
+        if pending_response is not None:
+            self._queue.release(pending_response)
+
+
+def _unknown_id(pending: PendingAppend) -> str:
+    return f"the id of topic {pending.partition.topic} is unknown"

@@ -1,0 +1,90 @@
+"""A connection at append barriers: waiting, entering, and disconnecting clients with an outdated partition count.
+
+`CountCheckedProduce` (`partition_counts.py`) decides. A request that waits for a barrier is the connection's
+`waiting_produce`: reading is paused, as for a partition sequencer.
+
+A client with an outdated partition count must refresh its metadata. Error 37 makes no client do so; the end of the
+connection makes all of them. So the proxy reads no further request, answers those in progress and disconnects. Requests
+that the client sent meanwhile are not appended, and the client knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fencepost_proxy.session.batches.partition_counts import Admitted, CountCheckedProduce, count_checked_produce
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.frames.messages import TopicStale
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+
+
+class Barriers:
+    __slots__ = ("_draining", "_holds", "_services", "_state", "entered")
+
+    def __init__(self, core: Core) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._holds = core.holds
+        self._draining = core.draining
+        self.entered: dict[CountCheckedProduce, None] = {}  # requests that entered append barriers
+
+    def wait_seconds(self, timeout_ms: int) -> float:
+        """How long an append may wait before it is sent."""
+        return min(self._services.sequencer_wait_max_seconds, max(timeout_ms, 0) / 3000)
+
+    def waits(self, produce: ProduceExchange, now: float) -> bool:
+        """False: it entered, or no barrier concerns it."""
+        services = self._services
+        if produce.checks.count_checked is None:
+            deadline = now + self.wait_seconds(produce.request.timeout_ms)
+            policy = self.policy_for(produce)
+            produce.request, produce.checks.count_checked = count_checked_produce(
+                produce.request,
+                policy,
+                self._state.connection,
+                now,
+                deadline,
+                readings=produce.received.readings,
+            )
+            if produce.checks.count_checked is None:
+                return False
+        came = produce.checks.count_checked.enter_barriers(services, now)
+        if not isinstance(came, Admitted):
+            self._state.commands += [TopicStale(topic) for topic in came.query]
+            return True
+        self.entered[produce.checks.count_checked] = None
+        services.barrier_waited(now - produce.received.at)
+        produce.sequencer_seconds = now - produce.received.at
+        for key, refusal in came.refused.items():
+            if key in produce.results:
+                continue  # refused for its idempotence level
+            self._state.refuse(produce, key, refusal)
+        produce.checks.refused_by_policy |= came.refused.keys()
+        for topic in came.guesses:
+            services.record_guess(self._state.connection, self._state.client_id, topic, now)
+        if came.stale:
+            self._holds.draining_because = (
+                "the client's partition count is outdated; disconnected to refresh its metadata"
+            )
+            self._draining.begin(now + services.request_timeout_seconds)
+            self._holds.pause_client()
+        return False
+
+    def policy_for(self, produce: ProduceExchange) -> Callable[[str], TopicPolicy | None]:
+        """Topics that the client may not write have no policy here: Kafka's refusal is the answer."""
+        services, denied = self._services, produce.received.denied
+        return (lambda topic: None if topic in denied else services.policy(topic)) if denied else services.policy
+
+    def leave(self, produce: ProduceExchange, *, unsent: bool = False) -> None:
+        """Once Kafka has answered all of it, or nothing of it will be sent."""
+        count_checked = produce.checks.count_checked
+        if count_checked is not None and (unsent or (produce.complete and not count_checked.unanswered)):
+            count_checked.leave(self._state.now)
+            self.entered.pop(count_checked, None)
+
+    def leave_all(self) -> None:
+        """Kafka will not answer the requests that entered."""
+        for count_checked in self.entered:
+            count_checked.leave(self._state.now)
+        self.entered.clear()

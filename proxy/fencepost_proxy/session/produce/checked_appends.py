@@ -1,0 +1,94 @@
+"""The parts of a session that process Produce requests with checked appends, and requests about transactions."""
+
+from __future__ import annotations
+
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.produce.admission import Admission
+from fencepost_proxy.session.produce.arrival import Arrival
+from fencepost_proxy.session.produce.barriers import Barriers
+from fencepost_proxy.session.produce.completion import Completion
+from fencepost_proxy.session.produce.drafts import Drafts
+from fencepost_proxy.session.produce.forwarding import Forwarding
+from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
+from fencepost_proxy.session.produce.refusals import Refusals
+from fencepost_proxy.session.transactions.appends import TransactionalAppends
+from fencepost_proxy.session.transactions.commits import EndTxnRequests
+from fencepost_proxy.session.transactions.joins import TransactionJoins
+
+
+class CheckedAppends:
+    """In the order of a request: it arrives, its appends are drafted, admitted, sent, and completed.
+
+    `joins`, `commits` – partitions are added to its transaction; that ends.
+
+    All of them are made when the first one is used, and most connections need none. Until then `made` is False.
+    """
+
+    __slots__ = (
+        "_core",
+        "admission",
+        "arrival",
+        "barriers",
+        "commits",
+        "completion",
+        "drafts",
+        "joins",
+        "levels",
+        "made",
+        "transactions",
+    )
+
+    arrival: Arrival
+    drafts: Drafts
+    levels: IdempotenceChecks
+    barriers: Barriers
+    admission: Admission
+    completion: Completion
+    transactions: TransactionalAppends
+    joins: TransactionJoins
+    commits: EndTxnRequests
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.made = False
+
+    def __getattr__(self, name: str) -> object:
+        """Python calls it for a part that is not made."""
+        if self.made:
+            raise AttributeError(name)
+        self._make(self._core)
+        return getattr(self, name)
+
+    def _make(self, core: Core) -> None:
+        self.made = True
+        self.joins = TransactionJoins(core)
+        self.commits = EndTxnRequests(core)
+        self.barriers = Barriers(core)
+        self.transactions = TransactionalAppends(core)
+        self.drafts = Drafts(core, transactions=self.transactions, barriers=self.barriers)
+        forwarding, refusals = Forwarding(core), Refusals(core)
+        self.levels = IdempotenceChecks(core, barriers=self.barriers, forwarding=forwarding)
+        self.completion = Completion(
+            core,
+            transactions=self.transactions,
+            barriers=self.barriers,
+            forwarding=forwarding,
+            refusals=refusals,
+            levels=self.levels,
+        )
+        self.admission = Admission(
+            core,
+            transactions=self.transactions,
+            barriers=self.barriers,
+            forwarding=forwarding,
+            refusals=refusals,
+            completion=self.completion,
+        )
+        self.arrival = Arrival(
+            core,
+            transactions=self.transactions,
+            barriers=self.barriers,
+            drafts=self.drafts,
+            levels=self.levels,
+            admission=self.admission,
+        )

@@ -1,0 +1,270 @@
+"""What Kafka and the sequencers answer for the appends of a Produce request, and how that becomes its one response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fencepost_proxy.errors import ClientProtocolError, Error
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
+from fencepost_proxy.session.batches.results import Results
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
+from fencepost_proxy.session.frames.pending_responses import PendingResponse
+from fencepost_proxy.session.frames.services import Memory, Observation, Settings
+from fencepost_proxy.session.produce.barriers import Barriers
+from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID, Forwarding
+from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
+from fencepost_proxy.session.produce.refusals import Refusals
+from fencepost_proxy.session.transactions.appends import TransactionalAppends
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import (
+    PartitionResult,
+    ProduceRequest,
+    encode_produce_response,
+)
+
+#: Errors that show that the known topic id or leaders are outdated.
+_STALE = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.UNKNOWN_TOPIC_ID,
+        Error.INCONSISTENT_TOPIC_ID,
+    }
+)
+#: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
+_REASON_SECONDS = 1.0
+
+
+class Completion:
+    __slots__ = (
+        "_barriers",
+        "_forwarding",
+        "_levels",
+        "_memory",
+        "_observation",
+        "_pipelines",
+        "_proofs",
+        "_queue",
+        "_refusals",
+        "_sequencers",
+        "_settings",
+        "_state",
+        "_throttling",
+        "_transactions",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        transactions: TransactionalAppends,
+        barriers: Barriers,
+        forwarding: Forwarding,
+        refusals: Refusals,
+        levels: IdempotenceChecks,
+    ) -> None:
+        self._observation: Observation = core.state.services
+        self._memory: Memory = core.state.services
+        self._settings: Settings = core.state.services
+        self._sequencers = core.state.sequencers
+        self._state = core.state
+        self._throttling = core.holds.throttling
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._proofs = core.proofs
+        self._transactions = transactions
+        self._barriers = barriers
+        self._forwarding = forwarding
+        self._refusals = refusals
+        self._levels = levels
+
+    def sent_produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
+        found = self._produce_of(pending)
+        if found == (None, None):
+            self._queue.take_over()
+            found = self._produce_of(pending)
+        return found
+
+    def _produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
+        for pending_response, produce in self._queue.in_flight.items():
+            if produce.pending_appends.get(pending.partition) is pending:
+                return pending_response, produce
+        return None, None
+
+    def not_sent(
+        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend, why: str
+    ) -> None:
+        result = produce.results.refuse(pending.partition, retriable(pending.partition, f"TRY_AGAIN {why}"))
+        self._pipelines.fail_with(pending_response, pending, result)
+        self._state.commands += [
+            TopicStale(pending.partition.topic),
+            Count("refusal", "try_again", pending.partition),
+        ]
+        self._sequencers.cancel(pending)
+
+    def forward(self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest) -> None:
+        self._forwarding.forward(pending_response, produce, request, self._answered)
+
+    def _answered(
+        self,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
+        answers: Mapping[TopicPartition, PartitionResult],
+    ) -> None:
+        pending_response.answered_at = self._state.now
+        if produce.checks.count_checked is not None:
+            produce.checks.count_checked.was_answered()
+        again = (
+            [] if produce.checks.leveled is None else self._levels.to_send_without(pending_response, produce, answers)
+        )
+        by_name = produce.request.api_version < PRODUCE_BY_ID
+        for key, result in answers.items():
+            if key not in again:
+                known = _for_names(result) if by_name else result
+                self._partition_answered(produce, key, self._levels.reported(produce, key, known))
+        if again:
+            self._levels.send_without(pending_response, produce, again, self._answered)
+        self.finish(pending_response, produce)
+
+    def _partition_answered(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> None:
+        self._proofs.record(key.topic, result.error_code)
+        if result.error_code in _STALE:
+            self._state.commands.append(TopicStale(key.topic))
+        pending = produce.pending_appends.get(key)
+        if pending is not None and key in produce.sent:
+            self._throttling.is_answered(pending)
+            pending.sending.may_write = self._proofs.has_proved(key.topic)
+            if result.error_code:
+                self._observation.kafka_refused(result.error_code)
+            self._sequencers.answered(pending, result)
+        else:
+            produce.results.answer(key, result)
+
+    def finish(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        self._barriers.leave(produce)
+        if pending_response not in self._queue.in_flight or not produce.complete:
+            return
+        if not (self._state.client_closed or pending_response.done or produce.silent):
+            if produce.answering.querying:
+                return
+            unreported = self._refusals.unproved(produce)
+            unproved = sorted({key.topic for key in unreported})
+            unknown = self._refusals.report_log_starts(produce, unproved)
+            if unproved:
+                if all(produce.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
+                    produce.answer_by = min(produce.answer_by, self._state.now + _REASON_SECONDS)
+                self._refusals.prove_write(pending_response, produce, unproved, self.finish)
+            if unknown:
+                self._refusals.query_log_starts(pending_response, produce, unknown, self.finish)
+            if produce.answering.querying:
+                return
+        if produce.request.transactional_id is not None:
+            if self._transactions.waits_for_records(pending_response, produce, self.finish):
+                return
+            self._transactions.end_appends(produce)
+        del self._queue.in_flight[pending_response]
+        self._queue.answer_by.pop(pending_response, None)
+        if produce.silent:
+            self._memory.release(pending_response.reserved_bytes)
+            failed = next((r for r in produce.results.values() if r.error_code), None)
+            if failed is not None:
+                raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
+        elif not pending_response.done:
+            self._queue.end(
+                pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
+            )
+
+    def answer_unknown_outcomes(self, now: float) -> None:
+        """Report what was sent and not answered in time as unknown; the sequencer continues to resolve it."""
+        for pending_response, deadline in list(self._queue.answer_by.items()):
+            if deadline > now:
+                continue
+            del self._queue.answer_by[pending_response]
+            produce = self._queue.in_flight[pending_response]
+            self.stop_waiting(produce)
+            if produce.silent:
+                continue
+            self._transactions.answer_later_instead(produce)
+            message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
+            results = {
+                key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
+                for key in produce.partitions()
+            }
+            message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
+            unreported = self._refusals.unproved(produce)
+            unproved = {key: retriable(key, message) for key in unreported if key not in produce.sent}
+            # Without a proof, what was sent stays unknown: it may be in the log.
+            known = {
+                key: each for key, each in produce.results.items() if key not in produce.sent or key not in unreported
+            }
+            reported = Results(results | known | unproved)
+            for key, pending in produce.pending_appends.items():
+                if key not in produce.results:
+                    self._pipelines.fail_with(pending_response, pending, results[key])
+            self._state.commands.append(Count("refusal", "outcome_unknown"))
+            self._queue.end(
+                pending_response, [encode_produce_response(produce.response(reported), produce.request.api_version)]
+            )
+            if produce.request.transactional_id is not None and produce.answering.open_records is None:
+                # Too late to wait for it. Later results are processed when they arrive.
+                for transaction in self._transactions.failed(produce, reported):
+                    self._transactions.record_abort_only(pending_response, produce, transaction, self.finish)
+                produce.answering.open_records = None
+
+    def resolve_late(self, pending_appends: Sequence[PendingAppend]) -> None:
+        """Let the log decide about these appends to one partition, in order: other clients wait for them.
+
+        Not if the proxy may not send them again. Nothing more is sent on this connection before Kafka has answered
+        them: else the next append would be late, too.
+        """
+        partition = pending_appends[0].partition
+        produces = [self.sent_produce_of(pending)[1] for pending in pending_appends]
+        if self._settings.clients_log_in and not self._proofs.has_proved(partition.topic):
+            return  # without logins, each client has the proxy's permissions
+        if any(
+            each is None or each.checks.count_checked is not None or each.checks.leveled is not None
+            for each in produces
+        ):
+            return  # an expansion waits for its answer
+        seconds = max(self._state.now - (pending.placement.sent_at or self._state.now) for pending in pending_appends)
+        self._state.commands.append(LateAppends(partition, seconds))
+        for pending, produce in zip(pending_appends, produces, strict=True):
+            assert produce is not None
+            pending.sending.may_write, pending.sending.may_arrive_until = True, produce.answer_by
+            self._throttling.is_late(pending)
+            self._sequencers.lost(pending)
+
+    def stop_waiting(self, produce: ProduceExchange) -> None:
+        """A leader that hangs may never answer, and never break the connection either: other appends must continue.
+
+        If it appends the batch later, the sequencer finds that in the log.
+        """
+        for pending in produce.pending_appends.values():
+            if pending.partition in produce.sent and pending.partition not in produce.results:
+                pending.sending.may_write = self._proofs.has_proved(pending.partition.topic)
+                self._sequencers.lost(pending)
+                if produce.checks.count_checked is not None:
+                    produce.checks.count_checked.in_doubt = True  # the sequencer may resend it
+
+    def take_over(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+        """Native code has sent the request, by topic id. From now on it ends here."""
+        queue, queried = self._queue, set(produce.pending_appends)
+        names = {pending.sending.topic_id: pending.partition.topic for pending in produce.pending_appends.values()}
+        queue.to_client.append(pending_response)
+        queue.from_upstream.append(
+            self._forwarding.upstream_response(
+                pending_response, produce, self._answered, version=PRODUCE_BY_ID, names=names, queried=queried
+            )
+        )
+        queue.in_flight[pending_response] = produce
+        queue.answer_by[pending_response] = produce.answer_by
+
+
+def _for_names(result: PartitionResult) -> PartitionResult:
+    """A client that identifies topics by name does not know UNKNOWN_TOPIC_ID: to it, the topic is unknown."""
+    if result.error_code in (Error.UNKNOWN_TOPIC_ID, Error.INCONSISTENT_TOPIC_ID):
+        return replace(result, error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
+    return result

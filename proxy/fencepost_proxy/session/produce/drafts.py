@@ -1,0 +1,142 @@
+"""From the batches of a Produce request to pending appends, or refusals."""
+
+from __future__ import annotations
+
+from fencepost_policies.append import Append, Facts, Refusal
+from fencepost_policies.append_policy import refusal_of
+from fencepost_proxy.errors import ClientProtocolError, Error
+from fencepost_proxy.sequencer.events import AppendContext
+from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append, refused
+from fencepost_proxy.session.batches.partition_counts import pipeline_of
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.batches.reading import append_of
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.frames.messages import Count
+from fencepost_proxy.session.produce.barriers import Barriers
+from fencepost_proxy.session.transactions.appends import TransactionalAppends
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import PartitionData, PartitionResult, TopicData
+
+#: Clients give up at `timeout_ms`; an unknown outcome is reported a little earlier.
+_ANSWER_BY = 0.9
+
+
+class Drafts:
+    __slots__ = ("_barriers", "_pipelines", "_services", "_state", "_transactions")
+
+    def __init__(self, core: Core, *, transactions: TransactionalAppends, barriers: Barriers) -> None:
+        self._services = core.state.services
+        self._state = core.state
+        self._pipelines = core.pipelines
+        self._transactions = transactions
+        self._barriers = barriers
+
+    def deny_topics(self, produce: ProduceExchange) -> None:
+        """Kafka's denial is final: no level, barrier or sequencer is involved."""
+        for key in produce.partitions() if produce.received.denied else ():
+            error_code = produce.received.denied.get(key.topic)
+            if error_code is not None:
+                produce.results.override(key, PartitionResult(partition=key.partition, error_code=error_code))
+
+    def check_policies(self, produce: ProduceExchange, now: float) -> None:
+        """Apply the policies of its topics, at arrival and after each wait before the sequencers.
+
+        On an unchecked topic, what a refusal means for the producer's later batches is Kafka's matter, as when Kafka
+        itself refuses a batch.
+        """
+        for topic in produce.request.topics:
+            policy = self._services.policy(topic.name)
+            if policy is None or not policy.policies:
+                continue
+            for data in topic.partitions:
+                key = TopicPartition(topic.name, data.partition)
+                if key in produce.results:
+                    continue
+                assert produce.received.readings is not None
+                scan = produce.received.readings.of(key, data.records, policy)
+                if isinstance(scan, Refusal):
+                    if not policy.is_checked:  # else `_take_draft` refuses it
+                        self._state.refuse(produce, key, scan)
+                    continue
+                refusal = self.refused_on_arrival(policy, append_of(key, scan), now)
+                if refusal is not None:
+                    self._state.refuse(produce, key, refusal)
+                    produce.checks.refused_by_policy |= {key}
+
+    def refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
+        return refusal_of(append, policy.policies, Facts(self._services.unix_ms(now)))
+
+    def take(self, produce: ProduceExchange, now: float) -> None:
+        """A pending append for each checked partition, or a refusal if its batch cannot be one."""
+        services = self._services
+        request = produce.request
+        wait_seconds = self._barriers.wait_seconds(request.timeout_ms)
+        refused_before = frozenset(produce.results)
+        instance_id, opened_at = services.instance_id, self._state.opened_at
+        context = AppendContext(instance_id, opened_at, services.alone(now), services.taken_over(now))
+        for topic in request.topics:
+            if topic.name == services.state_topic:
+                self._deny(produce, topic)
+                continue
+            policy = services.policy(topic.name)
+            if policy is None or not policy.is_checked:
+                continue
+            draft = self.draft(policy, context, request.transactional_id, now, now + wait_seconds)
+            for data in topic.partitions:
+                if TopicPartition(topic.name, data.partition) not in refused_before:
+                    self._take_draft(produce, draft, topic, data)
+
+    def draft(
+        self, policy: TopicPolicy, context: AppendContext, transactional_id: str | None, now: float, deadline: float
+    ) -> AppendDraft:
+        services = self._services
+        return AppendDraft(
+            self._state.connection,
+            policy,
+            services.header_names,
+            services.decompressed_bytes_max,
+            services.shared_producer_ids,
+            now,
+            deadline,
+            context,
+            transactional_id,
+        )
+
+    def _deny(self, produce: ProduceExchange, topic: TopicData) -> None:
+        """The proxy's state topic: a client that wrote to it could switch off checks."""
+        message = f"{topic.name} is the proxy's state topic; it is closed to clients"
+        for data in topic.partitions:
+            key = TopicPartition(topic.name, data.partition)
+            refusal = Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "state_topic", message)
+            produce.results.override(key, refused(key, refusal))  # it may be refused for its idempotence level
+            self._state.commands.append(Count("refusal", refusal.reason, key))
+
+    def _take_draft(self, produce: ProduceExchange, draft: AppendDraft, topic: TopicData, data: PartitionData) -> None:
+        key = TopicPartition(topic.name, data.partition)
+        if key in produce.pending_appends or key in produce.results:
+            raise ClientProtocolError(f"a Produce request names {key} twice")
+        assert produce.received.readings is not None
+        pending = make_pending_append(draft, key, data, produce.received.readings.of(key, data.records, draft.policy))
+        if isinstance(pending, Refusal):
+            self._state.refuse(produce, key, pending)
+            produce.checks.misread.append((key, pipeline_of(data)))
+            return
+        pending.sending.leader_epoch = self._services.leader_epoch(key)
+        transactional_id = draft.transactional_id
+        if pending.append.transactional and transactional_id is not None:
+            pending.sending.has_partitions = self._services.transactions.owns(transactional_id, *pending.producer)
+            if self._transactions.is_ending(transactional_id, pending):
+                where = f"topic={topic.name} partition={data.partition}"
+                message = f"TRY_AGAIN {where}: a commit of its transaction is being sent to Kafka"
+                self._state.refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+                return
+        if produce.silent and pending.append.expected_base_offset is not None:
+            raise ClientProtocolError(f"an expected offset for {key} with acks=0: a mismatch could not be reported")
+        if not self._pipelines.refuse_after_failed(produce, pending):
+            self._pipelines.failed.pop((key, pending.pipeline), None)
+            produce.pending_appends[key] = pending
+
+
+def due_by(now: float, timeout_ms: int) -> float:
+    return now + _ANSWER_BY * max(timeout_ms, 100) / 1000

@@ -1,0 +1,124 @@
+"""Sends Produce requests with checked appends upstream, in parts: by topic id, and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from fencepost_proxy.errors import UpstreamProtocolError
+from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.frames.pending_responses import PendingResponse, inner_response
+from fencepost_proxy.session.frames.services import Topics
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, encode_produce_request, parse_produce_response
+
+#: Identifies topics by id: a fenced append cannot reach a topic that was deleted and recreated.
+PRODUCE_BY_ID = 13
+#: Gets the results of a part that was sent, by partition.
+Answered = Callable[[PendingResponse, ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
+
+
+class Forwarding:
+    __slots__ = ("_queue", "_topics")
+
+    def __init__(self, core: Core) -> None:
+        self._topics: Topics = core.state.services
+        self._queue = core.queue
+
+    def forward(
+        self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest, answered: Answered
+    ) -> None:
+        """Send (a part of) a request upstream; `pending_response` is the client's pending response."""
+        for part in self.by_topic_id(request):
+            for topic in part.topics:
+                for data in topic.partitions:
+                    pending = produce.pending_appends.get(TopicPartition(topic.name, data.partition))
+                    if pending is not None:
+                        pending.sending.topic_id = topic.topic_id
+            if produce.checks.count_checked is not None:
+                produce.checks.count_checked.was_sent()
+            response = self.response_of_part(pending_response, produce, part, answered)
+            self._queue.send(response, *encode_produce_request(part))
+
+    def response_of_part(
+        self, pending_response: PendingResponse, produce: ProduceExchange, part: ProduceRequest, answered: Answered
+    ) -> PendingResponse:
+        names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in part.topics}
+        queried = {TopicPartition(topic.name, data.partition) for topic in part.topics for data in topic.partitions}
+        return self.upstream_response(
+            pending_response, produce, answered, version=part.api_version, names=names, queried=queried
+        )
+
+    def upstream_response(
+        self,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
+        answered: Answered,
+        *,
+        version: int,
+        names: dict[UUID | None, str],
+        queried: set[TopicPartition],
+    ) -> PendingResponse:
+        """For a part sent upstream, with the names of topics identified by id, and its partitions."""
+
+        def on_response(frame: memoryview) -> None:
+            response = parse_produce_response(frame, version)
+            answers = {
+                TopicPartition(topic.name or names.get(topic.topic_id, ""), result.partition): result
+                for topic in response.topics
+                for result in topic.partitions
+            }
+            if answers.keys() != queried:
+                raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
+            produce.throttle_time_ms = max(produce.throttle_time_ms, response.throttle_time_ms)
+            answered(pending_response, produce, answers)
+
+        return inner_response(PRODUCE, version, pending_response.correlation_id, on_response)
+
+    def _sent_by_id(self, request: ProduceRequest) -> bool:
+        """By id if the brokers can: a topic that was deleted and recreated is another topic.
+
+        Not for transactions: versions from 12 on mean transactions v2, which the client must choose.
+        """
+        return request.transactional_id is None and self._topics.produce_version_max() >= PRODUCE_BY_ID
+
+    def by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
+        """One request by id; and one by name for topics without checks whose ids are unknown here. Ids of the client
+        stay."""
+        if request.api_version >= PRODUCE_BY_ID or not self._sent_by_id(request):
+            return [request]
+        ids = {topic.name: self._topics.topic_id(topic.name) for topic in request.topics}
+        known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
+        others = tuple(topic for topic in request.topics if not ids[topic.name])
+        parts = []
+        if known:
+            parts.append(replace(request, api_version=PRODUCE_BY_ID, topics=known))
+        if others:
+            parts.append(replace(request, topics=others))
+        return parts
+
+    def without_id(self, produce: ProduceExchange, admitted: Sequence[PendingAppend]) -> list[PendingAppend]:
+        """Admitted appends that must be sent by id, and whose topic has no known id, or another one than the client
+        says: it was deleted, or not looked up yet.
+
+        Those without expected offset that keep their producer id may be sent by name, as without the proxy.
+        """
+        request = produce.request
+        if request.api_version < PRODUCE_BY_ID and not self._sent_by_id(request):
+            return []
+        ids = {topic.name: topic.topic_id for topic in request.topics}
+
+        def is_known(topic: str) -> bool:
+            known = self._topics.topic_id(topic)
+            return known is not None and ids[topic] in (None, known)
+
+        return [
+            pending
+            for pending in admitted
+            if (pending.placement.fence is not None or pending.append.expected_base_offset is not None)
+            and not is_known(pending.partition.topic)
+        ]
