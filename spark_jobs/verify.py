@@ -3,9 +3,9 @@
 
     spark-submit verify.py --input flights.csv --bootstrap KAFKA:9092 --topic flights
 
-Pass the same input options as to the load (`--key`, `--value`, …). The topic is read with a plain consumer: pass
-Kafka's own address to check independently of the proxy. The sink's record headers are ignored. Rows are compared by key
-and value, and equal rows are counted.
+It takes the command line of the load. The topic is read with a plain consumer: pass Kafka's own address to check
+independently of the proxy. The sink's record headers are ignored. Rows are compared by key and value, and by partition
+with `--partition-column`; equal rows are counted.
 
 CSV and JSON lines on local disks are read with pyarrow and Python, not with Spark's readers as in the load: a file that
 Spark misreads must not prove itself.
@@ -36,9 +36,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from fencepost.spark.arranging import partitioned
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.files import ORDER, add_file_arguments, input_error, rows_of
-from fencepost.spark.jobs import add_client_arguments, client_settings
+from fencepost.spark.files import INPUT, ORDER, add_load_arguments, input_error, keeps_order, rows_of
+from fencepost.spark.jobs import client_settings
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options
 
@@ -322,22 +323,24 @@ def read_by(spark: SparkSession, source: type[DataSource]) -> DataFrame:
     return spark.read.format(source.name()).load()
 
 
-def _same(key: Column, value: Column) -> Column:
+def _same(key: Column, value: Column, partition: Column) -> Column:
     """Digest of a row. Includes the lengths, so that ("ab", "c") and ("a", "bc") differ."""
     lengths = sf.concat_ws(
-        ":", sf.coalesce(sf.octet_length(key), sf.lit(-1)), sf.coalesce(sf.octet_length(value), sf.lit(-1))
+        ":", sf.coalesce(sf.octet_length(key), sf.lit(-1)), sf.coalesce(sf.octet_length(value), sf.lit(-1)), partition
     )
     empty = sf.lit("").cast("binary")
     return sf.unhex(sf.md5(sf.concat(lengths.cast("binary"), sf.coalesce(key, empty), sf.coalesce(value, empty))))
 
 
 def compare(expected: DataFrame, found: DataFrame, order: str) -> Found:
-    """Compare `expected` (key, value, sort column `at`) with `found` (partition, offset, key, value).
+    """Compare `expected` (key, value, sort column `at`, and `partition` where it is known) with `found` (partition,
+    offset, key, value).
 
     `order`: `partition` (rows of each Kafka partition follow the input order), `key` (rows of each key follow it and
     are in one partition), or `none`. Equal rows are matched in order.
     """
-    row = _same(sf.col("key"), sf.col("value")).alias("row")
+    partition = sf.col("partition") if "partition" in expected.columns else sf.lit("")
+    row = _same(sf.col("key"), sf.col("value"), partition).alias("row")
     key = sf.unhex(sf.md5("key")).alias("of_key")
     ours = expected.select(row, "at").groupBy("row").agg(sf.sort_array(sf.collect_list("at")).alias("expected"))
     position = sf.struct("partition", "offset").alias("position")
@@ -411,42 +414,44 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="verify.py",
         description="Compare a topic with its expected rows: missing rows, duplicates, order. Exit code 1 if they "
-        "differ.",
+        "differ. Takes the command line of bulk_load.py.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--input", help="file, directory or glob that Spark can read")
+    what.add_argument("--input", help=INPUT)
     what.add_argument("--from", dest="source", metavar="TOPIC", help="source topic, used with --sql")
-    parser.add_argument("--key", metavar="COLUMN", help="as in the load, like the following options of --input")
-    add_file_arguments(parser)
+    add_load_arguments(parser, bootstrap="Kafka, or the proxy")
     parser.add_argument(
         "--sql",
         default="SELECT key, value, struct(partition, offset) AS at FROM source",
         help="with --from: query on the view `source` (key, value, partition, offset) that returns key, value and, to "
         "check order, `at`, which sorts the rows of a key (default: %(default)s)",
     )
-    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka, or the proxy")
-    parser.add_argument("--topic", required=True)
     parser.add_argument(
         "--order",
         choices=["partition", "key", "none"],
-        help="check order within each Kafka partition (default with --input), within each key (default with --from), "
-        "or not at all",
+        help="check order within each Kafka partition, within each key (default with --from), or not at all (default "
+        "with --input: as --keep-order)",
     )
     parser.add_argument("--others", action="store_true", help="allow other records in the topic")
-    add_client_arguments(parser)
     return parser
 
 
-def expected_rows(spark: SparkSession, args: argparse.Namespace, client: dict[str, Any]) -> DataFrame:
+def expected_rows(spark: SparkSession, args: argparse.Namespace, client: dict[str, Any], partitions: int) -> DataFrame:
+    """`partitions`: of the topic."""
     if args.input:
         # The time zone affects the text of timestamps.
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         try:
-            rows = rows_of(spark, args, read=second_reader)
+            rows = rows_of(spark, args, partition=args.partition_column, read=second_reader)
         except OnlySpark as why:
             say(f"--input is read with Spark's reader, as in the load, so its errors do not show: {why}")
-            rows = rows_of(spark, args)
-        return rows.select("key", "value", sf.struct(*ORDER).alias("at"))
+            rows = rows_of(spark, args, partition=args.partition_column)
+        rows = rows.withColumn("at", sf.struct(*ORDER)).drop(*ORDER)
+        if args.partition_column:
+            # Where it is null, the key decides.
+            rows, partition = partitioned(rows, {args.topic: partitions})
+            rows = rows.select("key", "value", "at", partition.alias("partition"))
+        return rows
     Topic(args.source, client).rows(spark).createOrReplaceTempView("source")
     rows = spark.sql(args.sql)
     at = sf.col("at") if "at" in rows.columns else sf.lit(0)
@@ -474,13 +479,19 @@ def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> 
     return 0 if good else 1
 
 
+def _order(args: argparse.Namespace) -> str:
+    if args.input:
+        return "partition" if keeps_order(args) else "none"
+    return "key"
+
+
 def verify(spark: SparkSession, args: argparse.Namespace) -> int:
     """Raises SinkError, CannotReach."""
     client = client_options(client_settings(args))
-    order = args.order or ("partition" if args.input else "key")
+    order = args.order or _order(args)
     topic = Topic(args.topic, client)
     try:
-        found = compare(expected_rows(spark, args, client), topic.rows(spark), order)
+        found = compare(expected_rows(spark, args, client, len(topic.bounds)), topic.rows(spark), order)
     except (PySparkException, Py4JJavaError) as error:
         words = input_error(error)
         if words is None:

@@ -497,16 +497,38 @@ def bulk_load(spark: Any, proxy: ProxyProcess, topic: str, file: Path, *more: st
     return outcomes
 
 
-def test_repeated_bulk_load_adds_nothing(
-    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
+def test_repeated_bulk_load_adds_nothing(  # noqa: PLR0917 - fixtures
+    spark: Any,
+    kafka: KafkaCluster,
+    proxy: ProxyProcess,
+    unique_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     topic = unique_topic(OFFSETS_CHECKED)
     create(kafka, topic)
     rows = write_csv(tmp_path / "rows.csv", 5000)
+    (tmp_path / "rows.csv").rename(tmp_path / "rows.psv")
+
+    # A dry run describes the load and writes nothing.
+    module = job("bulk_load")
+    words = ["--input", str(tmp_path / "rows.psv"), "--bootstrap", proxy.bootstrap, "--topic", topic]
+    words += ["--format", "csv", "--csv-option", "sep=,", "--load", "rows.csv"]
+    assert module.dry_run(spark, module.arguments().parse_args([*words, "--dry-run"])) == 0
+    (tmp_path / "rows.psv").rename(tmp_path / "rows.csv")
+    described = capsys.readouterr().out
+    assert "rows.psv: 1 file, read as csv, sep=','\n" in described
+    values = [json.dumps({n: v or None for n, v in row.items()}, separators=(",", ":")) for row in rows]
+    largest = max(map(len, values))
+    assert f"5,000 rows, {sum(map(len, values)):,} bytes of keys and values, largest row {largest} bytes" in described
+    assert f"record: key null, value {values[0]}\n" in described
+    assert contents(kafka, topic) == {0: [], 1: []}
 
     first = bulk_load(spark, proxy, topic, tmp_path / "rows.csv")
     assert [(o.found, o.first, o.end) for o in first] == [(0, 0, o.appended) for o in first]
     assert_each_row_once(kafka, topic, rows)
+    for outcome in first:
+        assert f"{topic}-{outcome.partition}: {outcome.appended:,} rows, " in described
 
     # Spark splits the file differently into other batches. Each row keeps its partition and order.
     before = spark.conf.get("spark.sql.files.maxPartitionBytes")
@@ -544,9 +566,9 @@ def test_bulk_load_partitions_keys_like_kafka_in_order(  # noqa: PLR0917 - fixtu
     topic = unique_topic(OFFSETS_CHECKED)
     create(kafka, topic)
     (file := tmp_path / f"rows.{kind}").mkdir()
-    # Spark reads the larger file first. The requested order is the order of the names.
-    rows = write_csv(tmp_path / "a.csv", 100) + write_csv(tmp_path / "b.csv", 600)
-    for name, part in (("a", rows[:100]), ("b", rows[100:])):
+    # Spark reads the larger file first. The requested order is the order of the names, with numbers in them by value.
+    rows = write_csv(tmp_path / "part-2.csv", 100) + write_csv(tmp_path / "part-10.csv", 600)
+    for name, part in (("part-2", rows[:100]), ("part-10", rows[100:])):
         if kind == "csv":
             (tmp_path / f"{name}.csv").rename(file / f"{name}.csv")
         elif kind == "jsonl":
@@ -786,11 +808,12 @@ def test_verify_detects_missing_duplicate_and_unknown_records(  # noqa: PLR0917 
     topic, file = unique_topic(CHECKED), tmp_path / "rows.csv"
     create(kafka, topic)
     write_csv(file, 600)
-    bulk_load(spark, proxy, topic, file, "--key", "name")
+    words = ["--key", "name", "--load", "names", "--compression", "gzip"]
+    bulk_load(spark, proxy, topic, file, *words)
     there = contents(kafka, topic)
 
     def verified(*more: str) -> tuple[int, str]:
-        command = ["--input", str(file), "--bootstrap", kafka.bootstrap, "--topic", topic, "--key", "name", *more]
+        command = ["--input", str(file), "--bootstrap", kafka.bootstrap, "--topic", topic, *words, *more]
         capsys.readouterr()
         return verify.verify(spark, verify.arguments().parse_args(command)), capsys.readouterr().out
 

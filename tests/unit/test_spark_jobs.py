@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
+from fencepost.spark import files
 from fencepost.spark.errors import CannotReach, SinkError
-from fencepost.spark.jobs import Progress, add_client_arguments, client_settings
+from fencepost.spark.files import keeps_order
+from fencepost.spark.jobs import Progress, Stages, add_client_arguments, client_settings, progress_of
 from tests.support.spark import job
 
 
@@ -92,26 +97,89 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["a file", "a terminal"])
 def test_progress_is_printed_while_spark_works(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a log that gets longer, and a Spark that is at its second stage
+    # given a log that gets longer, and a Spark that writes the rows which another stage read
     monkeypatch.setattr("fencepost.spark.jobs._PROBE_SECONDS", 0.001)
     monkeypatch.setattr("fencepost.spark.jobs._LINE_SECONDS", 0.0)
-    stage = SimpleNamespace(numCompletedTasks=3, numTasks=8)
-    tracker = SimpleNamespace(
-        getActiveStageIds=lambda: [1, 2], getStageInfo=lambda number: stage if number == 2 else None
-    )
-    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
     log: Any = AdvancingLog()
+    stages = Stages(spark_with(stage(2, 2, shuffled=160), stage(3, 8)))
     # when it is shown for some looks
-    with Progress("load", spark, log, "t", partitions=2, out=out).shown():
+    with Progress("load", stages, log, "t", partitions=2, found=40, out=out).shown():
         deadline = time.monotonic() + 30
         while log.probes < 4:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-    # then it reports what was appended since the first read; a failed read is left out
+    # then it names what Spark does, and the share of the rows that are in the log; a failed read is left out
     lines = out.getvalue().replace("\r", "\n").split("\n")
     reported = [line.rstrip() for line in lines if line.strip()]
-    assert reported[0].startswith("load: 0 records appended, 0 a second; log ends 110 110; Spark: 3 of 8 tasks done")
-    assert reported[1].startswith("load: 40 records appended, ")
-    assert "log ends 130 130" in reported[1]
+    assert reported[0] == "load: sorting: 160 rows; an earlier run appended 40 of them"
+    assert re.fullmatch(r"load: writing: 80 of 160 rows \(50%\), [\d,]+ a second, 0:00:00 left", reported[1])
     # and a terminal's line is wiped in the end
     assert isinstance(out, Terminal) == out.getvalue().endswith(" \r")
+
+
+def stage(done: int, tasks: int, *, read: int = 0, shuffled: int = 0) -> dict[str, int]:
+    return {"numCompleteTasks": done, "numTasks": tasks, "inputRecords": read, "shuffleWriteRecords": shuffled}
+
+
+def spark_with(*stages: dict[str, int] | None) -> Any:
+    """The last of its stages is active. None: Spark has forgotten it."""
+
+    def last_attempt(number: int) -> Any:
+        if (values := stages[number]) is None:
+            raise Py4JError("NoSuchElementException")
+        return SimpleNamespace(**{name: partial(int, value) for name, value in values.items()})
+
+    store = SimpleNamespace(lastStageAttempt=last_attempt)
+    tracker = SimpleNamespace(getActiveStageIds=lambda: [len(stages) - 1] if stages else [])
+    jsc = SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: store))
+    return SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker, _jsc=jsc))
+
+
+READ = stage(4, 4, shuffled=2000)
+
+
+@pytest.mark.parametrize(
+    ("stages", "appended", "line"),
+    [
+        ((), 0, ""),
+        ((stage(1, 4, read=500),), 0, "reading: 500 rows, 1 of 4 tasks done (25%)"),
+        ((None,), 0, ""),
+        ((READ, stage(0, 2)), 0, "sorting: 2,000 rows"),
+        ((READ, None, stage(0, 2)), 500, "writing: 500 of 2,000 rows (25%), 50 a second, 0:00:30 left"),
+        ((READ, stage(0, 2)), 9999, "writing: 2,000 of 2,000 rows (100%), 1,000 a second, 0:00:00 left"),
+        ((None,), 500, "writing: 500 records appended, 50 a second"),
+    ],
+)
+def test_progress_names_the_phase(stages: Any, appended: int, line: str) -> None:
+    assert progress_of(Stages(spark_with(*stages)).work(), 0, appended, 10.0) == line
+
+
+# --- the command line of a load ---------------------------------------------------------------------------------------
+
+
+def test_check_takes_the_command_line_of_the_load() -> None:
+    def options(name: str) -> set[str]:
+        return {each for action in job(name).arguments()._actions for each in action.option_strings}
+
+    assert options("bulk_load") - options("verify") == {"--dry-run"}
+
+
+@pytest.mark.parametrize(
+    ("words", "keeps", "order"),
+    [
+        ((), False, "none"),
+        (("--key", "k"), True, "partition"),
+        (("--partition-column", "p"), True, "partition"),
+        (("--keep-order",), True, "partition"),
+        (("--key", "k", "--no-keep-order"), False, "none"),
+    ],
+)
+def test_order_of_the_input_is_kept_where_it_matters(words: tuple[str, ...], keeps: bool, order: str) -> None:
+    verify = job("verify")
+    args = verify.arguments().parse_args(["--input", "f.csv", "--bootstrap", "p:1", "--topic", "t", *words])
+    assert (keeps_order(args), verify._order(args)) == (keeps, order)
+
+
+def test_numbers_in_file_names_sort_by_value() -> None:
+    names = ["a/part-2.csv", "a/part-10.csv", "a/part-010b.csv", f"a/part-1{'0' * 30}.csv", "a/part-x.csv"]
+    assert sorted(names, key=files._natural) == names

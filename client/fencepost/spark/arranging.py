@@ -104,24 +104,31 @@ def arrange(
     check_columns(df.schema)
     counts = _counts(partitions, topic, options)
     tasks = max(counts.values())
-    count = sf.lit(tasks)
-    if len(counts) > 1 and "topic" in df.columns:
-        named = [sf.when(sf.col("topic") == name, sf.lit(number)) for name, number in counts.items()]
-        count = sf.coalesce(*named, count)
-    hashed: Any = sf.pmod(sf.xxhash64(sf.col("value")), sf.lit(_HASHES)).cast("int")
-    if "key" in df.columns:
-        hashed = sf.coalesce(sf.arrow_udf(_java_hash, "int")(sf.col("key").cast("binary")), hashed)  # type: ignore[attr-defined] # as PySpark lays it out
-    placed = sf.col(HASH_COLUMN)
-    if "partition" in df.columns:
-        placed = sf.coalesce(sf.col("partition").cast("int"), placed)
-    arranged = df.withColumn(HASH_COLUMN, hashed).withColumn(COUNT_COLUMN, count.cast("int"))
-    arranged = arranged.repartitionById(tasks, sf.pmod(placed, sf.col(COUNT_COLUMN)))
+    placed, partition = partitioned(df, counts)
+    arranged = placed.repartitionById(tasks, partition)
     content = [name for name in COLUMNS if name in arranged.columns]
     if not df.isStreaming:
         arranged = arranged.sortWithinPartitions(*order_by, sf.xxhash64(*content), *content)
     elif order_by:
         raise SinkError("Spark cannot sort a stream (leave order_by out; rows are written in the order of their task)")
     return arranged.select(*content, HASH_COLUMN, COUNT_COLUMN)
+
+
+def partitioned(df: DataFrame, counts: Mapping[str, int]) -> tuple[DataFrame, Column]:
+    """The rows with the columns by which the sink places them, and the Kafka partition of each. `counts`: partition
+    counts by topic."""
+    count = sf.lit(max(counts.values()))
+    if len(counts) > 1 and "topic" in df.columns:
+        named = [sf.when(sf.col("topic") == name, sf.lit(number)) for name, number in counts.items()]
+        count = sf.coalesce(*named, count)
+    hashed: Any = sf.pmod(sf.xxhash64(sf.col("value")), sf.lit(_HASHES)).cast("int")
+    if "key" in df.columns:
+        hashed = sf.coalesce(sf.arrow_udf(_java_hash, "int")(sf.col("key").cast("binary")), hashed)  # type: ignore[attr-defined] # as PySpark lays it out
+    chosen = sf.col(HASH_COLUMN)
+    if "partition" in df.columns:
+        chosen = sf.coalesce(sf.col("partition").cast("int"), chosen)
+    placed = df.withColumn(HASH_COLUMN, hashed).withColumn(COUNT_COLUMN, count.cast("int"))
+    return placed, sf.pmod(chosen, sf.col(COUNT_COLUMN))
 
 
 def _counts(

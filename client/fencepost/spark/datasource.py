@@ -107,7 +107,7 @@ def _facts_of(log: Log, topic: str, identity: TopicIdentity) -> _Facts:
     for each in [each for each, facts in _facts.items() if time.monotonic() - facts.known_at > _CONFIG_SECONDS]:
         del _facts[each]
     if identity.id not in _facts:
-        _facts[identity.id] = _facts_from(topic, log.config(topic))
+        _facts[identity.id] = check_topic(topic, log.config(topic))
     return _facts[identity.id]
 
 
@@ -119,8 +119,8 @@ def _known_of(sink: str, topics: Mapping[str, TopicIdentity]) -> dict[TopicParti
     return known
 
 
-def _facts_from(topic: str, config: Mapping[str, str | None]) -> _Facts:
-    """Raises SinkError for a topic that does not allow exactly-once writes."""
+def check_topic(topic: str, config: Mapping[str, str | None]) -> _Facts:
+    """The facts of a topic. Raises SinkError for one that does not allow exactly-once writes."""
     if config.get(CHECK_CONFIG) not in ("true", "required"):
         if CHECK_CONFIG not in config:
             raise SinkError(

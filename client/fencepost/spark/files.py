@@ -1,8 +1,8 @@
 """Files as rows: CSV (RFC 4180), JSON lines and Parquet.
 
-Rows get `key`, `value` and their input position. A row's offset must not depend on how Spark splits the files. So rows
-are ordered by file name, block in the file and position in the block. The split changes only the first value of
-`position`.
+Rows get `key`, `value` and, where their order matters, their input position. A row's offset must not depend on how
+Spark splits the files. So rows are ordered by file name, block in the file and position in the block. The split changes
+only the first value of `position`.
 
 What would be read wrongly is an error: a file of another kind, lines with more or fewer fields than the header, a
 header that differs between files, lines that are no JSON objects, bytes that are not in the expected encoding.
@@ -22,11 +22,11 @@ from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from fencepost.spark.errors import SinkError
-from fencepost.spark.jobs import add_named_values
+from fencepost.spark.jobs import add_client_arguments, add_named_values
 
 KINDS: Final = ("csv", "jsonl", "parquet")
 #: Columns with the input position of a row; sorting by them gives the input order.
-ORDER: Final = ("file", "block", "position")
+ORDER: Final = ("file_order", "file", "block", "position")
 _METADATA: Final = "_metadata"
 #: By the suffix of a file name: the kind, and options of Spark's CSV reader.
 _SUFFIXES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
@@ -49,12 +49,55 @@ _CSV_OPTIONS: Final[Mapping[str, str]] = {
 #: Reads `--input`, given its kind and, of CSV, the options of Spark's reader. Returns the columns of the input, or JSON
 #: lines as one column `value`, and `_metadata`, as Spark's readers have it.
 Reader = Callable[[SparkSession, argparse.Namespace, str, Mapping[str, str]], DataFrame]
+#: Regular expressions of Java and Python.
+_NUMBER, _LONG_NUMBER, _ZEROS = "([0-9]+)", "0*([0-9]{20,})", "0" * 19
 #: What decoders put for bytes that are not in their encoding.
 _REPLACEMENT: Final = "\ufffd"
 
 
-def add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    """How `--input` is read. A check of a load takes the same."""
+INPUT: Final = "file, directory or glob that Spark can read"
+
+
+def add_load_arguments(parser: argparse.ArgumentParser, *, bootstrap: str) -> None:
+    """The command line of a load, without `--input`. A check of a load takes the same."""
+    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help=bootstrap)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument(
+        "--load", metavar="NAME", help="name of the load in the log, used as sink.id (default: last part of --input)"
+    )
+    partitioning = parser.add_mutually_exclusive_group()
+    partitioning.add_argument(
+        "--key", metavar="COLUMN", help="column for the record key; selects the partition like the Java producer"
+    )
+    partitioning.add_argument("--partition-column", metavar="COLUMN", help="column with the partition number")
+    parser.add_argument(
+        "--keep-order",
+        action=argparse.BooleanOptionalAction,
+        help="keep the order of the input within each Kafka partition; otherwise rows are in an order of their own "
+        "(default: with --key or --partition-column)",
+    )
+    _add_file_arguments(parser)
+    parser.add_argument(
+        "--batch-bytes", type=int, metavar="N", help="uncompressed size of a record batch (default: 900000)"
+    )
+    parser.add_argument("--compression", choices=["none", "gzip", "snappy", "lz4", "zstd"], default="zstd")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=120,
+        metavar="SECONDS",
+        help="fail after this long without progress (default: %(default)s)",
+    )
+    add_client_arguments(parser)
+
+
+def keeps_order(args: argparse.Namespace) -> bool:
+    """Whether the rows of a Kafka partition are in the order of the input."""
+    return bool(args.key or args.partition_column) if args.keep_order is None else bool(args.keep_order)
+
+
+def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """How `--input` is read."""
     parser.add_argument("--format", choices=KINDS, help="input format (default: from the suffix of the files)")
     parser.add_argument("--value", metavar="COLUMN", help="column for the record value (default: the row as JSON)")
     parser.add_argument("--schema", metavar="DDL", help="CSV schema, such as 'a INT, b STRING' (default: all strings)")
@@ -85,23 +128,28 @@ def spark_reader(spark: SparkSession, args: argparse.Namespace, kind: str, csv_o
 
 
 def rows_of(
-    spark: SparkSession, args: argparse.Namespace, *, partition: str | None = None, read: Reader = spark_reader
+    spark: SparkSession,
+    args: argparse.Namespace,
+    *,
+    partition: str | None = None,
+    read: Reader = spark_reader,
+    has_order: bool = True,
 ) -> DataFrame:
-    """`key` and `value` (binary), `partition` (int) if it names a column, and the columns of `ORDER`.
+    """`key` and `value` (binary), `partition` (int) if it names a column, and with `has_order` the columns of `ORDER`.
 
-    `args`: `--input`, `--key` and those of `add_file_arguments`. The value is a column, or by default the row as a JSON
+    `args`: `--input`, `--key` and those of `add_load_arguments`. The value is a column, or by default the row as a JSON
     object with nulls, or the unchanged line of a JSON lines file. Timestamps become text in the session's time zone.
     Raises SinkError.
     """
     try:
-        kind, options = _kind_of(spark, args.input, args.format)
-        if kind == "csv":
-            options = {**_CSV_OPTIONS, **options, **dict(args.csv_option), "multiLine": str(args.multiline).lower()}
+        kind, options = format_of(spark, args)
         source = read(spark, args, kind, options)
+        position = _position(spark.read.text(args.input).inputFiles()) if has_order else ()
     except (PySparkException, Py4JJavaError) as error:
         raise SinkError(_not_read(error, args)) from error
     if kind == "jsonl":
-        return _lines(source, args, partition)
+        source, chosen = _lines(source, args, partition)
+        return source.select(*chosen, *position)
     names = [name for name in source.columns if name != _METADATA]
     checked = kind == "csv" and not args.allow_replacement_characters
     if checked and any(_REPLACEMENT in name or "\0" in name for name in names):
@@ -119,10 +167,18 @@ def rows_of(
     chosen = [_bytes(key).alias("key"), _bytes(value).alias("value")]
     if partition is not None:
         chosen.append(source[_quoted(partition)].cast("int").alias("partition"))
-    return _with_positions(source, chosen)
+    return source.select(*chosen, *position)
 
 
-def _lines(source: DataFrame, args: argparse.Namespace, partition: str | None) -> DataFrame:
+def format_of(spark: SparkSession, args: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """The kind of the input and, of CSV, the options of Spark's reader. Raises SinkError, errors of Spark."""
+    kind, options = _kind_of(spark, args.input, args.format)
+    if kind != "csv":
+        return kind, {}
+    return kind, {**_CSV_OPTIONS, **options, **dict(args.csv_option), "multiLine": str(args.multiline).lower()}
+
+
+def _lines(source: DataFrame, args: argparse.Namespace, partition: str | None) -> tuple[DataFrame, list[Column]]:
     source = source.where("trim(value) <> ''")
     line = sf.col("value")
     checks = sf.when(sf.json_object_keys(line).isNull(), _refused("a line is not a JSON object (one in each line)"))
@@ -138,17 +194,27 @@ def _lines(source: DataFrame, args: argparse.Namespace, partition: str | None) -
     chosen = [_bytes(key).alias("key"), _bytes(value).alias("value")]
     if partition is not None:
         chosen.append(column(partition).cast("int").alias("partition"))
-    return _with_positions(source, chosen)
+    return source, chosen
 
 
-def _with_positions(source: DataFrame, chosen: Sequence[Column]) -> DataFrame:
-    return source.select(
-        *chosen,
-        sf.col("_metadata.file_path").alias("file"),
+def _position(files: Sequence[str]) -> tuple[Column, ...]:
+    """The columns of `ORDER`. Numbers in file names count as numbers: `part-2` is before `part-10`."""
+    file = sf.col("_metadata.file_path")
+    order = sf.lit("")
+    if sorted(files) != sorted(files, key=_natural):
+        order = sf.regexp_replace(sf.regexp_replace(file, _NUMBER, f"{_ZEROS}$1"), _LONG_NUMBER, "$1")
+    return (
+        order.alias("file_order"),
+        file.alias("file"),
         sf.col("_metadata.file_block_start").alias("block"),
         # Increases with the position in a block.
         sf.monotonically_increasing_id().alias("position"),
     )
+
+
+def _natural(file: str) -> str:
+    """Each number in it has at least 20 digits, and so sorts by its value."""
+    return re.sub(_LONG_NUMBER, r"\1", re.sub(_NUMBER, rf"{_ZEROS}\1", file))
 
 
 def _kind_of(spark: SparkSession, path: str, stated: str | None) -> tuple[str, Mapping[str, str]]:

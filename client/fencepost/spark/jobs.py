@@ -1,4 +1,4 @@
-"""Shared parts of jobs that use the sink: Kafka client settings on the command line, and progress output."""
+"""Shared parts of jobs that use the sink: their command lines, and progress output."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final, TextIO
+from datetime import timedelta
+from typing import Any, Final, NamedTuple, TextIO
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from fencepost.java_properties import properties_of
+from fencepost.spark.driver_probe import probe
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.log import Log
 
@@ -62,14 +65,61 @@ def client_settings(args: argparse.Namespace) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in found.items()}
 
 
+class Work(NamedTuple):
+    """What Spark does. `rows`: all rows of the load, None while they are read; `read`: those read so far."""
+
+    rows: int | None = None
+    read: int = 0
+    tasks_done: int = 0
+    tasks: int = 0
+
+
+class Stages:
+    """Spark's stages of a load: they read the rows and shuffle them, then sort and write them."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        self._rows: int | None = None
+
+    def work(self) -> Work:
+        active = sorted(self._context.statusTracker().getActiveStageIds())
+        # Spark has the number of rows only here. It skips stages, and a quick one may have ended before.
+        stages = [self._stage(number) for number in range(max(active, default=-1) + 1)]
+        finished = [each for number, each in enumerate(stages) if each is not None and number not in active]
+        shuffled = [each.shuffleWriteRecords() for each in finished if each.shuffleWriteRecords()]
+        current = next((stages[number] for number in reversed(active) if stages[number] is not None), None)
+        if current is None:
+            return Work(self._rows)
+        if shuffled and current.shuffleWriteRecords() == 0:
+            self._rows = shuffled[-1]
+        read = max(current.inputRecords(), current.shuffleWriteRecords())
+        return Work(self._rows, read, current.numCompleteTasks(), current.numTasks())
+
+    def _stage(self, number: int) -> Any:
+        try:
+            return self._context._jsc.sc().statusStore().lastStageAttempt(number)
+        except Py4JError:  # no such stage, or Spark's internals have changed
+            return None
+
+
 class Progress:
-    """Prints the number and rate of appended records, from log end offsets, while Spark writes."""
+    """Prints what a load does and how much of it is done: from Spark's stages, and log end offsets. `found`: rows that
+    earlier runs appended."""
 
     def __init__(
-        self, job: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO | None = None
+        self,
+        job: str,
+        stages: Stages,
+        log: Log,
+        topic: str,
+        *,
+        partitions: int,
+        found: int = 0,
+        out: TextIO | None = None,
     ) -> None:
-        self._job, self._spark, self._log, self._topic = job, spark, log, topic
+        self._job, self._stages, self._log, self._topic = job, stages, log, topic
         self._partitions = range(partitions)
+        self._found = found
         self._out = out or sys.stderr
         self._live = self._out.isatty()
         self._over = threading.Event()
@@ -89,30 +139,47 @@ class Progress:
 
     def _show(self) -> None:
         first: int | None = None
-        before, since = 0, time.monotonic()
-        reported = since - _LINE_SECONDS
+        began = reported = time.monotonic() - _LINE_SECONDS
         while not self._over.wait(_PROBE_SECONDS):
             with contextlib.suppress(CannotReach, SinkError):  # the write reports the error itself
-                ends = [end for _, end in self._log.offsets(self._topic, self._partitions).values()]
-                now, there = time.monotonic(), sum(ends)
+                now, work = time.monotonic(), self._stages.work()
+                there = sum(end for _, end in self._log.offsets(self._topic, self._partitions).values())
                 if first is None:
-                    first = before = there
-                if self._live or now - reported >= _LINE_SECONDS:
-                    self._report(ends, there - first, (there - before) / (now - since))
+                    first = there
+                if there == first:
+                    began = now  # of the first append, at most one read later
+                line = progress_of(work, self._found, there - first, now - began)
+                if line and (self._live or now - reported >= _LINE_SECONDS):
+                    self._report(f"{self._job}: {line}")
                     reported = now
-                    before, since = there, now
 
-    def _report(self, ends: list[int], appended: int, speed: float) -> None:
-        at = " ".join(f"{end:,}" for end in ends[:8]) + (" …" if len(ends) > 8 else "")
-        line = f"{self._job}: {appended:,} records appended, {speed:,.0f} a second; log ends {at}{self._stages()}"
+    def _report(self, line: str) -> None:
         if self._live:
             print(f"\r{line:<{self._width}}", end="", file=self._out, flush=True)
             self._width = len(line)
         else:
             print(line, file=self._out, flush=True)
 
-    def _stages(self) -> str:
-        """Completed and total tasks of Spark's active stages."""
-        tracker = self._spark.sparkContext.statusTracker()
-        found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-        return "".join(f"; Spark: {each.numCompletedTasks} of {each.numTasks} tasks done" for each in found if each)
+
+def progress_of(work: Work, found: int, appended: int, seconds: float) -> str:
+    """`found`: rows that earlier runs appended; `appended`: records since, in `seconds`. Empty before the first
+    task of Spark."""
+    if not appended and work.rows is None:
+        tasks = f"{work.tasks_done} of {work.tasks} tasks done ({work.tasks_done / max(work.tasks, 1):.0%})"
+        return f"reading: {work.read:,} rows, {tasks}" if work.tasks else ""
+    if not appended:
+        again = f"; an earlier run appended {found:,} of them" if found else ""
+        return f"sorting: {work.rows:,} rows{again}"
+    speed = appended / max(seconds, _PROBE_SECONDS)
+    if not work.rows:
+        return f"writing: {appended:,} records appended, {speed:,.0f} a second"
+    # Other writers may append too.
+    done = min(found + appended, work.rows)
+    left = f"{timedelta(seconds=round((work.rows - done) / speed))} left"
+    return f"writing: {done:,} of {work.rows:,} rows ({done / work.rows:.0%}), {speed:,.0f} a second, {left}"
+
+
+def rows_in_log(log: Log, sink: str, topic: str) -> int:
+    """The rows of this load that earlier runs appended. Raises CannotReach, SinkError."""
+    found = probe(log, sink, {topic: log.identify(topic)}, at=int(time.time() * 1000)).observations.values()
+    return sum(each.last.prefix.rows for each in found if each.last and each.last.prefix)
