@@ -27,7 +27,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from fencepost.spark import arrange, register, stated
+from fencepost.spark import append_arranged, arrange, register, stated
 from fencepost.spark.arranging import partitioned
 from fencepost.spark.datasource import check_topic
 from fencepost.spark.errors import CannotReach, SinkError
@@ -105,7 +105,7 @@ def load(spark: SparkSession, args: argparse.Namespace) -> list[Outcome]:
         progress = Progress("bulk_load", Stages(spark), log, args.topic, partitions=count, found=found_before)
         with tempfile.TemporaryDirectory() as directory, progress.shown(), _input_errors():
             report = Path(directory, "report.json")
-            rows.write.format("fencepost").mode("append").options(**options, report=str(report)).save()
+            append_arranged(rows, {**options, "report": str(report)})
             found: dict[str, dict[str, dict[str, Any]]] = json.loads(report.read_text("utf-8"))
     return sorted(Outcome(int(number), **each) for number, each in found.get(args.topic, {}).items())
 

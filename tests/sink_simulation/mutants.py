@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from fencepost.spark import appender, closing, driver_probe, resumer, task
 from fencepost.spark.appender import Appender
+from fencepost.spark.driver_probe import DriverProbe
 from fencepost.spark.errors import Unknown
 from fencepost.spark.refusals import Refusals
 from fencepost.spark.resumer import Resumer
@@ -136,6 +137,25 @@ MUTANTS = (
             )
             for module in (appender, resumer)
         ),
+    ),
+    Mutant(
+        "not compared first",
+        "other data is appended where the log has nothing of the batch, and then the right data cannot finish it",
+        ("load, other data of a half", "load, fewer rows than a half"),
+        body(DriverProbe, "is_partly_written", "return False"),
+    ),
+    Mutant(
+        "not compared first, sorted",
+        "as before, of a micro-batch",
+        ("sorted, other data of a half",),
+        body(DriverProbe, "is_partly_written", "return False"),
+    ),
+    Mutant(
+        "comparison appends",
+        "the tasks that compare append too",
+        ("load, other data of a half", "sorted, other data of a half"),
+        edit(Task, "feed", ("write.only_compares", "False")),
+        edit(Task, "_take", ("self._write.only_compares", "False")),
     ),
     Mutant(
         "fewer rows",

@@ -13,7 +13,8 @@ import re
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from fencepost.spark.arranging import append, arrange, stream
+from fencepost.spark.arranging import arrange
+from fencepost.spark.calls import append, append_arranged, stream
 from fencepost.spark.datasource import FencepostDataSource
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError
 from fencepost.spark.options import client_options
@@ -27,6 +28,7 @@ __all__ = [
     "LogRefused",
     "SinkError",
     "append",
+    "append_arranged",
     "arrange",
     "client_options",
     "read_ordered",

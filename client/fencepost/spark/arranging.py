@@ -1,4 +1,4 @@
-"""Puts all rows of a Kafka partition into one task, in an order that depends on the data only, and writes them.
+"""Puts all rows of a Kafka partition into one task, in an order that depends on the data only.
 
 Where a row goes depends on its bytes only: on its column `partition`, else on the Java producer's hash of its key, else
 on a hash of its value. So a retry finds the rows of a partition in one task again, however Spark split its input.
@@ -24,62 +24,12 @@ from fencepost.spark.options import client_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: Columns of the sink; others are dropped after sorting.
 COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
 #: The hash that places a row without a partition, and the partition count by which the rows were arranged.
 HASH_COLUMN, COUNT_COLUMN = "fencepost_hash", "fencepost_partitions"
 _HASHES = 1 << 31
-
-
-def append(
-    df: DataFrame,
-    *,
-    topic: str | Sequence[str],
-    sink_id: str,
-    bootstrap: str | None = None,
-    order_by: Sequence[str | Column] = (),
-    batch_id: int | None = None,
-    options: Mapping[str, str] | None = None,
-) -> None:
-    """Append the rows to `topic`, each exactly once: all rows of a load, or with `batch_id` a micro-batch of
-    foreachBatch.
-
-    `topic`: several if the column `topic` names the topic of each row. `bootstrap`: address of the proxy. `sink_id`:
-    permanent name of the load or stream. `order_by`: order within a Kafka partition. `options`: more options of the
-    format, such as `kafka.security.protocol`. Raises SinkError, CannotReach, and Spark's exceptions (`stated`).
-    """
-    chosen = _options(topic, sink_id, bootstrap, options)
-    rows = arrange(df, topic=topic, options=chosen, order_by=order_by)
-    writer = rows.write.format("fencepost").mode("append").options(**chosen)
-    if batch_id is not None:
-        writer = writer.option("batch.id", str(batch_id))
-    writer.save()
-
-
-def stream(
-    df: DataFrame,
-    *,
-    topic: str | Sequence[str],
-    sink_id: str,
-    bootstrap: str | None = None,
-    options: Mapping[str, str] | None = None,
-) -> DataStreamWriter:
-    """A writer of the streaming rows to `topic`, each exactly once. Set its checkpointLocation and trigger, and start
-    it. Parameters and exceptions as for `append`."""
-    chosen = _options(topic, sink_id, bootstrap, options)
-    return arrange(df, topic=topic, options=chosen).writeStream.format("fencepost").options(**chosen)
-
-
-def _options(
-    topic: str | Sequence[str], sink_id: str, bootstrap: str | None, more: Mapping[str, str] | None
-) -> dict[str, str]:
-    chosen = {**(more or {}), "sink.id": sink_id}
-    chosen |= {"topic": topic} if isinstance(topic, str) else {"topics": ",".join(topic)}
-    if bootstrap is not None:
-        chosen["kafka.bootstrap.servers"] = bootstrap
-    return chosen
 
 
 def arrange(

@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -202,7 +203,7 @@ class _Writer:
     def __getstate__(self) -> tuple[str, bytes]:
         if self._probe is None:
             try:
-                self._read_log_ends()
+                self._probe = self._snapshot()
             except (SinkError, CannotReach) as error:
                 raise NotBegun(str(error)) from error
         return _version(), pickle.dumps(self.__dict__)
@@ -218,11 +219,11 @@ class _Writer:
             )
         self.__dict__.update(pickle.loads(pickled))
 
-    def _read_log_ends(self) -> None:
+    def _snapshot(self) -> DriverProbe:
         chosen = self._settings
         topics = self._identify()
         facts = self._read_configs(topics)
-        self._probe = driver_probe.probe(
+        return driver_probe.probe(
             _log(chosen),
             chosen.plan.sink,
             topics,
@@ -248,15 +249,24 @@ class _Writer:
 
     @_without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return TaskDone(self._written(iterator))
+
+    @_without_traceback()
+    def compare(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Instead of `write`: append nothing. Gives the pickled `Outcome`."""
+        outcome = self._written(iterator, only_compares=True)
+        return iter([pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(outcome)]})])
+
+    def _written(self, iterator: Iterator[pa.RecordBatch], *, only_compares: bool = False) -> Outcome:
         context = TaskContext.get()
         assert context is not None
         assert self._probe is not None
         chosen = self._settings
         query, batch = self._identity(context)
-        log, framing = _log(chosen), _Framing(chosen.compression, chosen.level)
-        task = Task(
-            Write(self._plan, self._probe, query, batch, context.partitionId(), log, framing, _Clock(), self._is_sorted)
-        )
+        log, framing, number = _log(chosen), _Framing(chosen.compression, chosen.level), context.partitionId()
+        write = Write(self._plan, self._probe, query, batch, number, log, framing, _Clock(), self._is_sorted)
+        write.only_compares = only_compares
+        task = Task(write)
         task.begin()
         encoder: encoding.Encoder | None = None
         for rows in iterator:
@@ -265,7 +275,7 @@ class _Writer:
             for topic, some in _by_topic(rows, chosen):
                 for arranged, same in _by_count(some):
                     task.feed(topic, encoder.bodies(same), _placements(same), arranged)
-        return TaskDone(task.finish())
+        return task.finish()
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
@@ -302,20 +312,25 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
     def _is_load(self) -> bool:
         return self._settings.batch_id is None
 
-    def _read_log_ends(self) -> None:
+    def _snapshot(self) -> DriverProbe:
         # Not for patience.seconds: before the first row, a wrong address is likelier than a restart.
         _log(self._settings).connect()
-        super()._read_log_ends()
-        assert self._probe is not None
-        observed = self._probe.observations
+        probe = super()._snapshot()
+        observed = probe.observations
         records = sum(each.end - each.start for each in observed.values())
         if records and all(each.last is None for each in observed.values()):
             _logger.warning(
                 "%s: none of its rows was found among the %d records of %d partitions, so all rows are appended",
-                self._name(),
+                self.name(),
                 records,
                 len(observed),
             )
+        return probe
+
+    def is_partly_written(self) -> bool:
+        """Raises SinkError, CannotReach."""
+        self._probe = self._snapshot()
+        return self._probe.is_partly_written(self._settings.batch_id or 0)
 
     def _close(self, outcomes: Collection[Outcome], partitions: dict[TopicPartition, Written]) -> None:
         chosen = self._settings
@@ -333,15 +348,15 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
         batch = self._settings.batch_id
         return ("", 0) if batch is None else (_FOREACH_BATCH, batch)
 
-    def _name(self) -> str:
+    def name(self) -> str:
         return f"sink {self._plan.sink}" + ("" if self._is_load() else f", batch {self._settings.batch_id}")
 
     @_without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._committed(messages, self._name())
+        self._committed(messages, self.name())
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _logger.warning("%s: aborted (run it again to continue where it stopped)", self._name())
+        _logger.warning("%s: aborted (run it again to continue where it stopped)", self.name())
 
 
 class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -360,6 +375,21 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _logger.warning("sink %s, batch %d: aborted; the next try continues where it stopped", self._plan.sink, batchId)
+
+
+def compare(rows: DataFrame, options: Mapping[str, str]) -> None:
+    """Compare arranged rows with those that the topic has of their load or batch, if it has some of them.
+
+    A task compares before it appends, but only where the topic has rows of the batch. So it would append other data
+    elsewhere, and then neither these data nor the right ones could finish the batch. Raises SinkError, CannotReach, and
+    Spark's exceptions.
+    """
+    writer = _BatchWriter(settings(options))
+    if not writer.is_partly_written():
+        return
+    _logger.info("%s: the topic has a part of its rows, with which all rows are compared first", writer.name())
+    compared = rows.mapInArrow(writer.compare, "outcome binary").collect()
+    closing.refuse_without_task(options["sink.id"], [pickle.loads(outcome) for (outcome,) in compared])
 
 
 class FencepostDataSource(DataSource):

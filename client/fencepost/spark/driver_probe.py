@@ -49,6 +49,13 @@ class DriverProbe:
         """A finished load."""
         return any(o.last.done for o in self.observations.values() if o.last)
 
+    def is_partly_written(self, batch: int) -> bool:
+        """Some rows of the batch are in the topic, and its tasks may append others."""
+        last = [observation.last for observation in self.observations.values()]
+        batches = {commit_tag.batch for commit_tag in last if commit_tag}
+        is_whole = self.done or all(commit_tag and commit_tag.last for commit_tag in last)
+        return batch in batches and batch == max(batches) and not is_whole
+
 
 @dataclass(frozen=True, slots=True)
 class Known:

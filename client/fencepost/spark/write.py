@@ -122,6 +122,8 @@ class Write:
     rows: int = 0
     #: At the commit, on the driver (`closing.py`): this append ends the load.
     ends_load: bool = False
+    #: The rows are compared with those in the log, and none is appended.
+    only_compares: bool = False
 
     @property
     def is_load(self) -> bool:
