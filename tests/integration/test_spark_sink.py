@@ -499,6 +499,19 @@ def test_wrong_target_is_refused_at_once_in_one_sentence(  # noqa: PLR0917 - fix
         assert "Traceback" not in stated
 
 
+def test_continuous_trigger_is_refused_before_a_query_runs(
+    spark: Any, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Spark would run such a query without Python sinks. It refuses one whose rows are shuffled, as the sink's are."""
+    import fencepost.spark  # noqa: PLC0415
+
+    df = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
+    writer = fencepost.spark.stream(df, topic=topic(), sink_id="continuous", bootstrap=proxy.bootstrap)
+    with pytest.raises(Exception, match="Continuous processing does not support RepartitionByExpression"):
+        writer.option("checkpointLocation", str(tmp_path)).trigger(continuous="1 second").start()
+    assert not spark.streams.active
+
+
 def test_invalid_options_are_refused_before_the_first_row(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
