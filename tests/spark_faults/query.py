@@ -79,10 +79,13 @@ class Running:
             # Spark looks up Python formats in the thread's session, and a new thread has none.
             self._spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._spark._jsparkSession)
             rows = self._spark.read.schema(SCHEMA).parquet(requested["source"])
-            writer = _shaped(rows, requested).write.format(requested["sink"]).mode("append")
-            for name, text in options(requested).items():
-                writer = writer.option(name, text)
-            writer.save()
+            rows, chosen = _shaped(rows, requested), options(requested)
+            if requested["sink"] == FENCEPOST:
+                from fencepost.spark import append_arranged  # noqa: PLC0415
+
+                append_arranged(rows, chosen)
+            else:
+                rows.write.format(requested["sink"]).mode("append").options(**chosen).save()
         except Exception as error:
             self._error = str(error)
 
