@@ -29,7 +29,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyspark.sql.functions as sf
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.helpers import create_ssl_context
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -40,7 +39,7 @@ from fencepost.spark.arranging import partitioned
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import INPUT, ORDER, add_load_arguments, input_error, keeps_order, rows_of
 from fencepost.spark.jobs import client_settings
-from fencepost.spark.log import Log
+from fencepost.spark.log import Log, connection_options
 from fencepost.spark.options import client_options
 
 #: Maximum records of a partition that one task reads.
@@ -96,13 +95,9 @@ class Topic:
 
 
 def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
-    """aiokafka's consumer. Builds the SSL context from `ssl_*` here, because a context cannot be pickled."""
-    options = {name: value for name, value in client.items() if not name.startswith("ssl_")}
-    tls = {name.removeprefix("ssl_"): value for name, value in client.items() if name.startswith("ssl_")}
-    if tls or str(options.get("security_protocol", "")).endswith("SSL"):
-        options["ssl_context"] = create_ssl_context(**tls)
+    """Of aiokafka's consumer."""
     # Records of aborted transactions are not rows.
-    return {"enable_auto_commit": False, "isolation_level": "read_committed", **options}
+    return {"enable_auto_commit": False, "isolation_level": "read_committed", **connection_options(client)}
 
 
 def source_of(name: str, columns: StructType | str, parts: Sequence[Any], read: Reading) -> type[DataSource]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 _SEPARATED: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)([ \t\f]*[=:]?[ \t\f]*)(.*)", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
@@ -39,6 +41,17 @@ def properties_of(data: bytes) -> Iterator[Property]:
             name, value = (_ESCAPE.sub(_unescaped, each) for each in (found[1], found[3]))
             yield Property(name, value.strip(), began, bool(found[2]))
             pending = None
+
+
+def token_file(url: str) -> Path:
+    """The file with the OAuth token, from `sasl.oauthbearer.token.endpoint.url`. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
+        raise ValueError(
+            "must be file:///PATH of a file with the token (tokens are not fetched from a server: let a sidecar or a "
+            "Kubernetes volume write the file)"
+        )
+    return Path(unquote(parts.path))
 
 
 def _unescaped(found: re.Match[str]) -> str:

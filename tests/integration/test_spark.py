@@ -39,7 +39,7 @@ from tests.support import spark as support
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
-from tests.support.sasl_ssl import ADMIN, Secured
+from tests.support.sasl_ssl import ADMIN, Secured, token
 from tests.support.spark import (
     JOBS,
     QUERY_SECONDS,
@@ -196,8 +196,21 @@ def test_sinks_and_source_work_with_tls_and_login(
 
         # Spark's sink writes three rows at their expected offset, then the Fencepost sink writes a load twice.
         expecting(spark, ["a", "b", "c"], 0).write.format("kafka").options(**login, topic=topic).save()
-        for _ in range(2):
-            sink_append(rows, topic=topic, sink_id="load", options=login)
+        sink_append(rows, topic=topic, sink_id="load", options=login)
+
+        # Another run logs in with a token from a file, and trusts a Java key store.
+        command = "keytool -importcert -noprompt -storepass changeit -storetype JKS -file".split()
+        store = str(tmp_path / "trust.jks")
+        subprocess.run([*command, str(secured.authority.file), "-keystore", store], check=True, capture_output=True)
+        (tmp_path / "token").write_text(f"{token(ADMIN)}\n")
+        java = {
+            "ssl.truststore.location": store,
+            "ssl.truststore.password": "changeit",
+            "sasl.mechanism": "OAUTHBEARER",
+        }
+        java |= {"sasl.oauthbearer.token.endpoint.url": (tmp_path / "token").as_uri(), "security.protocol": "SASL_SSL"}
+        options = {f"kafka.{name}": value for name, value in java.items()}
+        sink_append(rows, topic=topic, sink_id="load", options=options, bootstrap=proxy.bootstrap)
 
         # Spark's source reads each row once.
         read = spark.read.format("kafka").options(**login, subscribe=topic).load().select("value").collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import pytest
 
 from fencepost_proxy.cli import proxy
 from fencepost_proxy.cli.main import main
-from fencepost_proxy.config import ProxyConfig, Refused, UpstreamTls
+from fencepost_proxy.config import ControlSasl, ProxyConfig, Refused, UpstreamTls
 from fencepost_proxy.config.client_properties import read_client_properties
 from fencepost_proxy.config.reading import read
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
-from fencepost_proxy.transport.certificates import upstream_context
+from fencepost_proxy.transport.certificates import not_after, upstream_context
 from fencepost_proxy.types import Address
 from tests.support.certificates import Authority
 
@@ -26,6 +27,8 @@ _SECURITY = "org.apache.kafka.common.security"
 PLAIN = f'{_SECURITY}.plain.PlainLoginModule required username="alice" password="s3cret";'
 SCRAM = f'{_SECURITY}.scram.ScramLoginModule required username="alice" password="s3cret";'
 LOGIN = f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={PLAIN}\n"
+TOKEN = "sasl.oauthbearer.token.endpoint.url=file:///run/token\n"
+STORES = Path(__file__).parent / "keystores"
 
 
 @pytest.fixture
@@ -114,6 +117,26 @@ def test_store_locations_become_tls_files(write: Write) -> None:
     assert of(write("security.protocol=SSL\nssl.ca.location=/ca.pem\n")).upstream_tls == UpstreamTls(Path("/ca.pem"))
 
 
+@pytest.mark.parametrize("kind", ["jks", "p12"])
+def test_java_stores_are_read_at_each_use(write: Write, kind: str) -> None:
+    lines = f"security.protocol=SSL\nssl.truststore.location={STORES}/trust.{kind}\nssl.truststore.password=changeit\n"
+    lines += f"ssl.keystore.location={STORES}/own.{kind}\nssl.keystore.password=changeit\nssl.key.password=keypass1\n"
+    tls = pickle.loads(pickle.dumps(of(write(lines)))).upstream_tls
+    assert upstream_context(tls).get_ca_certs(binary_form=True) == [(STORES / "own.crt").read_bytes()]
+    assert (not_after(tls.certificate_file) or 0) > time.time()
+    # A changed password applies at the next use.
+    for password, why in (("ssl.truststore.password", "ssl.truststore"), ("ssl.keystore.password", "ssl.keystore")):
+        write(lines.replace(f"{password}=changeit", f"{password}=s3cret"))
+        with pytest.raises(ConfigError, match=rf"{why}.location: .*{kind} .*password") as refused:
+            upstream_context(tls)
+        assert "s3cret" not in str(refused.value)
+
+
+def test_token_file_is_named_as_in_java(write: Write) -> None:
+    sasl = of(write("security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\n" + TOKEN)).control_sasl
+    assert sasl == ControlSasl("OAUTHBEARER", token_file=Path("/run/token"))
+
+
 @pytest.mark.parametrize(("value", "checks"), [("", False), ("https", True), ("HTTPS", True)])
 def test_empty_identification_algorithm_disables_host_check(write: Write, value: str, checks: bool) -> None:
     tls = of(write(f"security.protocol=SSL\nssl.endpoint.identification.algorithm={value}\n")).upstream_tls
@@ -200,6 +223,7 @@ def test_properties_unused_by_the_protocol_are_ignored(write: Write) -> None:
 
 
 TLS = "security.protocol=SSL\n"
+OAUTH = "security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER"
 SASL = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
 
 
@@ -209,7 +233,9 @@ SASL = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
         ("sasl.mechanism=PLAIN", "security.protocol: must be one of PLAINTEXT, SSL"),
         ("security.protocol=TLS", ":1: security.protocol: must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
         (f"security.protocol=SASL_SSL\nsasl.jaas.config={PLAIN}", "sasl.mechanism: must be one of PLAIN, SCRAM"),
-        ("security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER", ":2: sasl.mechanism: must be one of PLAIN, SCRAM"),
+        ("security.protocol=SASL_SSL\nsasl.mechanism=GSSAPI", ":2: sasl.mechanism: must be one of PLAIN, SCRAM"),
+        (OAUTH, "sasl.oauthbearer.token.endpoint.url: must be file:///PATH of a file with the token"),
+        (f"{OAUTH}\nsasl.oauthbearer.token.endpoint.url=https://idp/s3cret", ":3: sasl.oauthbearer.token.endpoint.url"),
         (SASL, "sasl.jaas.config: must be given, or sasl.username and sasl.password"),
         (f"{SASL}sasl.username=alice", "sasl.jaas.config: must be given, or sasl.username and sasl.password"),
         (f"{SASL}sasl.jaas.config={PLAIN[:-1]}", ":3: sasl.jaas.config: must be a login by PLAIN or SCRAM, as in org."),
@@ -218,9 +244,7 @@ SASL = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
         (f"{SASL}sasl.jaas.config={PLAIN}\nsasl.login.class=x", "sasl.login.class: is not supported (remove it, or"),
         (f"{TLS}security.providers=x", "security.providers: is not supported"),
         (f"{TLS}ssl.trustore.location=/a", ":2: ssl.trustore.location: is not supported (remove it, or correct its"),
-        (f"{TLS}ssl.truststore.location=/a", "ssl.truststore.type: must be PEM; Kafka's default is JKS: convert the"),
-        (f"{TLS}ssl.truststore.type=JKS\nssl.truststore.location=/a", "(keytool -list -rfc -keystore STORE > ca.pem)"),
-        (f"{TLS}ssl.keystore.type=PKCS12\nssl.keystore.location=/a", "openssl pkcs12 -in client.p12 -nodes -out"),
+        (f"{TLS}ssl.truststore.type=BKS\nssl.truststore.location=/a", ":2: ssl.truststore.type: must be one of JKS,"),
         (f"{TLS}ssl.truststore.type=PEM\nssl.truststore.password=s3cret", "a PEM store has no password: remove it"),
         (f"{TLS}ssl.keystore.type=PEM\nssl.keystore.password=s3cret", "a PEM store has no password: remove it"),
         (f"{TLS}ssl.key.password=s3cret", "set FENCEPOST_UPSTREAM_TLS__KEY_PASSWORD_FILE"),

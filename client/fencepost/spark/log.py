@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from concurrent.futures import Future
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
@@ -40,6 +41,7 @@ from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 
+from fencepost.java_keystores import pem_file
 from fencepost.spark.encoding import Logged, batches
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 from fencepost.spark.interfaces import Answer, TopicIdentity
@@ -307,7 +309,7 @@ class _Client:
     """The part of `Log` that runs in the event loop."""
 
     def __init__(self, options: Mapping[str, Any], patience_seconds: float) -> None:
-        self._options = {"request_timeout_ms": int(REQUEST_SECONDS * 1000)} | _with_ssl(options)
+        self._options = {"request_timeout_ms": int(REQUEST_SECONDS * 1000)} | connection_options(options)
         self._patience_seconds = patience_seconds
         self._request_seconds = self._options["request_timeout_ms"] / 1000
         # Shorter than the request timeout, so that broker and proxy respond before the connection is closed.
@@ -555,7 +557,7 @@ class _Client:
             except ssl.SSLCertVerificationError as error:
                 raise LogRefused(
                     f"the certificate of {host}:{port} is not trusted: {error.verify_message} "
-                    "(see kafka.ssl.truststore.location, PEM)"
+                    "(see kafka.ssl.truststore.location)"
                 ) from error
             except (TimeoutError, KafkaError, OSError) as error:
                 found = f"cannot connect to {host}:{port}: {_reason(error)} (check kafka.bootstrap.servers)"
@@ -644,13 +646,36 @@ _CONNECTION_OPTIONS = frozenset(
 )
 
 
-def _with_ssl(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the ssl options, which can be pickled, by an SSL context, which cannot."""
+class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """The first line of a file, read at each login."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    async def token(self) -> str:
+        return self._read()
+
+    def _read(self) -> str:
+        try:
+            with open(self._file, encoding="utf-8") as file:
+                return file.readline().strip()
+        except OSError as error:
+            raise LogRefused(f"cannot read the OAuth token in {self._file}: {error.strerror}") from error
+
+
+def connection_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """aiokafka's options. Those of `client_options`, which can be pickled, become an SSL context and a token provider,
+    which cannot. Raises SinkError."""
     given = {key: value for key, value in options.items() if not key.startswith("ssl_") or key == "ssl_context"}
+    if token := given.pop("sasl_oauth_token_file", None):
+        given["sasl_oauth_token_provider"] = _TokenFile(token)
     if given.get("security_protocol") in {"SSL", "SASL_SSL"} and "ssl_context" not in given:
         files = {name: options[key] for key, name in _SSL_FILES.items() if options.get(key) is not None}
         try:
             context = create_ssl_context(**files, password=options.get("ssl_password"))
+            if own := options.get("ssl_identity"):
+                with pem_file(own) as file:
+                    context.load_cert_chain(file)
         except OSError as error:  # ssl.SSLError is one
             raise SinkError(f"cannot load the certificates of kafka.ssl.*: {error}") from error
         context.check_hostname = bool(options.get("ssl_check_hostname", True))

@@ -6,8 +6,11 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from fencepost.java_keystores import KeyStoreError, identity, is_key_store, pem, trusted_certificates
+from fencepost.java_properties import token_file
 from fencepost.spark.errors import SinkError
 from fencepost.spark.write import Plan
 
@@ -104,14 +107,27 @@ OPTIONS = (
 KAFKA_OPTIONS = (
     Option("kafka.client.id", "fencepost-sink", ""),
     Option("kafka.security.protocol", "PLAINTEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL", _choice),
-    Option("kafka.sasl.mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512", _choice),
+    Option("kafka.sasl.mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER", _choice),
     Option("kafka.sasl.jaas.config", "", 'as in Java: …LoginModule required username="…" password="…";'),
-    Option("kafka.ssl.truststore.type", "PEM", "only PEM; Java keystores are not supported"),
-    Option("kafka.ssl.truststore.location", "", "PEM file on the driver and all executors"),
+    Option(
+        "kafka.sasl.oauthbearer.token.endpoint.url",
+        "",
+        "file:///PATH: file with the token, on the driver and all executors. It is read at each login",
+    ),
+    Option("kafka.ssl.truststore.type", "PEM", "PEM, JKS, PKCS12", _choice),
+    Option(
+        "kafka.ssl.truststore.location", "", "PEM file on the driver and all executors, or Java store on the driver"
+    ),
+    Option("kafka.ssl.truststore.password", "", "password of a Java store"),
     Option("kafka.ssl.truststore.certificates", "", "certificates as PEM text"),
-    Option("kafka.ssl.keystore.type", "PEM", "PEM"),
-    Option("kafka.ssl.keystore.location", "", "PEM file with certificate chain and private key"),
-    Option("kafka.ssl.key.password", "", "password of the private key"),
+    Option("kafka.ssl.keystore.type", "PEM", "PEM, JKS, PKCS12", _choice),
+    Option(
+        "kafka.ssl.keystore.location",
+        "",
+        "certificate chain and private key: PEM file or Java store, as for truststore",
+    ),
+    Option("kafka.ssl.keystore.password", "", "password of a Java store"),
+    Option("kafka.ssl.key.password", "", "password of the private key, if another one"),
     Option("kafka.ssl.endpoint.identification.algorithm", "https", "empty: do not verify host names"),
     Option("kafka.compression.type", "none", "none, gzip, snappy, lz4, zstd", _choice),
     Option("kafka.compression.gzip.level", "-1", "1 to 9, or -1 for 6", _number(-1, 9)),
@@ -148,13 +164,12 @@ _WHY_NOT = {
     "ssl.trustmanager.algorithm": "the sink does not run in Java",
     "ssl.secure.random.implementation": "the sink does not run in Java",
     "ssl.cipher.suites": "Python's cipher suites are used",
-    "ssl.truststore.password": "only PEM is supported, which has no store password",
-    "ssl.keystore.password": "only PEM is supported, whose key has the password kafka.ssl.key.password",
     "ssl.keystore.key": "key and certificates are in the file kafka.ssl.keystore.location",
     "ssl.keystore.certificate.chain": "key and certificates are in the file kafka.ssl.keystore.location",
-    "sasl.kerberos.": "of SASL, PLAIN and SCRAM are supported",
-    "sasl.login.": "of SASL, PLAIN and SCRAM are supported",
-    "sasl.oauthbearer.": "of SASL, PLAIN and SCRAM are supported",
+    "sasl.kerberos.": "of SASL, PLAIN, SCRAM and OAUTHBEARER are supported",
+    "sasl.login.": "of SASL, PLAIN, SCRAM and OAUTHBEARER are supported",
+    "sasl.oauthbearer.": "of OAUTHBEARER, only a token in a file is supported: "
+    "kafka.sasl.oauthbearer.token.endpoint.url=file:///PATH",
     **dict.fromkeys(("group.id", "auto.offset.reset", "isolation.level", "fetch."), "it is an option of consumers"),
     **dict.fromkeys(
         ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "failondataloss", "includeheaders",
@@ -299,6 +314,12 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 def _sasl(given: _Given) -> dict[str, Any]:
     mechanism = given["kafka.sasl.mechanism"]
+    if mechanism == "OAUTHBEARER":
+        name = "kafka.sasl.oauthbearer.token.endpoint.url"
+        try:
+            return {"sasl_mechanism": mechanism, "sasl_oauth_token_file": str(token_file(given.text(name)))}
+        except ValueError as error:
+            raise SinkError(f"option {name} {error}") from None
     jaas = dict(re.findall(r"""(\w+)\s*=\s*"((?:[^"\\]|\\.)*)\"""", given.text("kafka.sasl.jaas.config")))
     if not {"username", "password"} <= set(jaas):
         raise SinkError(
@@ -314,14 +335,6 @@ def _sasl(given: _Given) -> dict[str, Any]:
 
 
 def _tls(given: _Given) -> dict[str, Any]:
-    for store in ("truststore", "keystore"):
-        store_file = given.texts.get(f"kafka.ssl.{store}.location", "").lower()
-        if given.text(f"kafka.ssl.{store}.type").upper() != "PEM" or store_file.endswith((".jks", ".p12", ".pfx")):
-            raise SinkError(
-                f"kafka.ssl.{store}: only PEM is supported (convert the store with `keytool -exportcert "
-                "-rfc -keystore FILE -alias NAME`, or `openssl pkcs12 -in FILE -nodes` for a key, "
-                f"and set kafka.ssl.{store}.type=PEM)"
-            )
     files = {
         "ssl_cadata": given.text("kafka.ssl.truststore.certificates"),
         "ssl_cafile": given.text("kafka.ssl.truststore.location"),
@@ -330,4 +343,28 @@ def _tls(given: _Given) -> dict[str, Any]:
         "ssl_password": given.text("kafka.ssl.key.password"),
     }
     verify = bool(given.text("kafka.ssl.endpoint.identification.algorithm").strip())
+    if trusted := _from_java_store(given, "truststore", lambda *store: pem(trusted_certificates(*store[:2]))):
+        files |= {"ssl_cafile": "", "ssl_cadata": trusted}
+    if own := _from_java_store(given, "keystore", identity):
+        files |= {"ssl_certfile": "", "ssl_keyfile": "", "ssl_password": "", "ssl_identity": own}
     return {name: value for name, value in files.items() if value} | {"ssl_check_hostname": verify}
+
+
+def _from_java_store(given: _Given, store: str, read: Callable[[bytes, str | None, str | None], str]) -> str:
+    """PEM of a Java store, read on the driver; empty for a PEM file, which each process reads. Raises SinkError."""
+    kind, location = given[f"kafka.ssl.{store}.type"], given.text(f"kafka.ssl.{store}.location")
+    if not location:
+        return ""
+    try:
+        data = Path(location).read_bytes()
+        if not is_key_store(data):
+            return ""
+        return read(
+            data, given.text(f"kafka.ssl.{store}.password") or None, given.text("kafka.ssl.key.password") or None
+        )
+    except KeyStoreError as error:
+        raise SinkError(f"kafka.ssl.{store}.location={location} {error}") from None
+    except OSError as error:
+        if kind == "PEM" and not location.lower().endswith((".jks", ".p12", ".pfx")):
+            return ""
+        raise SinkError(f"kafka.ssl.{store}.location={location} cannot be read: {error.strerror}") from None

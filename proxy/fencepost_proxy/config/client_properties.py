@@ -1,7 +1,7 @@
 """Security properties of a Java client.properties (`--command-config`), as `upstream_tls` and `control_sasl`.
 
-Passwords and inline certificates stay in the file. The configuration holds a path that extracts them at each use, so a
-changed password applies at the next login, like that of a `password_file`.
+Passwords, inline certificates and Java key stores stay in their files. The configuration holds a path that extracts
+them at each use, so a changed password applies at the next login, like that of a `password_file`.
 """
 
 from __future__ import annotations
@@ -11,37 +11,33 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
-from typing import Final
+from typing import Any, Final
 
-from fencepost.java_properties import properties_of
+from fencepost.java_keystores import KeyStoreError, identity, is_key_store, pem, trusted_certificates
+from fencepost.java_properties import properties_of, token_file
 from fencepost_proxy.config import Problem, Refused
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 #: Login module -> how the names of its mechanisms begin.
 _MODULES: Final = {"plain.PlainLoginModule": "PLAIN", "scram.ScramLoginModule": "SCRAM-"}
 _EXAMPLE: Final = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="…" password="…";'
 _INLINE: Final = "ssl.truststore.certificates"
 _TRUSTED: Final = ("ssl.truststore.location", _INLINE, "ssl.ca.location")
 _HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_TOKEN: Final = "sasl.oauthbearer.token.endpoint.url"
 _SUPPORTED: Final = {
-    *("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.username", "sasl.password", *_TRUSTED),
-    *("ssl.truststore.type", "ssl.keystore.type", "ssl.keystore.location", _HOST_CHECK),
+    *("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.username", "sasl.password", _TOKEN, *_TRUSTED),
+    *("ssl.truststore.type", "ssl.truststore.password", "ssl.keystore.type", "ssl.keystore.location", _HOST_CHECK),
+    *("ssl.keystore.password", "ssl.key.password"),
 }
-_NO_PASSWORD: Final = "a PEM store has no password: remove it"
+_STORES: Final = ("ssl.truststore", "ssl.keystore")
+_STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
 _ONE_FILE: Final = "is not supported (write key and certificates to one PEM file, and set ssl.keystore.location)"
-_REFUSED: Final = {
-    "ssl.truststore.password": _NO_PASSWORD,
-    "ssl.keystore.password": _NO_PASSWORD,
-    "ssl.key.password": "is not supported (remove it, and set FENCEPOST_UPSTREAM_TLS__KEY_PASSWORD_FILE)",
-    "ssl.keystore.key": _ONE_FILE,
-    "ssl.keystore.certificate.chain": _ONE_FILE,
-}
-_CONVERT: Final = {
-    "ssl.truststore": "keytool -list -rfc -keystore STORE > ca.pem",
-    "ssl.keystore": "keytool -importkeystore -srckeystore STORE -destkeystore client.p12 -deststoretype PKCS12; "
-    "openssl pkcs12 -in client.p12 -nodes -out client.pem",
-}
+_REFUSED: Final = dict.fromkeys(("ssl.keystore.key", "ssl.keystore.certificate.chain"), _ONE_FILE)
+#: Of a store that is PEM.
+_NO_PASSWORD: Final = "a PEM store has no password: remove it"
+_NO_KEY_PASSWORD: Final = "is not supported (remove it, and set FENCEPOST_UPSTREAM_TLS__KEY_PASSWORD_FILE)"
 _OPTION: Final = r"""(\w+)\s*=\s*("(?:\\.|[^"\\])*"|[^\s;"=]+)"""
 _LOGIN: Final = re.compile(
     rf"org\.apache\.kafka\.common\.security\.({'|'.join(map(re.escape, _MODULES))})\s+\w+((?:\s+{_OPTION})*)\s*;",
@@ -70,6 +66,35 @@ class CertificatesIn(PosixPath):
         if not found:
             raise Refused([given.problem(_INLINE, "has no PEM certificate")])
         return b"".join(found)
+
+
+class JavaStore(PosixPath):
+    """A Java key store. Its passwords are in `properties`."""
+
+    properties: Path
+    is_truststore: bool
+
+    @classmethod
+    def of(cls, given: _Properties, store: str) -> JavaStore:
+        found = cls(given.get(f"{store}.location"))
+        found.properties, found.is_truststore = given.file, store == "ssl.truststore"
+        return found
+
+    def __reduce__(self) -> Any:
+        store = "ssl.truststore" if self.is_truststore else "ssl.keystore"
+        return JavaStore.of, (_Properties(self.properties, {f"{store}.location": str(self)}, {}), store)
+
+    def pem(self) -> str:
+        """Trusted certificates, or a private key and its certificates. Raises Refused, OSError."""
+        given, data = _properties(self.properties), self.read_bytes()
+        store = "ssl.truststore" if self.is_truststore else "ssl.keystore"
+        password = given.get(f"{store}.password") or None
+        try:
+            if self.is_truststore:
+                return pem(trusted_certificates(data, password))
+            return identity(data, password, given.get("ssl.key.password") or None)
+        except KeyStoreError as error:
+            raise Refused([given.problem(f"{store}.location", f"{self} {error}")]) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +147,40 @@ def read_client_properties(file: Path) -> ClientProperties:
 
 
 def _unsupported(given: _Properties, names: Iterable[str]) -> Iterator[Problem]:
-    for store, convert in _CONVERT.items():
-        if any(each.startswith(f"{store}.") for each in names) and given.get(f"{store}.type").upper() != "PEM":
-            todo = f"convert the store ({convert}), and set {store}.type=PEM"
-            yield given.problem(f"{store}.type", f"must be PEM; Kafka's default is JKS: {todo}")
+    for store in _STORES:
+        kind = f"{store}.type"
+        if kind in names and given.get(kind).upper() not in _STORE_TYPES:
+            yield given.problem(kind, f"must be one of {', '.join(_STORE_TYPES)}")
+        if f"{store}.password" in names and not _is_java_store(given, store):
+            yield given.problem(f"{store}.password", _NO_PASSWORD)
+    if "ssl.key.password" in names and not _is_java_store(given, "ssl.keystore"):
+        yield given.problem("ssl.key.password", _NO_KEY_PASSWORD)
     for name in sorted(set(names) - _SUPPORTED):
         stated = f"is not supported (remove it, or correct its name: {', '.join(sorted(_SUPPORTED))})"
         yield given.problem(name, _REFUSED.get(name, stated))
 
 
+def _is_java_store(given: _Properties, store: str) -> bool:
+    """By its content, as in Java. Kafka's default type is JKS; a missing file counts as what its type says."""
+    location = given.get(f"{store}.location")
+    if not location:
+        return False
+    try:
+        with open(location, "rb") as file:
+            return is_key_store(file.read(4))
+    except OSError:
+        return given.get(f"{store}.type").upper() != "PEM"
+
+
 def _control_sasl(given: _Properties) -> Mapping[str, object]:
     mechanism = given.get("sasl.mechanism").upper()
     if mechanism not in _MECHANISMS:
-        stated = f"must be one of {', '.join(_MECHANISMS)} (for OAUTHBEARER use [control_sasl] of the config file)"
-        raise Refused([given.problem("sasl.mechanism", stated)])
+        raise Refused([given.problem("sasl.mechanism", f"must be one of {', '.join(_MECHANISMS)}")])
+    if mechanism == "OAUTHBEARER":
+        try:
+            return {"mechanism": mechanism, "token_file": token_file(given.get(_TOKEN))}
+        except ValueError as error:
+            raise Refused([given.problem(_TOKEN, str(error))]) from None
     return {"mechanism": mechanism, "username": _login(given)[0], "password_file": PasswordIn(given.file)}
 
 
@@ -170,14 +215,18 @@ def _upstream_tls(given: _Properties) -> Mapping[str, object]:
         found["ca_file"] = CertificatesIn(given.file)
         CertificatesIn(given.file).der()
     elif trusted:
-        found["ca_file"] = given.get(trusted[0])
+        found["ca_file"] = _store(given, "ssl.truststore") if trusted[0] == _TRUSTED[0] else given.get(trusted[0])
     if given.get("ssl.keystore.location"):
-        found["certificate_file"] = given.get("ssl.keystore.location")
+        found["certificate_file"] = _store(given, "ssl.keystore")
     if _HOST_CHECK in given.values:
         if given.get(_HOST_CHECK).lower() not in ("", "https"):
             raise Refused([given.problem(_HOST_CHECK, "must be https, or empty to accept any host name")])
         found["check_hostname"] = bool(given.get(_HOST_CHECK))
     return found
+
+
+def _store(given: _Properties, store: str) -> object:
+    return JavaStore.of(given, store) if _is_java_store(given, store) else given.get(f"{store}.location")
 
 
 def _properties(file: Path) -> _Properties:

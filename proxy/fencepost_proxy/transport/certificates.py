@@ -10,14 +10,16 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from os import stat_result
 from pathlib import Path
 from typing import Any, Final
 
+from fencepost.java_keystores import pem_file
 from fencepost_proxy import logs
 from fencepost_proxy.config import ListenTls, TlsVersion, UpstreamTls
-from fencepost_proxy.config.client_properties import CertificatesIn
+from fencepost_proxy.config.client_properties import CertificatesIn, JavaStore
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.metrics import Metrics
@@ -87,7 +89,8 @@ def _load_own(
         return secret(f"{table}.key_password_file", password_file)
 
     try:
-        context.load_cert_chain(certificate, key, password)
+        with _as_pem(certificate) as own:
+            context.load_cert_chain(own, key, password)
     except ssl.SSLError as error:
         raise ConfigError(f"{table}.{_what_is_wrong(error, certificate, key)}") from error
     _require_valid(f"{table}.certificate_file", certificate)
@@ -121,6 +124,8 @@ def _load_trusted(context: ssl.SSLContext, where: str, file: Path) -> None:
     try:
         if isinstance(file, CertificatesIn):
             context.load_verify_locations(cadata=file.der())
+        elif isinstance(file, JavaStore):
+            context.load_verify_locations(cadata=file.pem())
         else:
             context.load_verify_locations(file)
     except ssl.SSLError as error:
@@ -148,21 +153,26 @@ def names(certificate: Path) -> list[str]:
     """DNS names and IP addresses of the certificate; empty if unknown."""
     try:
         return [name for kind, name in _decoded(certificate)["subjectAltName"] if kind in ("DNS", "IP Address")]
-    except (OSError, AttributeError, KeyError, ValueError):
+    except (OSError, AttributeError, KeyError, ValueError, ConfigError):
         return []
 
 
 def _seconds(certificate: Path, key: str) -> float | None:
     try:
         return float(ssl.cert_time_to_seconds(_decoded(certificate)[key]))
-    except (OSError, AttributeError, KeyError, ValueError):
+    except (OSError, AttributeError, KeyError, ValueError, ConfigError):
         return None
 
 
 def _decoded(certificate: Path) -> Mapping[str, Any]:
     # The public `ssl` API decodes certificates of peers only.
-    decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    with _as_pem(certificate) as file:
+        decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
     return decoded
+
+
+def _as_pem(certificate: Path) -> AbstractContextManager[str]:
+    return pem_file(certificate.pem()) if isinstance(certificate, JavaStore) else nullcontext(str(certificate))
 
 
 class _Kept:

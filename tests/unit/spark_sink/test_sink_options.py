@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fencepost.spark.errors import SinkError
+from fencepost.spark.errors import LogRefused, SinkError
+from fencepost.spark.log import connection_options
 from fencepost.spark.options import KAFKA_OPTIONS, OPTIONS, client_options, settings
 
 GIVEN = {"kafka.bootstrap.servers": "a:1, b:2", "topic": "t", "sink.id": "s"}
+TOKEN_URL = "kafka.sasl.oauthbearer.token.endpoint.url"
+OAUTH = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "OAUTHBEARER"}
+STORES = Path(__file__).parents[1] / "keystores"
+TLS = {"kafka.security.protocol": "SSL", "kafka.ssl.keystore.password": "changeit"}
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p\\"q=;";'
 
 
@@ -42,9 +50,9 @@ def test_missing_required_option_is_named(missing: str) -> None:
         ({"kafka.transactional.id": "x"}, "uses no transactions"),
         ({"kafka.partitioner.class": "x"}, "the column `partition`"),
         ({"kafka.transaction.timeout.ms": "1"}, "'kafka.transaction.timeout.ms': the sink uses no transactions"),
-        ({"kafka.ssl.truststore.password": "x"}, "password': only PEM is supported"),
-        ({"kafka.ssl.keystore.password": "x"}, "whose key has the password kafka.ssl.key.password"),
-        ({"kafka.sasl.oauthbearer.token.endpoint.url": "x"}, "url': of SASL, PLAIN and SCRAM"),
+        ({"kafka.sasl.oauthbearer.jwks.endpoint.url": "x"}, "url': of OAUTHBEARER, only a token in a file"),
+        ({**OAUTH, TOKEN_URL: "https://idp/token"}, f"option {TOKEN_URL} must be file:///PATH"),
+        (OAUTH, f"option {TOKEN_URL} must be file:///PATH"),
         ({"kafka.group.id": "x"}, "an option of consumers"),
         ({"startingOffsets": "x"}, "an option of Spark's Kafka source"),
         ({"kafka.sasl.mecanism": "x"}, "did you mean 'kafka.sasl.mechanism'"),
@@ -59,8 +67,12 @@ def test_missing_required_option_is_named(missing: str) -> None:
         ({"kafka.security.protocol": "TLS"}, "must be one of PLAINTEXT"),
         ({"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "GSSAPI"}, "must be one of PLAIN"),
         ({"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN"}, "needs username"),
-        ({"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/x.jks"}, "keytool -exportcert"),
-        ({"kafka.security.protocol": "SSL", "kafka.ssl.keystore.type": "PKCS12"}, "only PEM"),
+        (
+            {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/x.jks"},
+            "/x.jks cannot be read: No such",
+        ),
+        (TLS | {"kafka.ssl.keystore.location": f"{STORES}/own.jks"}, "own.jks has a private key with another password"),
+        (TLS | {"kafka.ssl.truststore.type": "BKS"}, "must be one of PEM, JKS, PKCS12"),
     ],
 )
 def test_what_cannot_be_is_refused(more: dict[str, str], stated: str) -> None:
@@ -118,10 +130,38 @@ def test_meaningless_java_producer_options_are_accepted() -> None:
             },
         ),
         ({"kafka.request.timeout.ms": "5000"}, {"request_timeout_ms": 5000}),
+        (
+            {**OAUTH, TOKEN_URL: "file:///run/my%20token"},
+            {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_file": "/run/my token"},
+        ),
     ],
 )
 def test_kafkas_names_become_the_clients(more: dict[str, str], found: dict[str, Any]) -> None:
     assert found.items() <= client_options({**GIVEN, **more}).items()
+
+
+@pytest.mark.parametrize("kind", ["jks", "p12"])
+def test_java_stores_are_read_on_the_driver(kind: str) -> None:
+    given = {**GIVEN, **TLS, "kafka.ssl.truststore.location": f"{STORES}/trust.{kind}"}
+    given |= {"kafka.ssl.truststore.password": "changeit", "kafka.ssl.keystore.location": f"{STORES}/own.{kind}"}
+    given |= {"kafka.ssl.keystore.type": "jks", "kafka.ssl.key.password": "keypass1"}
+    # Executors get PEM text. Java stores need not be there.
+    sent = pickle.loads(pickle.dumps(client_options(given)))
+    assert not {"ssl_cafile", "ssl_certfile", "ssl_password"} & sent.keys()
+    context = connection_options(sent)["ssl_context"]
+    assert context.get_ca_certs(binary_form=True) == [(STORES / "own.crt").read_bytes()]
+
+
+def test_token_is_read_at_each_login(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    options = client_options({**GIVEN, **OAUTH, TOKEN_URL: file.as_uri()})
+    provider = connection_options(pickle.loads(pickle.dumps(options)))["sasl_oauth_token_provider"]
+    for token in ("first", "second"):
+        file.write_text(f"{token}\n")
+        assert asyncio.run(provider.token()) == token
+    file.unlink()
+    with pytest.raises(LogRefused, match=r"cannot read the OAuth token in .*: No such file"):
+        asyncio.run(provider.token())
 
 
 def test_secrets_are_not_shown() -> None:
