@@ -199,7 +199,7 @@ def test_sinks_and_source_work_with_tls_and_login(
         sink_append(rows, topic=topic, sink_id="load", options=login)
 
         # Another run logs in with a token from a file, and trusts a Java key store.
-        command = "keytool -importcert -noprompt -storepass changeit -storetype JKS -file".split()
+        command = ["keytool", "-importcert", "-noprompt", "-storepass", "changeit", "-storetype", "JKS", "-file"]
         store = str(tmp_path / "trust.jks")
         subprocess.run([*command, str(secured.authority.file), "-keystore", store], check=True, capture_output=True)
         (tmp_path / "token").write_text(f"{token(ADMIN)}\n")

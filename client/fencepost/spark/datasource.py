@@ -16,6 +16,7 @@ import logging
 import os
 import pickle
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -277,7 +278,7 @@ class _Writer:
                     task.feed(topic, encoder.bodies(same), _placements(same), arranged)
         return task.finish()
 
-    def _committed(self, messages: Collection[Any], name: str) -> None:
+    def _committed(self, messages: Collection[Any], name: str, batch: int | None) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
         if len(outcomes) < len(messages):
             raise SinkError(
@@ -291,11 +292,7 @@ class _Writer:
             for topic_partition, written in outcome.partitions.items():
                 partitions[topic_partition] = _sum(partitions.get(topic_partition), written)
         self._close(outcomes, partitions)
-        appended, found = (
-            sum(each.appended for each in partitions.values()),
-            sum(each.found for each in partitions.values()),
-        )
-        _logger.info("%s: %d rows appended, %d found in the log", name, appended, found)
+        _say(self._plan.sink, batch, outcomes, partitions)
         if self._settings.report:
             _write_report(Path(self._settings.report), partitions)
 
@@ -353,7 +350,7 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
 
     @_without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._committed(messages, self.name())
+        self._committed(messages, self.name(), self._settings.batch_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _logger.warning("%s: aborted (run it again to continue where it stopped)", self.name())
@@ -371,7 +368,7 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     @_without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._committed(messages, f"sink {self._plan.sink}, batch {batchId}")
+        self._committed(messages, f"sink {self._plan.sink}, batch {batchId}", batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _logger.warning("sink %s, batch %d: aborted; the next try continues where it stopped", self._plan.sink, batchId)
@@ -488,6 +485,26 @@ def _sum(one: Written | None, other: Written) -> Written:
     return Written(
         one.found + other.found, one.appended + other.appended, min(firsts, default=-1), max(one.end, other.end)
     )
+
+
+def _say(
+    sink: str, batch: int | None, outcomes: Collection[Outcome], partitions: Mapping[TopicPartition, Written]
+) -> None:
+    """One line in the log of the driver. StreamingQueryProgress has metrics of sinks in Java only, and Spark shows
+    no INFO line of this process."""
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, _), written in sorted(partitions.items()):
+        sums = topics.setdefault(topic, {"found": 0, "appended": 0})
+        sums["found"] += written.found
+        sums["appended"] += written.appended
+    line = {
+        "sink_id": sink,
+        "batch": batch,
+        "topics": topics,
+        "refused_appends": sum(each.refused for each in outcomes),
+        "waited_seconds": round(sum(each.waited for each in outcomes), 1),
+    }
+    print(f"fencepost.spark: {json.dumps(line)}", file=sys.stderr, flush=True)
 
 
 def _check_report(path: Path) -> None:

@@ -116,6 +116,7 @@ class Task:
             },
             frozenset(at for at, partition in self._write.partitions.items() if partition.has_batch),
             self._deferred(),
+            self._patience.waited,
         )
 
     def _take(self, topic_partition: TopicPartition, rows: pa.Array) -> None:

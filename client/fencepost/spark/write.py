@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -144,6 +144,8 @@ class Patience:
         self._patience_seconds = write.plan.patience_seconds
         self._progress_at = self._appended_at = write.clock.now()
         self._last_error = ""
+        #: Seconds in which this task could do nothing.
+        self.waited = 0.0
 
     def progressed(self) -> None:
         """Appends of other writers were read."""
@@ -173,7 +175,7 @@ class Patience:
                 self._last_error = str(error)
                 tries += 1
                 self._give_up_if_late()
-                self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
+                self._wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
 
     def wait(self) -> None:
         """Wait until a response or a retry is due."""
@@ -186,7 +188,12 @@ class Patience:
             if p.queue and not p.flight and p.not_before > now
         ]
         pause = min(due, default=1.0 if flights else _PAUSE_SECONDS)
-        self._clock.wait(flights, max(0.001, min(pause, 1.0)))
+        self._wait(flights, max(0.001, min(pause, 1.0)))
+
+    def _wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        began = self._clock.now()
+        self._clock.wait(futures, seconds)
+        self.waited += self._clock.now() - began
 
     def _give_up_if_late(self) -> None:
         # Appends by other writers count as progress, but not indefinitely.
@@ -224,7 +231,8 @@ class Deferred:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Result of a successful task. `rows` = `appended` + `found` + the deferred one; `refused`: appends that lost to
-    another writer; `begun`: the partitions that already had rows of this batch."""
+    another writer; `begun`: the partitions that already had rows of this batch; `waited`: seconds, for Kafka and before
+    retries."""
 
     task: int
     rows: int
@@ -235,3 +243,4 @@ class Outcome:
     partitions: dict[TopicPartition, Written]
     begun: frozenset[TopicPartition]
     deferred: Deferred | None = None
+    waited: float = 0.0

@@ -151,6 +151,12 @@ def test_rows_are_appended_in_batches_of_requested_size(log: Log) -> None:
     assert done.appends > 1
     assert [batch.expected for batch in log.sent][:2] == [0, len(log.sent[0].bodies)]
     assert log.reads == []  # without another writer, nothing is read
+    assert done.waited == 0
+
+
+def test_time_of_waiting_is_counted(log: Log) -> None:
+    log.script = [lambda at, batch: Answer(6, -1, "NOT_LEADER")]
+    assert write(log, probed(log), values(0)).waited > 0.1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -73,6 +74,22 @@ def test_rows_missing_from_all_tasks_are_refused() -> None:
     with pytest.raises(SinkError, match=r"t-1: the topic has rows of .* and the data now has none"):
         writer().commit([done(0, 0, begun=begun), done(1, begun=begun)], 3)
     writer().commit([done(0, 0, begun=begun), done(1, 1, begun=begun)], 3)
+
+
+def test_commit_says_what_was_written_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    tasks = [
+        TaskDone(Outcome(0, 5, 3, 2, 1, 1, {("t", 0): Written(2, 3, 7, 10)}, frozenset(), waited=1.26)),
+        TaskDone(Outcome(1, 4, 4, 0, 1, 0, {("t", 1): Written(0, 4, 0, 4)}, frozenset(), waited=0.5)),
+    ]
+    writer().commit(tasks, 3)
+    line = capfd.readouterr().err.removesuffix("\n")
+    assert json.loads(line.removeprefix("fencepost.spark: ")) == {
+        "sink_id": "s",
+        "batch": 3,
+        "topics": {"t": {"found": 2, "appended": 7}},
+        "refused_appends": 1,
+        "waited_seconds": 1.8,
+    }
 
 
 @pytest.mark.parametrize("streams", [False, True])
