@@ -1,7 +1,7 @@
 """Reads Java key stores (JKS and PKCS12), as certificates and keys that Python's `ssl` takes.
 
-Like Java since version 9, it tells the kinds apart by their content. JKS is read here: its format is small and final,
-and no maintained library reads it. PKCS12 needs the package `cryptography`.
+The content shows the kind, as in Java since version 9. JKS is read here: its format is small and final, and no
+maintained library reads it. PKCS12 needs the package `cryptography`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class KeyStoreError(ValueError):
 
 
 class Entry(NamedTuple):
-    """DER. `key`: PKCS #8, None for a trusted certificate; `chain`: its certificates, the first one its own."""
+    """DER. `key`: PKCS #8, None for a trusted certificate; `certificates`: the first one is that of the key."""
 
     key: bytes | None
-    chain: tuple[bytes, ...]
+    certificates: tuple[bytes, ...]
 
 
 def is_key_store(data: bytes) -> bool:
@@ -42,8 +42,8 @@ def is_key_store(data: bytes) -> bool:
 def trusted_certificates(data: bytes, password: str | None) -> list[bytes]:
     """DER of the certificates of a trust store: all certificates of PKCS12, trusted ones and those of keys of JKS.
     Without a password, a JKS store is not checked for changes, as in Java. Raises KeyStoreError."""
-    found = [each.chain for each in _entries(data, password, None)]
-    certificates = [each for chain in found for each in (chain if data.startswith(_DER) else chain[:1])]
+    of_entry = None if data.startswith(_DER) else 1
+    certificates = [each for entry in _entries(data, password, None) for each in entry.certificates[:of_entry]]
     if not certificates:
         raise KeyStoreError("has no certificate")
     return certificates
@@ -55,10 +55,10 @@ def identity(data: bytes, password: str | None, key_password: str | None = None)
     found = [each for each in _entries(data, password, key_password or password) if each.key is not None]
     if len(found) != 1:
         raise KeyStoreError(f"has {len(found)} private keys (it must have one)")
-    key, chain = found[0]
+    key, certificates = found[0]
     assert key is not None
     text = base64.encodebytes(key).decode("ascii")
-    return f"-----BEGIN PRIVATE KEY-----\n{text}-----END PRIVATE KEY-----\n{pem(chain)}"
+    return f"-----BEGIN PRIVATE KEY-----\n{text}-----END PRIVATE KEY-----\n{pem(certificates)}"
 
 
 def pem(certificates: list[bytes] | tuple[bytes, ...]) -> str:
@@ -155,8 +155,8 @@ def _jks(data: bytes, password: str | None, key_password: str | None) -> list[En
         reader.take(8)  # when it was added
         if kind == 1:
             protected = reader.take(reader.number())
-            chain = tuple(certificate() for _ in range(reader.number()))
-            entries.append(Entry(b"" if key_password is None else _key(protected, key_password), chain))
+            certificates = tuple(certificate() for _ in range(reader.number()))
+            entries.append(Entry(b"" if key_password is None else _key(protected, key_password), certificates))
         elif kind == 2:
             entries.append(Entry(None, (certificate(),)))
         else:
@@ -165,7 +165,7 @@ def _jks(data: bytes, password: str | None, key_password: str | None) -> list[En
 
 
 def _key(protected: bytes, password: str) -> bytes:
-    """PKCS #8 of a key, which JKS protects in a way of its own: XOR with a chain of SHA-1 digests."""
+    """PKCS #8 of a key. Only JKS protects keys like this: XOR with repeated SHA-1 digests."""
     reader = _Reader(protected)
     _into(reader)  # EncryptedPrivateKeyInfo
     reader.take(_into(reader))  # its algorithm
@@ -182,7 +182,7 @@ def _key(protected: bytes, password: str) -> bytes:
 
 
 def _into(reader: _Reader) -> int:
-    """Read the tag and length of a DER element. Returns the length of its content."""
+    """Read the head of a DER element. Returns the length of its content."""
     reader.take(1)
     length = reader.number(1)
     return reader.number(length - 0x80) if length > 0x80 else length

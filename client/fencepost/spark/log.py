@@ -673,8 +673,8 @@ def connection_options(options: Mapping[str, Any]) -> dict[str, Any]:
         files = {name: options[key] for key, name in _SSL_FILES.items() if options.get(key) is not None}
         try:
             context = create_ssl_context(**files, password=options.get("ssl_password"))
-            if own := options.get("ssl_identity"):
-                with pem_file(own) as file:
+            if text := options.get("ssl_identity"):
+                with pem_file(text) as file:
                     context.load_cert_chain(file)
         except OSError as error:  # ssl.SSLError is one
             raise SinkError(f"cannot load the certificates of kafka.ssl.*: {error}") from error

@@ -345,8 +345,8 @@ def _tls(given: _Given) -> dict[str, Any]:
     verify = bool(given.text("kafka.ssl.endpoint.identification.algorithm").strip())
     if trusted := _from_java_store(given, "truststore", lambda *store: pem(trusted_certificates(*store[:2]))):
         files |= {"ssl_cafile": "", "ssl_cadata": trusted}
-    if own := _from_java_store(given, "keystore", identity):
-        files |= {"ssl_certfile": "", "ssl_keyfile": "", "ssl_password": "", "ssl_identity": own}
+    if key := _from_java_store(given, "keystore", identity):
+        files |= {"ssl_certfile": "", "ssl_keyfile": "", "ssl_password": "", "ssl_identity": key}
     return {name: value for name, value in files.items() if value} | {"ssl_check_hostname": verify}
 
 

@@ -89,8 +89,8 @@ def _load_own(
         return secret(f"{table}.key_password_file", password_file)
 
     try:
-        with _as_pem(certificate) as own:
-            context.load_cert_chain(own, key, password)
+        with _as_pem(certificate) as pem:
+            context.load_cert_chain(pem, key, password)
     except ssl.SSLError as error:
         raise ConfigError(f"{table}.{_what_is_wrong(error, certificate, key)}") from error
     _require_valid(f"{table}.certificate_file", certificate)
