@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,12 +56,15 @@ def identity(data: bytes, password: str | None, key_password: str | None = None)
         raise KeyStoreError(f"has {len(found)} private keys (it must have one)")
     key, certificates = found[0]
     assert key is not None
-    text = base64.encodebytes(key).decode("ascii")
-    return f"-----BEGIN PRIVATE KEY-----\n{text}-----END PRIVATE KEY-----\n{pem(certificates)}"
+    return _block("PRIVATE KEY", key) + pem(certificates)
 
 
 def pem(certificates: list[bytes] | tuple[bytes, ...]) -> str:
-    return "".join(map(ssl.DER_cert_to_PEM_cert, certificates))
+    return "".join(_block("CERTIFICATE", each) for each in certificates)
+
+
+def _block(kind: str, data: bytes) -> str:
+    return f"-----BEGIN {kind}-----\n{base64.encodebytes(data).decode('ascii')}-----END {kind}-----\n"
 
 
 @contextmanager
