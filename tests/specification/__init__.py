@@ -1,0 +1,1 @@
+"""TLC checks `specification/`: each design against its promises, and each rule by leaving it out."""
