@@ -169,12 +169,20 @@ DESIGNS = (
     _model(
         _F,
         "forgotten producers",
-        states_min=80_000,
+        states_min=5_000,
+        appends=2,
+        sizes=(1, 2),
+        restarts=1,
+        expiries=1,
+        constants={"Forgetful": "TRUE"},
+    ),
+    _model(
+        _F,
+        "elections",
+        states_min=4_000,
         appends=2,
         sizes=(1, 2),
         elections=1,
-        restarts=1,
-        expiries=1,
         constants={"Forgetful": "TRUE"},
     ),
     _model(
@@ -223,6 +231,18 @@ DESIGNS = (
         constants={**_SEVERAL, "Unconditional": "{3}"},
     ),
     # The same with larger bounds: `make specification`.
+    _model(
+        _F,
+        "forgotten producers, elections",
+        states_min=80_000,
+        appends=2,
+        sizes=(1, 2),
+        elections=1,
+        restarts=1,
+        expiries=1,
+        constants={"Forgetful": "TRUE"},
+        small=False,
+    ),
     _model(
         _F,
         "two processes, three appends",
