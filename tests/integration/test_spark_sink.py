@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +29,7 @@ from tests.support.spark import QUERY_SECONDS, SPARK_MARKERS, append, contents, 
 
 pytestmark = SPARK_MARKERS
 
+ROOT = Path(__file__).parents[2]
 PARTITIONS = 3
 CHECKED, REQUIRED, COUNT_CHECKED = "checked", "required", "counted"
 CONFIG = f"""
@@ -117,19 +124,28 @@ def test_repeated_load_appends_each_row_once(
         assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % PARTITIONS for r in records} == {partition}
 
 
-def test_load_into_a_recreated_topic_appends_all_rows(
+def test_load_into_a_recreated_topic_appends_all_rows_despite_an_old_lock(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
 ) -> None:
     name = topic()
     save(rows(spark, 1000), proxy, name)
+    # Earlier versions kept a lock and a log end here.
+    directory = Path(tempfile.gettempdir(), f"fencepost-spark-{os.getuid()}")
+    directory.mkdir(exist_ok=True)
+    lock = directory / hashlib.sha256(f"{proxy.bootstrap} load\0{name}".encode()).hexdigest()
+    lock.write_text("1000")
+    locked = lock.open()
+    fcntl.flock(locked, fcntl.LOCK_EX)
     with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
         admin.delete_topics([name])
         until(lambda: name not in admin.list_topics(), "the deletion")
     create(proxy.bootstrap, name, partitions=PARTITIONS)
 
-    save(rows(spark, 1000), proxy, name, **{"patience.seconds": "20"})
+    with locked:
+        save(rows(spark, 1000), proxy, name, **{"patience.seconds": "20"})
 
     assert values(kafka, name) == numbers(1000)
+    lock.unlink()
 
 
 def test_micro_batches_of_foreach_batch_are_written_once_each(
@@ -230,6 +246,69 @@ def test_failed_load_resumes_where_it_stopped(
     done = json.loads(report.read_text())[name].values()
     assert sum(each["found"] for each in done) == there.total()
     assert sum(each["appended"] + each["found"] for each in done) == 4000
+    assert values(kafka, name) == numbers(4000)
+
+
+@pytest.mark.parametrize("first_adaptive", [True, False])
+def test_load_continues_with_adaptive_execution_on_or_off(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], first_adaptive: bool
+) -> None:
+    """Adaptive execution would put rows of several partitions into one task, or split a large one."""
+    name, tasks = topic(partitions=5), 9
+
+    def load(adaptive: bool, **more: str) -> None:
+        settings = {
+            "spark.sql.adaptive.enabled": str(adaptive),
+            "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+            "spark.sql.shuffle.partitions": str(tasks),
+        }
+        before = {each: spark.conf.get(each) for each in settings}
+        try:
+            for each, setting in settings.items():
+                spark.conf.set(each, setting)
+            save(with_long_row(spark, 4000).repartition("value"), proxy, name, **more)
+        finally:
+            for each, setting in before.items():
+                spark.conf.set(each, setting)
+
+    fail_in_the_middle(lambda: load(first_adaptive, **FAILS), kafka, name)
+    load(not first_adaptive)
+    assert values(kafka, name) == numbers(4000)
+
+
+#: The rows of `with_long_row`, written by another driver, executors of its own that come and go, and copies of tasks.
+ELSEWHERE = """
+import sys
+from tests.integration.test_spark_sink import with_long_row
+from tests.support.spark import running_spark
+import fencepost.spark
+cluster = {
+    "spark.master": "local-cluster[3,1,1024]",
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "1",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.minTaskRuntime": "1ms",
+    "spark.speculation.interval": "10ms",
+}
+with running_spark(cluster) as spark:
+    assert spark.sparkContext.master == cluster["spark.master"]
+    df, (_, topic, bootstrap) = with_long_row(spark, 4000, tasks=7), sys.argv
+    fencepost.spark.append(df, topic=topic, sink_id="load", bootstrap=bootstrap)
+"""
+
+
+def test_load_continues_on_another_cluster_with_dynamic_allocation_and_speculation(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic()
+    fail_in_the_middle(lambda: save(with_long_row(spark, 4000), proxy, name, **FAILS), kafka, name)
+    with (tmp_path / "driver.log").open("w") as log:
+        command = [sys.executable, "-c", ELSEWHERE, name, proxy.bootstrap]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log, timeout=QUERY_SECONDS)
     assert values(kafka, name) == numbers(4000)
 
 

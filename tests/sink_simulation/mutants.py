@@ -274,7 +274,7 @@ MUTANTS = (
         "last batch only",
         "the last commit tag is not searched below other clients' records",
         ("zombies, other order",),
-        body(driver_probe, "_search", "return replace(lower, below=bounds[1])"),
+        body(driver_probe, "_search", "return replace(before, end=now.end)"),
     ),
     Mutant(
         "not arranged",
@@ -297,7 +297,9 @@ MUTANTS = (
         "deleted unread records are not noticed",
         ("deleted rows",),
         edit(
-            driver_probe, "_from", ("return Known(start, None, 0, unread=True)", "return replace(known, below=start)")
+            driver_probe,
+            "_observed",
+            ("Observation(now.start, now.start, None, unread=True)", "replace(before, end=now.start)"),
         ),
     ),
     Mutant(

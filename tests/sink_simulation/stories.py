@@ -152,7 +152,7 @@ class _Query:
     query: str
     committed: int = -1
     #: By the driver that began the last one.
-    remembered: dict[Any, driver_probe.Known] = field(default_factory=dict)
+    remembered: dict[Any, driver_probe.Observation] = field(default_factory=dict)
 
     def play(self) -> None:
         story, world = self.run.story, self.run.world
@@ -307,7 +307,7 @@ class _Query:
             assert run.is_flagged or not {row.under(run.story.partitions) for row in run.rows[0]} & {0, 1, 2, 4}
         assert before == [p.end for p in world.topics[TOPIC]], "a finished load has appended"
 
-    def _try_again(self, *, remembered: dict[Any, driver_probe.Known] | None = None) -> None:
+    def _try_again(self, *, remembered: dict[Any, driver_probe.Observation] | None = None) -> None:
         world = self.run.world
         driver = _Driver(self)
         driver.remembered = driver.remembered if remembered is None else remembered
@@ -326,7 +326,7 @@ class _Driver:
     query: _Query
     attempts: list[Attempt] = field(default_factory=list)
     refused: str = ""
-    remembered: dict[Any, driver_probe.Known] = field(default_factory=dict)
+    remembered: dict[Any, driver_probe.Observation] = field(default_factory=dict)
 
     def main(self) -> None:
         run = self.query.run

@@ -101,7 +101,7 @@ class _Facts:
 #: By topic id.
 _facts: dict[str, _Facts] = {}
 #: By sink.id and topic ids; the last used ones.
-_known: dict[tuple[str, ...], dict[TopicPartition, driver_probe.Known]] = {}
+_known: dict[tuple[str, ...], dict[TopicPartition, driver_probe.Observation]] = {}
 _KNOWN_MAX = 64
 
 
@@ -113,7 +113,7 @@ def _facts_of(log: Log, topic: str, identity: TopicIdentity) -> _Facts:
     return _facts[identity.id]
 
 
-def _known_of(sink: str, topics: Mapping[str, TopicIdentity]) -> dict[TopicPartition, driver_probe.Known]:
+def _known_of(sink: str, topics: Mapping[str, TopicIdentity]) -> dict[TopicPartition, driver_probe.Observation]:
     key = (sink, *(identity.id for identity in topics.values()))
     known = _known[key] = _known.pop(key, {})
     if len(_known) > _KNOWN_MAX:

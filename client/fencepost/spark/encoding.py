@@ -21,25 +21,21 @@ from aiokafka import codec
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.record.util import decode_varint
 
+from fencepost.records import EXPECTED_OFFSET, PARTITION_COUNT, WRITE_ID
 from fencepost.spark.columns import Bodies, Decimals, Headers, as_binary, sealed, sizes, valid, varint
 from fencepost.spark.commit_tags import HEADER as COMMIT_TAG_HEADER
 from fencepost.spark.errors import SinkError
 from fencepost.spark.native import EXECUTOR
 
-#: On the first record of a batch expected at offset 0, which base offset 0 does not state.
-EXPECTED_OFFSET_HEADER = "fencepost-expected-offset"
-#: On the first record: the partition count used for the rows.
-PARTITION_COUNT_HEADER = "fencepost-partition-count"
 #: On each record whose row has a timestamp and not this header: milliseconds since 1970, decimal.
 EVENT_TIME_HEADER = "event-time"
 #: Headers that the sink may add to the first or last record of a batch.
-_ADDED = frozenset({COMMIT_TAG_HEADER, EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER})
-_WRITE_ID_HEADER = "fencepost-write-id"
+_ADDED = frozenset({COMMIT_TAG_HEADER, EXPECTED_OFFSET, PARTITION_COUNT})
 #: Headers that rows may not have: the sink and the proxy interpret them; the proxy also without the prefix.
 RESERVED_HEADERS = (
     *sorted(_ADDED),
-    _WRITE_ID_HEADER,
-    *(name.removeprefix("fencepost-") for name in (EXPECTED_OFFSET_HEADER, PARTITION_COUNT_HEADER, _WRITE_ID_HEADER)),
+    WRITE_ID,
+    *(name.removeprefix("fencepost-") for name in (EXPECTED_OFFSET, PARTITION_COUNT, WRITE_ID)),
 )
 
 #: Java's default of `max.request.size`.
@@ -58,11 +54,7 @@ _CODEC_MASK, _CONTROL = 0x07, 0x20
 
 
 class UnfitRow(SinkError):
-    """A row that cannot become a record. `row`: its index in the RecordBatch."""
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(problem)
-        self.row = row
+    """A row that cannot become a record."""
 
 
 # --- rows to bodies ---------------------------------------------------------------------------------------------------
@@ -91,11 +83,9 @@ class Encoder:
         time = _event_times(batch.column("timestamp"), headers) if "timestamp" in self._has else None
         bodies = EXECUTOR.bodies(key, as_binary(batch.column("value")), headers, time)
         if len(bodies):
-            byte_counts = sizes(bodies)
-            row = int(byte_counts.argmax())
-            if (record_bytes := int(byte_counts[row]) + RECORD_OVERHEAD_BYTES + _HEADER_BYTES) > self._record_bytes_max:
+            record_bytes = int(sizes(bodies).max()) + RECORD_OVERHEAD_BYTES + _HEADER_BYTES
+            if record_bytes > self._record_bytes_max:
                 raise UnfitRow(
-                    row,
                     f"a row needs {record_bytes} bytes as a record, more than kafka.max.request.size "
                     f"= {self._record_bytes_max} (raise that option and the topic's max.message.bytes)",
                 )
@@ -106,15 +96,12 @@ def _headers(column: Any) -> Headers:
     """Raises UnfitRow."""
     counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)).astype(np.int64)
     headers = pc.list_flatten(column)
-    ends = np.cumsum(counts)
     names = pc.struct_field(headers, [0])
     if headers.null_count or names.null_count:
-        which = pc.or_(pc.is_null(headers), pc.is_null(names)).index(True).as_py()
-        raise UnfitRow(int(np.searchsorted(ends, which, "right")), "a row has a header without a key")
+        raise UnfitRow("a row has a header without a key")
     reserved = pc.is_in(names, pa.array(RESERVED_HEADERS, names.type)).index(True).as_py()
     if reserved >= 0:
         raise UnfitRow(
-            int(np.searchsorted(ends, reserved, "right")),
             f"a row has the header {names[reserved].as_py()!r}, which the sink or the proxy reserves "
             f"(drop it: filter(headers, h -> h.key NOT IN ({', '.join(map(repr, RESERVED_HEADERS))})))",
         )
@@ -181,9 +168,10 @@ def build(
         raise ValueError(f"a batch has 1 to {BATCH_RECORDS_MAX} records, not {count}")
     topic = "" if partition is None else f"@{partition[0]}"
     binding = "" if partition is None else f"{topic}/{partition[1]}"
-    first: list[tuple[str, bytes]] = [(EXPECTED_OFFSET_HEADER, f"0{binding}".encode())] if expected == 0 else []
+    # Base offset 0 does not state that offset 0 is expected.
+    first: list[tuple[str, bytes]] = [(EXPECTED_OFFSET, f"0{binding}".encode())] if expected == 0 else []
     if partition_count is not None:
-        first.append((PARTITION_COUNT_HEADER, f"{partition_count}{topic}".encode()))
+        first.append((PARTITION_COUNT, f"{partition_count}{topic}".encode()))
     last = [] if commit_tag is None else [(COMMIT_TAG_HEADER, commit_tag)]
     if count == 1:
         first, last = [], first + last

@@ -236,7 +236,6 @@ def test_too_long_row_names_the_option_to_raise() -> None:
     batch = rows({"value": b"1"}, {"value": b"x" * 1000})
     with pytest.raises(UnfitRow, match=r"kafka\.max\.request\.size = 1000") as refused:
         Encoder(batch.schema, record_bytes_max=1000).bodies(batch)
-    assert refused.value.row == 1
     assert "xxx" not in str(refused.value)
 
 
@@ -258,16 +257,14 @@ def test_headers_with_reserved_names_are_refused(name: str) -> None:
         {"value": b"2", "headers": []},
         {"value": b"3", "headers": [{"key": "c", "value": b""}, {"key": name, "value": b"0"}]},
     )
-    with pytest.raises(UnfitRow, match=rf"the header '{name}'.* NOT IN \(.*'{name}'") as refused:
+    with pytest.raises(UnfitRow, match=rf"the header '{name}'.* NOT IN \(.*'{name}'"):
         bodies_of(batch)
-    assert refused.value.row == 2
 
 
 def test_a_header_without_a_key_is_refused() -> None:
     batch = rows({"value": b"1"}, {"value": b"2", "headers": [{"key": None, "value": b"0"}]})
-    with pytest.raises(UnfitRow, match="without a key") as refused:
+    with pytest.raises(UnfitRow, match="without a key"):
         bodies_of(batch)
-    assert refused.value.row == 1
 
 
 @pytest.mark.parametrize(

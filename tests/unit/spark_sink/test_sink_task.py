@@ -17,7 +17,7 @@ import pytest
 
 from fencepost.spark.closing import close, refuse_without_task
 from fencepost.spark.commit_tags import CommitTag
-from fencepost.spark.driver_probe import DriverProbe, Known, probe
+from fencepost.spark.driver_probe import DriverProbe, Observation, probe
 from fencepost.spark.errors import SinkError
 from fencepost.spark.task import Task
 from fencepost.spark.write import Outcome, Plan, Write
@@ -235,7 +235,7 @@ def test_last_commit_tag_is_found_once_and_remembered(log: Log) -> None:
     partition = log.first
     for _ in range(30):
         partition.append((b"\1other",), None)
-    remembered: dict[Any, Known] = {}
+    remembered: dict[Any, Observation] = {}
     commit_tag = probed(log, known=remembered).observations[TOPIC, 0].last
     assert isinstance(commit_tag, CommitTag)
     partition.append((b"\1other",), None)
@@ -245,7 +245,7 @@ def test_last_commit_tag_is_found_once_and_remembered(log: Log) -> None:
 
 
 def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
-    remembered: dict[Any, Known] = {}
+    remembered: dict[Any, Observation] = {}
     write(log, probed(log, known=remembered), values(1), batch=0)
     probed(log, known=remembered)
     log.world.topics[TOPIC] = [Partition()]
@@ -256,7 +256,7 @@ def test_commit_tag_of_a_deleted_topic_is_forgotten(log: Log) -> None:
 
 def test_commit_tag_of_a_log_that_became_shorter_is_forgotten(log: Log) -> None:
     """Records were lost with a leader, and others were appended up to the same end since."""
-    remembered: dict[Any, Known] = {}
+    remembered: dict[Any, Observation] = {}
     write(log, probed(log, known=remembered), values(1), batch=0)
     assert probed(log, known=remembered).observations[TOPIC, 0].last is not None
     log.world.topics[TOPIC] = [Partition(leader_epoch=1)]
@@ -265,7 +265,7 @@ def test_commit_tag_of_a_log_that_became_shorter_is_forgotten(log: Log) -> None:
 
 
 def test_leader_change_alone_forgets_no_commit_tag(log: Log) -> None:
-    remembered: dict[Any, Known] = {}
+    remembered: dict[Any, Observation] = {}
     write(log, probed(log, known=remembered), values(1), batch=0)
     log.other_appends()
     commit_tag = probed(log, known=remembered).observations[TOPIC, 0].last
@@ -276,7 +276,7 @@ def test_leader_change_alone_forgets_no_commit_tag(log: Log) -> None:
 
 
 def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
-    remembered: dict[Any, Known] = {}
+    remembered: dict[Any, Observation] = {}
     write(log, probed(log), values(1), batch=0)
     probed(log, known=remembered)
     cut_off(log)
@@ -290,7 +290,7 @@ def test_driver_remembers_commit_tag_after_retention(log: Log) -> None:
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
     """The driver probed the log, appended the batch and did not commit. Retention deleted all. The session retries."""
     log = Log(2)
-    remembered: dict[Any, Known] = {}
+    remembered: dict[Any, Observation] = {}
     if batch:
         write(log, probed(log), keyed(*range(20)), batch=batch - 1, query=query)
     write(log, probed(log, known=remembered), keyed(*range(20)), batch=batch, query=query)
