@@ -45,8 +45,7 @@ from fencepost.java_keystores import pem_file
 from fencepost.spark.encoding import Logged, batches
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 from fencepost.spark.interfaces import Answer, TopicIdentity
-from fencepost.spark.metadata import Metadata, topic_id, update_brokers
-from fencepost.spark.produce import Produce
+from fencepost.spark.wire import Metadata, Produce, topic_id, update_brokers
 
 __all__ = ["Answer", "Log", "Logged", "OffsetsDeleted"]
 

@@ -18,7 +18,7 @@ from fencepost.spark import log as module
 from fencepost.spark.encoding import build
 from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
 from fencepost.spark.log import Log
-from fencepost.spark.produce import Produce_v9
+from fencepost.spark.wire import Produce_v9
 from tests.kit.waiting import until
 from tests.support.fake_cluster import FakeCluster
 
