@@ -17,7 +17,7 @@ import pyarrow as pa
 from fencepost.spark.commit_tags import CommitTag, own_commit_tag
 from fencepost.spark.interfaces import TopicPartition
 from fencepost.spark.refusals import Refusals
-from fencepost.spark.rows import digest_of, extended, partitions_under
+from fencepost.spark.rows import by_partition, digest_of, extended, partitions_under
 from fencepost.spark.write import PartitionWrite, Patience, Write
 
 
@@ -57,13 +57,14 @@ class Resumer:
         """Which rows the log lacks in the partitions that they had under earlier partition counts of the batch."""
         lacking = np.ones(len(bodies), bool)
         for count in self._write.counts[topic][:-1]:
-            partitions = partitions_under(placements, count)
-            for index in np.flatnonzero(lacking):
-                partition = self.open((topic, int(partitions[index])))
-                if len(partition.pool) and partition.pool.take(digest_of(bodies[int(index)].as_py())):
-                    lacking[index] = False
-                    partition.found += 1
-                    self.found += 1
+            rest = np.flatnonzero(lacking)
+            placed = partitions_under(placements[rest], count)
+            for number, rows, which in by_partition(bodies.take(pa.array(rest)), placed):
+                partition = self.open((topic, number))
+                found = partition.pool.take(rows)
+                lacking[rest[which[found]]] = False
+                partition.found += int(found.sum())
+                self.found += int(found.sum())
         return lacking
 
     def missing(self, topic_partition: TopicPartition, rows: pa.Array) -> pa.Array:
@@ -187,6 +188,4 @@ class Resumer:
 
 
 def _unpooled(partition: PartitionWrite, rows: pa.Array) -> pa.Array:
-    if not len(partition.pool):
-        return rows
-    return rows.filter(pa.array([not partition.pool.take(digest_of(body)) for body in rows.to_pylist()]))
+    return rows.filter(pa.array(~partition.pool.take(rows))) if len(partition.pool) else rows

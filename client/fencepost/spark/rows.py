@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from fencepost.spark.commit_tags import Prefix
 from fencepost.spark.native import EXECUTOR
 
 DIGEST_BYTES = 16
-_PREFIX_BYTES, _PREFIX_BITS = 4, 32
+_DIGEST = f"S{DIGEST_BYTES}"
 #: Size of a record without key, value and headers: length, attributes, deltas.
 _ROW_BYTES = 12
 
@@ -52,50 +51,16 @@ def digest_of(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
-class _Table:
-    """Rows by digest, in 17 bytes each: as Python objects they would need five times as much. `_starts` has the first
-    row of each range of digests, some 16 rows long."""
-
-    __slots__ = ("_spare_bits", "_starts", "digests", "left")
-
-    def __init__(self, digests: npt.NDArray[np.uint8]) -> None:
-        prefixes = digests[:, :_PREFIX_BYTES].copy().view(">u4").ravel()
-        order = np.argsort(prefixes, kind="stable")
-        bits = max(0, len(order).bit_length() - 4)
-        ranges = prefixes[order].astype(np.uint64) >> np.uint64(_PREFIX_BITS - bits)
-        self._spare_bits = _PREFIX_BITS - bits
-        self._starts = array("i", np.searchsorted(ranges, np.arange((1 << bits) + 1)).astype("i4").tobytes())
-        self.digests, self.left = digests[order].tobytes(), bytearray(b"\1" * len(order))
-
-    def rest(self) -> npt.NDArray[np.uint8]:
-        rows = _by_row(self.digests)
-        return rows.compress(np.frombuffer(self.left, np.uint8), axis=0)
-
-    def take(self, digest: bytes) -> bool:
-        prefix = int.from_bytes(digest[:_PREFIX_BYTES], "big") >> self._spare_bits
-        at, end = self._starts[prefix] * DIGEST_BYTES, self._starts[prefix + 1] * DIGEST_BYTES
-        while (at := self.digests.find(digest, at, end)) >= 0:
-            row, within = divmod(at, DIGEST_BYTES)
-            if not within and self.left[row]:
-                self.left[row] = 0
-                return True
-            at += 1
-        return False
-
-
-def _by_row(digests: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
-
-
 class Pool:
-    """Rows of this batch in one partition of the log that the input did not have yet: a multiset of digests.
+    """Rows of this batch in one partition of the log that the input did not have yet: a multiset of digests, in 20
+    bytes each. As Python objects they would need four times as much."""
 
-    In few tables: each is at least twice as long as the next."""
-
-    __slots__ = ("_left", "_tables")
+    __slots__ = ("_digests", "_left", "_taken")
 
     def __init__(self) -> None:
-        self._tables: list[_Table] = []
+        self._digests = np.array([], _DIGEST)
+        #: At the first copy of a digest: how many of its copies were taken.
+        self._taken = np.zeros(1, np.uint32)
         self._left = 0
 
     def __len__(self) -> int:
@@ -103,16 +68,26 @@ class Pool:
 
     def add(self, digests: bytes) -> None:
         """Add rows by their digests, one after another."""
-        rows = _by_row(digests)
-        self._left += len(rows)
-        while self._tables and len(self._tables[-1].left) < 2 * len(rows):
-            rows = np.concatenate((self._tables.pop().rest(), rows))
-        self._tables.append(_Table(rows))
+        rows = np.frombuffer(digests, _DIGEST)
+        if self._left:
+            first = np.searchsorted(self._digests, self._digests)
+            rest = self._digests[np.arange(len(first)) - first >= self._taken[first]]
+            rows = np.concatenate((rest, rows))
+        self._digests, self._taken = np.sort(rows, kind="stable"), np.zeros(len(rows) + 1, np.uint32)
+        self._left = len(rows)
 
-    def take(self, digest: bytes) -> bool:
-        """Remove one copy; False if there is none."""
-        found = any(table.take(digest) for table in self._tables)
-        self._left -= found
+    def take(self, bodies: pa.Array) -> npt.NDArray[np.bool_]:
+        """Remove a copy of each of these rows. Returns which ones there were."""
+        found = np.zeros(len(bodies), bool)
+        if self._left:
+            rows = np.array([digest_of(body) for body in bodies.to_pylist()], _DIGEST)
+            order = np.argsort(rows, kind="stable")
+            rows = rows[order]
+            first, end = (np.searchsorted(self._digests, rows, side) for side in ("left", "right"))
+            copy = np.arange(len(rows)) - np.searchsorted(rows, rows)
+            found[order] = first + self._taken[first] + copy < end
+            np.add.at(self._taken, first[found[order]], 1)
+            self._left -= int(found.sum())
         return found
 
 
