@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import inspect
 import os
 import random
 import ssl
@@ -629,20 +630,7 @@ def _refuse_unknown(topic: str, code: int, tries: _Tries) -> None:
 
 
 _SSL_FILES = {"ssl_cafile": "cafile", "ssl_cadata": "cadata", "ssl_certfile": "certfile", "ssl_keyfile": "keyfile"}
-_CONNECTION_OPTIONS = frozenset(
-    {
-        "client_id",
-        "request_timeout_ms",
-        "ssl_context",
-        "security_protocol",
-        "sasl_mechanism",
-        "sasl_plain_username",
-        "sasl_plain_password",
-        "sasl_kerberos_service_name",
-        "sasl_kerberos_domain_name",
-        "sasl_oauth_token_provider",
-    }
-)
+_CONNECTION_OPTIONS = inspect.signature(create_conn).parameters
 
 
 class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
