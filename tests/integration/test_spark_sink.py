@@ -301,7 +301,7 @@ with running_spark(cluster) as spark:
 """
 
 
-def test_load_continues_on_another_cluster_with_dynamic_allocation_and_speculation(
+def test_load_continues_on_another_cluster_that_changes(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     name = topic()
