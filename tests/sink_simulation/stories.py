@@ -248,14 +248,18 @@ class _Query:
 
     def _change_a_half(self) -> None:
         """Nothing is appended, so the original rows can finish the batch."""
-        world, truth = self.run.world, self.run.rows[0]
+        world, batch = self.run.world, self.committed + 1
+        if batch == self.run.story.batches:
+            return
+        truth = self.run.rows[batch]
         logged = [{each for stored in p.stored for each in stored.bodies} for p in world.topics[TOPIC]]
         count = len(logged)
         chosen = [row for row in truth if row.body in logged[row.under(count)]]
         at = chosen[0].under(count) if chosen else 0
         old = [row for row in chosen if row.under(count) == at]
         new = [row for row in truth if row.under(count) == at and row not in old]
-        if len(old) < 2 or not new or self._is_done() or 0 in self.run.complete:
+        changed_half = self.run.story.changed_half
+        if len(old) < 2 or (changed_half == "fewer" and not new) or self._is_done():
             return
         first = Row(old[0].key, b"other", old[0].partition)
         changed = {"row": [first, *old[1:], *new], "order": [old[1], old[0], *old[2:], *new], "fewer": old}
@@ -263,12 +267,12 @@ class _Query:
         others = [row for row in truth if row.under(count) != at]
         if all(row not in chosen for row in others):  # the log has nothing to compare these with
             others = [Row(row.key, b"other" + row.value, row.partition) for row in others]
-        self.run.rows[0] = others + changed[self.run.story.changed_half]
-        self.committed, self.run.story = -1, replace(self.run.story, changed_half="", strict=False)
+        self.run.rows[batch] = others + changed[changed_half]
+        self.run.story = replace(self.run.story, changed_half="", strict=False)
         self._try_again()
         assert "the data now has" in self.run.errors[-1], self.run.errors[-1]
         assert before == [partition.end for partition in world.topics[TOPIC]], "appended before it was refused"
-        self.run.rows[0] = truth
+        self.run.rows[batch] = truth
 
     def _is_done(self) -> bool:
         tags = [each.commit_tag for p in self.run.world.topics[TOPIC] for each in p.stored if each.commit_tag]
@@ -605,7 +609,7 @@ STORIES = {
         Story("load, explicit partitions", SOME, load=True, batches=1, restarts=2, explicit=True, partitions=5),
         Story("load, other data of a half", SOME, load=True, batches=1, restarts=1, changed_half="row", rows=80),
         Story("load, other order of a half", SOME, load=True, batches=1, restarts=1, changed_half="order", rows=80),
-        Story("sorted, other data of a half", SOME, is_sorted=True, batches=1, restarts=1, changed_half="row", rows=80),
+        Story("sorted, other data of a half", SOME, is_sorted=True, batches=2, restarts=1, changed_half="row", rows=80),
         Story("load, fewer rows than a half", SOME, load=True, batches=1, restarts=1, changed_half="fewer", rows=80),
         Story("expansion", SOME, expands=True, speculation=0.2, shuffled=True, zombies=1.0),
         Story("expansion and restarts", replace(SOME, kill=0.2), expands=True, restarts=3, zombies=1.0, shuffled=True),

@@ -54,10 +54,9 @@ class DriverProbe:
 
     def is_partly_written(self, batch: int) -> bool:
         """Some rows of the batch are in the topic, and its tasks may append others."""
-        last = [observation.last for observation in self.observations.values()]
-        batches = {commit_tag.batch for commit_tag in last if commit_tag}
-        is_whole = self.done or all(commit_tag and commit_tag.last for commit_tag in last)
-        return batch in batches and batch == max(batches) and not is_whole
+        ends = {(each.last.batch, each.last.last) if each.last else (-1, False) for each in self.observations.values()}
+        is_whole = self.done or ends == {(batch, True)}
+        return max(ends, default=(-1, False))[0] == batch and not is_whole
 
 
 def probe(

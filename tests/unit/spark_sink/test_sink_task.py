@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from fencepost.spark.closing import close, refuse_without_task
-from fencepost.spark.commit_tags import CommitTag
+from fencepost.spark.commit_tags import CommitTag, Prefix
 from fencepost.spark.driver_probe import DriverProbe, Observation, probe
 from fencepost.spark.errors import SinkError
 from fencepost.spark.task import Task
@@ -407,6 +407,44 @@ def test_retry_appends_only_missing_rows(log: Log, query: str) -> None:
     assert (done.found, done.appended) == (there, 200 - there)
     assert [each for stored in partition.stored for each in stored.bodies if each != b"\1other"] == rows
     assert bool(log.reads) == bool(query)
+
+
+def test_only_a_partly_written_batch_is_compared_first() -> None:
+    def of(*tags: CommitTag | None) -> DriverProbe:
+        observations = {(TOPIC, number): Observation(0, 9, tag) for number, tag in enumerate(tags)}
+        return DriverProbe("run", 0, {TOPIC: len(tags)}, frozenset(), observations)
+
+    some = CommitTag("s", "q", "run", 7, 0, -1, (2,), 0, Prefix(9, 1))
+    last, done = replace(some, last=True), replace(some, last=True, done=True)
+    earlier, later = replace(last, batch=6), replace(last, batch=8)
+    assert all(of(*tags).is_partly_written(7) for tags in ((some, None), (some, last), (last, None), (last, earlier)))
+    others = ((None, None), (earlier, None), (some, later), (last, last), (done, None))
+    assert not any(of(*tags).is_partly_written(7) for tags in others)
+
+
+@pytest.mark.parametrize("count", [1, 49, 200])
+def test_comparison_refuses_other_rows_and_appends_none(log: Log, count: int) -> None:
+    """Of the rows after those in the log, it keeps one."""
+    rows = keyed(*range(200))
+    half = Task(Write(PLAN, probed(log), "", 0, 0, log, ModelFraming(), Clock(), is_sorted=True))
+    half.begin()
+    feed(half, rows[:150])
+    there = log.first.end
+
+    def compare(compared: list[bytes]) -> Outcome:
+        current = Write(PLAN, probed(log), "", 0, 0, log, ModelFraming(), Clock(), is_sorted=True, only_compares=True)
+        one = Task(current)
+        one.begin()
+        for at in range(0, len(compared), count):
+            feed(one, compared[at : at + count])
+        assert current.partitions[TOPIC, 0].queued_rows <= 1
+        return one.finish()
+
+    assert (compare(rows).found, compare(rows).deferred) == (there, None)
+    for other in (rows[1:], rows[:there], [*rows[: there - 1], *rows[there:]]):
+        with pytest.raises(SinkError, match="and the data now has"):
+            compare(other)
+    assert log.first.end == there
 
 
 CHANGED = {
