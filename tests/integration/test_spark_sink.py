@@ -276,7 +276,7 @@ def test_load_continues_with_adaptive_execution_on_or_off(
     assert values(kafka, name) == numbers(4000)
 
 
-#: The rows of `with_long_row`, written by another driver, executors of its own that come and go, and copies of tasks.
+#: The rows of `with_long_row`, written by another driver, by executors that come and go, and by copies of tasks.
 ELSEWHERE = """
 import sys
 from tests.integration.test_spark_sink import with_long_row
