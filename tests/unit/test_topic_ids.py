@@ -248,7 +248,7 @@ def test_unknown_topic_id_without_acks_closes_the_connection() -> None:
 
 def huge(monkeypatch: pytest.MonkeyPatch) -> tuple[Ids, list[UUID], bytes]:
     """More partitions than a request may have that the proxy reads."""
-    for module in ("arrival", "reading"):
+    for module in ("produce.arrival", "batches.reading"):
         monkeypatch.setattr(f"fencepost_proxy.session.{module}.PARTITIONS_MAX", 2)
     monkeypatch.setattr("fencepost_proxy.session.produce.arrival.TOPICS_AT_ONCE", 2)
     session, ids = Ids(), [UUID(int=each) for each in range(1, 4)]

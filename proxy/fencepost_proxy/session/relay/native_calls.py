@@ -107,7 +107,7 @@ class Append(Protocol):
 
 
 class RequestStart(Protocol):
-    """The start of a Produce request that Python has parsed: see `session.request_template.RequestTemplate`."""
+    """The start of a Produce request that Python has parsed: see `frames/request_template.py`."""
 
     @property
     def version(self) -> int: ...
@@ -135,7 +135,7 @@ class Watches(Protocol):
 
 
 class Watch(Protocol):
-    """See `session.cutter.Watch`. `head` are bytes here, not a view into the receive buffer."""
+    """See `Watch` in `frames/cutter.py`. `head` are bytes here, not a view into the receive buffer."""
 
     @property
     def first_at(self) -> int: ...
