@@ -1,4 +1,4 @@
-//! What requests are judged by. Python is queried for what is not remembered.
+//! What requests are checked against. Python is queried for what is not remembered.
 
 use memchr::memmem;
 use pyo3::Borrowed;
@@ -15,7 +15,7 @@ use crate::upward::Services;
 
 const PRODUCE_BY_ID: i64 = 13;
 
-/// What requests are judged by.
+/// What requests are checked against.
 pub struct Arriving<'a, 'py> {
     pub settings: &'a Settings,
     pub services: Services<'a, 'py>,
@@ -70,8 +70,8 @@ impl<'py> Arriving<'_, 'py> {
             return Ok(None);
         };
         let holds = self.remembered(template, || {
-            let (held, topic) = (topic_settings.get(), &template.topic_name);
-            Ok(self.services.policy(topic)?.is(&held.policy) && self.services.topic_id(topic)?.is(&held.topic_id))
+            let (known, topic) = (topic_settings.get(), &template.topic_name);
+            Ok(self.services.policy(topic)?.is(&known.policy) && self.services.topic_id(topic)?.is(&known.topic_id))
         })?;
         Ok((holds && self.process().produce_version_max >= PRODUCE_BY_ID).then_some(topic_settings))
     }
@@ -92,7 +92,7 @@ impl<'py> Arriving<'_, 'py> {
         self.remembered(template, || Ok(self.services.policy(&template.topic_name)?.is_none()))
     }
 
-    /// What holds of its topic, asked only if it is not remembered.
+    /// What holds of its topic, queried only if it is not remembered.
     fn remembered(&self, template: &RequestTemplate, query: impl FnOnce() -> PyResult<bool>) -> PyResult<bool> {
         let number = self.settings.remembered.number;
         let remembered = template.holds(number);
@@ -111,13 +111,13 @@ impl<'py> Arriving<'_, 'py> {
 
     pub fn leader_epoch(&self, permit: &mut Permit) -> PyResult<i64> {
         let (py, number) = (self.py(), self.settings.remembered.number);
-        let (asked, remembered) = permit.leader_epoch;
-        if asked == number && !self.settings.verifies() {
+        let (queried, remembered) = permit.leader_epoch;
+        if queried == number && !self.settings.verifies() {
             return Ok(remembered);
         }
         let partition = permit.partition(py);
         let epoch = self.services.leader_epoch(&partition)?;
-        if asked == number && epoch != remembered {
+        if queried == number && epoch != remembered {
             return Err(unreported("a leader"));
         }
         permit.leader_epoch = (number, epoch);

@@ -15,7 +15,7 @@ const CRC_AT: usize = 17;
 const MAGIC: u8 = 2;
 /// Compressed, transactional or control batches are for Python.
 const UNUSUAL_ATTRIBUTES: i16 = 0x07 | 0x10 | 0x20;
-const INSTANCE_ID_SHIFT: u32 = 7;
+const INSTANCE_ID_BIT: u32 = 7;
 const INSTANCE_ID_MAX: i16 = 0xFF;
 /// Up to this many records are always parsed.
 const WALKED_RECORDS_MAX: i32 = 2;
@@ -281,8 +281,7 @@ pub fn header_to_send(batch: &[u8], fence: Option<&Fence>) -> Option<[u8; HEADER
     if let Some(fence) = fence {
         header[12..16].copy_from_slice(&(-1i32).to_be_bytes());
         let attributes = i16::from_be_bytes([header[ATTRIBUTES_AT], header[ATTRIBUTES_AT + 1]]);
-        let attributes =
-            (attributes & !(INSTANCE_ID_MAX << INSTANCE_ID_SHIFT)) | (fence.instance_id << INSTANCE_ID_SHIFT);
+        let attributes = (attributes & !(INSTANCE_ID_MAX << INSTANCE_ID_BIT)) | (fence.instance_id << INSTANCE_ID_BIT);
         header[ATTRIBUTES_AT..ATTRIBUTES_AT + 2].copy_from_slice(&attributes.to_be_bytes());
         header[43..51].copy_from_slice(&fence.producer_id.to_be_bytes());
         header[51..53].copy_from_slice(&fence.producer_epoch.to_be_bytes());

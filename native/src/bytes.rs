@@ -40,9 +40,9 @@ impl<'a> Cursor<'a> {
     /// An unsigned varint of at most five bytes that fits 32 bits.
     pub fn uvarint(&mut self) -> Option<usize> {
         let mut value = 0u64;
-        for shift in (0..=28).step_by(7) {
+        for bit in (0..=28).step_by(7) {
             let byte = self.u8()?;
-            value |= u64::from(byte & 0x7F) << shift;
+            value |= u64::from(byte & 0x7F) << bit;
             if byte < 0x80 {
                 return usize::try_from(u32::try_from(value).ok()?).ok();
             }
@@ -60,11 +60,11 @@ impl<'a> Cursor<'a> {
         self.zigzag(63)
     }
 
-    fn zigzag(&mut self, shift_max: u32) -> Option<i64> {
+    fn zigzag(&mut self, bit_max: u32) -> Option<i64> {
         let mut value = 0u128;
-        for shift in (0..=shift_max).step_by(7) {
+        for bit in (0..=bit_max).step_by(7) {
             let byte = self.u8()?;
-            value |= u128::from(byte & 0x7F) << shift;
+            value |= u128::from(byte & 0x7F) << bit;
             if byte < 0x80 {
                 let value = u64::try_from(value).ok()?;
                 return Some((value >> 1) as i64 ^ -((value & 1) as i64));

@@ -12,12 +12,12 @@ const PREFERRED_REPLICA_BYTES: usize = 4;
 
 /// Whether a response certainly has none. `frame`: with its length. Tagged fields are left to Python.
 pub fn names_no_broker(frame: &[u8]) -> bool {
-    read_plain_response(frame).is_some()
+    read_usual_response(frame).is_some()
 }
 
-fn read_plain_response(frame: &[u8]) -> Option<()> {
+fn read_usual_response(frame: &[u8]) -> Option<()> {
     let mut cursor = Cursor::new(frame, 8);
-    no_tags(&mut cursor)?;
+    no_tagged_fields(&mut cursor)?;
     cursor.take(START_BYTES)?;
     for _ in 1..cursor.uvarint()? {
         cursor.take(TOPIC_ID_BYTES)?;
@@ -25,19 +25,19 @@ fn read_plain_response(frame: &[u8]) -> Option<()> {
             cursor.take(PARTITION_BYTES)?;
             for _ in 1..cursor.uvarint()? {
                 cursor.take(ABORTED_TRANSACTION_BYTES)?;
-                no_tags(&mut cursor)?;
+                no_tagged_fields(&mut cursor)?;
             }
             cursor.take(PREFERRED_REPLICA_BYTES)?;
             let records_bytes = cursor.uvarint()?;
             cursor.take(records_bytes.saturating_sub(1))?;
-            no_tags(&mut cursor)?;
+            no_tagged_fields(&mut cursor)?;
         }
-        no_tags(&mut cursor)?;
+        no_tagged_fields(&mut cursor)?;
     }
-    no_tags(&mut cursor)?;
+    no_tagged_fields(&mut cursor)?;
     (cursor.at == frame.len()).then_some(())
 }
 
-fn no_tags(cursor: &mut Cursor<'_>) -> Option<()> {
+fn no_tagged_fields(cursor: &mut Cursor<'_>) -> Option<()> {
     (cursor.u8()? == 0).then_some(())
 }

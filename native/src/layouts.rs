@@ -47,11 +47,11 @@ fn skip(cursor: &mut Cursor<'_>, mut steps: &[(u8, usize)]) -> Option<()> {
             }
             SHORT | LONG => {
                 let count = if step == SHORT { i32::from(cursor.i16()?) } else { cursor.i32()? };
-                cursor.take(counted(count)?.checked_mul(argument)?)?;
+                cursor.take(length_of(count)?.checked_mul(argument)?)?;
             }
             COMPACT_STRUCTS | LONG_STRUCTS => {
                 let count =
-                    if step == LONG_STRUCTS { counted(cursor.i32()?)? } else { cursor.uvarint()?.saturating_sub(1) };
+                    if step == LONG_STRUCTS { length_of(cursor.i32()?)? } else { cursor.uvarint()?.saturating_sub(1) };
                 let body = rest.get(..argument)?;
                 steps = &rest[argument..];
                 for _ in 0..count {
@@ -73,7 +73,7 @@ fn skip(cursor: &mut Cursor<'_>, mut steps: &[(u8, usize)]) -> Option<()> {
 }
 
 /// -1 is null.
-fn counted(count: i32) -> Option<usize> {
+fn length_of(count: i32) -> Option<usize> {
     if count == -1 { Some(0) } else { usize::try_from(count).ok() }
 }
 

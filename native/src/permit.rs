@@ -255,10 +255,10 @@ impl Permit {
                     let Permitted { fence, source, alone, taken_over, .. } = *permitted;
                     let fence = fence.map(|it| (it.producer_id, it.producer_epoch, it.base_sequence, it.instance_id));
                     let frame = PyBytes::new(py, &source.frame);
-                    let place =
+                    let batch =
                         (source.template, source.topic_settings, frame, source.partition, source.start, source.end);
                     let sent = (each.mode as u8, each.at, each.sent_at, each.leader_epoch, alone, taken_over);
-                    (each.id, place, sent, fence).into_pyobject(py)?.into_any()
+                    (each.id, batch, sent, fence).into_pyobject(py)?.into_any()
                 }
             });
         }
@@ -279,7 +279,7 @@ impl Permit {
 
 impl InFlight {
     fn is(&self, pending: &Bound<'_, PyAny>) -> bool {
-        matches!(&self.origin, Origin::Adopted(own) if own.is(pending))
+        matches!(&self.origin, Origin::Adopted(original) if original.is(pending))
     }
 }
 

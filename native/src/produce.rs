@@ -13,7 +13,7 @@ const COUNT_MAX: usize = 0x7F;
 const PARTITION_BYTES: usize = 33;
 const TOPIC_ID_BYTES: usize = 16;
 const LENGTH_BYTES: usize = 4;
-/// The end of a partition in a flexible response: no record errors, no message, no tags.
+/// The end of a partition in a flexible response: no record errors, no message, no tagged field.
 const NO_MORE: [u8; 3] = [1, 0, 0];
 /// The same before that: no record errors, no message.
 const NO_MORE_V8: [u8; 6] = [0, 0, 0, 0, 0xFF, 0xFF];
@@ -33,7 +33,7 @@ fn read_length(cursor: &mut Cursor<'_>, version: i16) -> Option<usize> {
     if version < FLEXIBLE { usize::try_from(cursor.i32()?).ok() } else { cursor.uvarint()?.checked_sub(1) }
 }
 
-fn read_no_tags(cursor: &mut Cursor<'_>, version: i16) -> Option<()> {
+fn read_no_tagged_fields(cursor: &mut Cursor<'_>, version: i16) -> Option<()> {
     (version < FLEXIBLE || cursor.u8()? == 0).then_some(())
 }
 
@@ -50,14 +50,14 @@ pub fn read_request(frame: &[u8], at: usize, version: i16) -> Option<Vec<Batch>>
         let size = read_length(&mut cursor, version)?;
         let start = cursor.at;
         cursor.take(size)?;
-        read_no_tags(&mut cursor, version)?;
+        read_no_tagged_fields(&mut cursor, version)?;
         if size == 0 || batches.iter().any(|each: &Batch| each.partition == partition) {
             return None;
         }
         batches.push(Batch { partition, start, end: start + size });
     }
     for _topic_and_request in 0..2 {
-        read_no_tags(&mut cursor, version)?;
+        read_no_tagged_fields(&mut cursor, version)?;
     }
     (cursor.at == frame.len()).then_some(batches)
 }
@@ -124,14 +124,14 @@ pub fn read_response(frame: &[u8], topic_id: &[u8; 16], count: usize) -> Option<
         }
         partitions.push(each);
     }
-    let topic_tags = cursor.u8()?;
+    let topic_tagged_fields = cursor.u8()?;
     let throttle = cursor.i32()?;
-    (topic_tags == 0 && cursor.u8()? == 0).then_some((throttle, partitions))
+    (topic_tagged_fields == 0 && cursor.u8()? == 0).then_some((throttle, partitions))
 }
 
 /// A successful response. `topic`: its name or id as encoded in the request.
 pub fn response(version: i16, correlation_id: i32, topic: &[u8], partitions: &[Appended], throttle: i32) -> Vec<u8> {
-    let no_tags: &[u8] = if version < FLEXIBLE { &[] } else { &[0] };
+    let no_tagged_fields: &[u8] = if version < FLEXIBLE { &[] } else { &[0] };
     let no_more: &[u8] = match version {
         FLEXIBLE.. => &NO_MORE,
         RECORD_ERRORS.. => &NO_MORE_V8,
@@ -140,7 +140,7 @@ pub fn response(version: i16, correlation_id: i32, topic: &[u8], partitions: &[A
     let mut out = Vec::with_capacity(24 + topic.len() + partitions.len() * (PARTITION_BYTES + NO_MORE_V8.len()));
     out.extend_from_slice(&[0; LENGTH_BYTES]);
     out.extend_from_slice(&correlation_id.to_be_bytes());
-    out.extend_from_slice(no_tags);
+    out.extend_from_slice(no_tagged_fields);
     put_length(&mut out, version, 1);
     out.extend_from_slice(topic);
     put_length(&mut out, version, partitions.len());
@@ -154,9 +154,9 @@ pub fn response(version: i16, correlation_id: i32, topic: &[u8], partitions: &[A
         }
         out.extend_from_slice(no_more);
     }
-    out.extend_from_slice(no_tags);
+    out.extend_from_slice(no_tagged_fields);
     out.extend_from_slice(&throttle.to_be_bytes());
-    out.extend_from_slice(no_tags);
+    out.extend_from_slice(no_tagged_fields);
     let length = (out.len() - LENGTH_BYTES) as i32;
     out[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
     out
@@ -180,7 +180,7 @@ pub fn producer_ids(frame: &[u8], at: usize, version: i16) -> Option<Vec<i64>> {
     let mut found = Vec::with_capacity(count);
     for index in 0..count {
         if index > 0 {
-            read_no_tags(&mut cursor, version)?;
+            read_no_tagged_fields(&mut cursor, version)?;
         }
         cursor.i32()?;
         let length = read_length(&mut cursor, version)?;
@@ -194,13 +194,13 @@ pub fn producer_ids(frame: &[u8], at: usize, version: i16) -> Option<Vec<i64>> {
 
 /// Whether a Produce response certainly has no tagged field, such as the addresses of brokers. `frame`: with its length.
 pub fn names_no_broker(frame: &[u8], version: i16) -> bool {
-    version < FLEXIBLE || read_plain_response(frame, version >= BY_ID_VERSION).is_some()
+    version < FLEXIBLE || read_usual_response(frame, version >= BY_ID_VERSION).is_some()
 }
 
-fn read_plain_response(frame: &[u8], by_id: bool) -> Option<()> {
+fn read_usual_response(frame: &[u8], by_id: bool) -> Option<()> {
     let mut cursor = Cursor::new(frame, 8);
-    let (tags, topics) = (cursor.u8()?, cursor.u8()?);
-    if tags != 0 || !(2..=COUNT_MAX as u8).contains(&topics) {
+    let (tagged_fields, topics) = (cursor.u8()?, cursor.u8()?);
+    if tagged_fields != 0 || !(2..=COUNT_MAX as u8).contains(&topics) {
         return None;
     }
     for _ in 1..topics {

@@ -84,7 +84,11 @@ MUTANTS = [
         ),
         (
             "tagged fields after the records are not noticed",
-            ("fetch.rs", "    no_tags(&mut cursor)?;\n    (cursor.at == frame.len())", "    (cursor.at < frame.len())"),
+            (
+                "fetch.rs",
+                "    no_tagged_fields(&mut cursor)?;\n    (cursor.at == frame.len())",
+                "    (cursor.at < frame.len())",
+            ),
         ),
         (
             "appends have no fence",
