@@ -10,27 +10,12 @@ from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Place
 from fencepost_proxy.session.batches.reading import append_of, read_batch
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import HEADER_BYTES, fence_batch, fenced_header, zero_base_offset
+from fencepost_proxy.wire.batch import fence_batch, zero_base_offset
 from fencepost_proxy.wire.batch_scan import BatchScan, HeaderNames
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
 )
-
-
-def sent_batch(pending: PendingAppend) -> tuple[bytes, memoryview]:
-    """The header of the batch to send, and its records unchanged."""
-    fence, records = pending.placement.fence, pending.records
-    if fence is None:
-        return bytes(zero_base_offset(records[:HEADER_BYTES])), records[HEADER_BYTES:]
-    header = fenced_header(
-        records,
-        producer_id=fence.producer_id,
-        producer_epoch=fence.producer_epoch,
-        base_sequence=fence.base_sequence,
-        instance_id=fence.instance_id,
-    )
-    return bytes(header), records[HEADER_BYTES:]
 
 
 def without_producer(records: memoryview) -> bytearray:
