@@ -291,6 +291,15 @@ def test_wrong_arguments_are_refused() -> None:
         load.append([], b"1")
 
 
+def test_single_log_writer_may_be_of_any_partition() -> None:
+    log = RecipePartition.quiet()
+    writer = log.writer()
+    writer.partition = 3
+    with Loader("x", [writer]) as load:
+        load.append([Record(b"1.0", b"key")], b"1")
+    assert log.values == [b"1.0"]
+
+
 def test_half_a_unit_is_not_appended() -> None:
     """The source fails between two rows, and the application goes on."""
     partitions = [RecipePartition.quiet()]

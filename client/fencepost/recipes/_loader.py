@@ -31,6 +31,7 @@ from fencepost.records import LogRecord, Record, batch_bytes_max
 #: The header of the last record of each batch.
 LOAD: Final = "fencepost-load"
 _HEADER_BYTES: Final = len(LOAD) + 10
+_NUMBER_MAX: Final = 10**15
 #: Rows that wait until the source is known to be unchanged.
 _WAITING_BYTES_MAX: Final = 64_000_000
 #: A search for the last batch reads so many records from the end, then this many times as many.
@@ -38,6 +39,10 @@ _SEARCH_FACTOR: Final = 100
 
 #: (record, number of its unit, partition count) → partition. The same arguments always give the same result.
 Placement = Callable[[Record, int, int], int]
+
+
+def _base64_bytes(data: bytes) -> int:
+    return 4 * ((len(data) + 2) // 3)
 
 
 def by_key(record: Record, unit: int, count: int) -> int:
@@ -76,10 +81,10 @@ class _Row:
 class LoaderBase(OfOneLibrary):
     """Loads rows of a source into a topic: each once, in order, across restarts, without transactions.
 
-    `name`: of the load, in the log. `logs`: a LogWriter for each partition of the topic, from 0, which nothing else
-    uses. `partition_of`: chooses the partition of a record, like the Java client by default. `group_bytes`: rows are
-    appended when there are so many bytes of them, or after `linger_seconds`. `new`: the load never ran; needed only if
-    records of the topic were deleted and no batch of the load is found.
+    `name`: of the load, in the log. `logs`: a LogWriter for each partition of the topic, from 0, or one of the only
+    partition that gets rows. Nothing else uses them. `partition_of`: chooses the partition of a record, like the Java
+    client by default. `group_bytes`: rows are appended when there are so many bytes of them, or after `linger_seconds`.
+    `new`: the load never ran; needed only if records of the topic were deleted and no batch of the load is found.
 
     The source must give the same rows and positions in the same order when it is read again from a position. See
     docs/recipes/loader.md.
@@ -95,12 +100,9 @@ class LoaderBase(OfOneLibrary):
         linger_seconds: float = 1.0,
         new: bool = False,
     ) -> None:
-        if (
-            not logs
-            or [log.partition for log in logs] != list(range(len(logs)))
-            or len({log.topic for log in logs}) > 1
-        ):
-            raise ValueError("logs must be one LogWriter for each partition of one topic, from 0 on")
+        partitions = [log.partition for log in logs]
+        if len({log.topic for log in logs}) != 1 or (len(logs) > 1 and partitions != list(range(len(logs)))):
+            raise ValueError("logs must be one LogWriter for each partition of one topic, from 0 on, or a single one")
         for log in logs:
             self._require(log)
         self.name = name
@@ -203,7 +205,7 @@ class LoaderBase(OfOneLibrary):
                 self._waiting_bytes += batch_bytes_max([record], b"")
         for partition, found in enumerate(self._found):
             if found is not None and found.unit == self._unit and taken[partition] < found.rows:
-                raise LoadChangedError(self.name, self.topic, partition, self._unit)
+                raise LoadChangedError(self.name, self.topic, self._logs[partition].partition, self._unit)
         self._taken_to = position
         is_old = self._waiting_bytes and now() - self._waiting_since >= self._linger_seconds
         if self._unit < self._found_to and self._waiting_bytes < _WAITING_BYTES_MAX:
@@ -216,7 +218,7 @@ class LoaderBase(OfOneLibrary):
         if found is None or progress.unit > found.unit:
             return False
         if progress.unit == found.unit and progress.at != found.at:
-            raise LoadChangedError(self.name, self.topic, partition, progress.unit)
+            raise LoadChangedError(self.name, self.topic, self._logs[partition].partition, progress.unit)
         return progress.unit < found.unit or progress.rows <= found.rows
 
     def _append_waiting(self) -> Steps[None]:
@@ -232,10 +234,12 @@ class LoaderBase(OfOneLibrary):
     def _batch(self, log: LogWriterBase, rows: Sequence[_Row]) -> Steps[list[Record]]:
         """The first rows that fit into one append, with the progress on the last one."""
         limit, binding = yield from log.batch_limit()
-        size, records = 0, list[Record]()
+        # To state the progress of each row, only to know its length, would take most of the time.
+        largest = len(self._stated(replace(rows[0].progress, unit=_NUMBER_MAX, rows=_NUMBER_MAX, at=b"")))
+        size, records = largest + _HEADER_BYTES, list[Record]()
         for row in rows:
             size += batch_bytes_max([row.record], binding)
-            if records and size + len(self._stated(row.progress)) + _HEADER_BYTES > limit:
+            if records and size + _base64_bytes(row.progress.at) > limit:
                 break
             records.append(row.record)
         header = LOAD, self._stated(rows[len(records) - 1].progress)
