@@ -53,6 +53,22 @@ class Source:
         return found
 
 
+def short_run_reads_only_the_last_group_again() -> None:
+    """Each run is one group, which cannot state that it is complete. The next one does."""
+    partitions, source = [RecipePartition.quiet()], Source(random.Random(8), units=40)
+    read: list[bytes | None] = []
+    for end in (10, 20, 30, 40):
+        with _loader(partitions, group_bytes=1 << 20) as load:
+            read.append(load.position)
+            _go_through(load, source.units[int(load.position or 0) : end])
+    assert read == [None, None, b"10", b"20"]
+    assert [_rows(each) for each in partitions] == source.placed(1)
+
+
+def test_short_run_reads_only_the_last_group_again() -> None:
+    short_run_reads_only_the_last_group_again()
+
+
 def _loader(partitions: Sequence[RecipePartition], problem: float = 0.0, **options: Any) -> Loader:
     logs = [partition.writer(problem) for partition in partitions]
     for number, log in enumerate(logs):

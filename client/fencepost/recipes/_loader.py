@@ -210,7 +210,8 @@ class LoaderBase(OfOneLibrary):
         is_old = self._waiting_bytes and now() - self._waiting_since >= self._linger_seconds
         if self._unit < self._found_to and self._waiting_bytes < _WAITING_BYTES_MAX:
             return  # first compare the source with what is in the log
-        if is_old or self._waiting_bytes >= self._group_bytes or self._unit == boundary:
+        # The next batch then states that all partitions have what an earlier run left: short runs do not begin again.
+        if is_old or self._waiting_bytes >= self._group_bytes or self._unit in {boundary, self._found_to}:
             yield from self._append_waiting()
 
     def _is_there(self, partition: int, progress: Progress) -> bool:
