@@ -74,7 +74,8 @@ func readToEnd(ctx context.Context, client *kgo.Client, proxy, topic string, fro
 	check(err)
 	end, _ := ends.Lookup(topic, 0)
 	check(end.Err)
-	reader, err := kgo.NewClient(kgo.SeedBrokers(proxy), kgo.ConsumePartitions(
+	// The last record may be a transaction marker.
+	reader, err := kgo.NewClient(kgo.SeedBrokers(proxy), kgo.KeepControlRecords(), kgo.ConsumePartitions(
 		map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().At(from)}}))
 	check(err)
 	defer reader.Close()
