@@ -129,7 +129,9 @@ class Run:
     def topic(self, prefix: str, partitions: int = 1, **configs: str) -> str:
         """Create a topic. `prefix` selects its checks in the product's configuration in `routes.py`."""
         self._numbers += 1
-        name = f"{prefix}-{self._numbers}"
+        return self.named_topic(f"{prefix}-{self._numbers}", partitions, **configs)
+
+    def named_topic(self, name: str, partitions: int = 1, **configs: str) -> str:
         with contextlib.closing(Connection(self.kafka)) as admin:
             admin.create_topic(name, partitions, TOPIC_CONFIGS | configs)
         self.await_topic(name)

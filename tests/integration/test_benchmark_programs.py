@@ -25,6 +25,7 @@ QUICK = ("benchmarks", "--quick", "--rounds", "1", "--only")
         ),
         pytest.param(("benchmarks.metadata", "--kafka", "--topics", "2"), id="metadata"),
         pytest.param(("benchmarks.secured", "--quick"), id="tls"),
+        pytest.param(("benchmarks.loads", "--rounds", "1"), id="loads"),
         pytest.param(("benchmarks.spark_load", "--copies", "1"), id="spark load", marks=pytest.mark.spark),
     ],
 )
