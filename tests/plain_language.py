@@ -171,7 +171,7 @@ VOCABULARY = (
         "slot, slots",
         "pending response",
         "__slots__|slots ?=|(task|executor|hash|replication) slots?|^slots$",
-        files=r"^(?!examples/sources/postgres|tests/integration/test_loader_sources)",  # a term of PostgreSQL
+        files=r"^(?!examples/sources/postgres|tests/soak/postgres_load)",  # a term of PostgreSQL
     ),
     Retired("exchange, exchanges", "request rewriter, handler", "produce ?exchange|token exchange"),
     Retired("short way, shortcut, shortcuts", "fast path"),
