@@ -60,8 +60,8 @@ class Source:
                 yield rows, json.dumps({"table": table, **after}).encode()
 
     def _snapshots(self, at: dict[str, Any]) -> list[Any]:
-        """Those with rows after a position, in order. Each has the next sequence number, unless one is gone: expiry may
-        also remove the link to the parent."""
+        """Those with rows after a position, in order. Each has the next sequence number, unless one was expired: expiry
+        may also remove the parent's id from its child."""
         first = at["sequence"] + at["complete"]
         found: list[Any] = []
         snapshot = self._table.current_snapshot()

@@ -83,7 +83,7 @@ class SourceTopic:
         """Every third transaction is aborted."""
         until(
             lambda: len(self._producer.list_topics(self.name).topics[self.name].partitions) > max(partitions),
-            "it grows",
+            "it is expanded",
         )
         for number in range(transactions):
             self._producer.begin_transaction()
@@ -153,7 +153,7 @@ def test_topic_is_copied_once_and_in_order_or_not_at_all(
         # The topic is replaced by one that has the same offsets.
         with source.admin() as admin:
             admin.delete_topics([source.name])
-            until(lambda: source.name not in admin.list_topics(), "the topic is gone")
+            until(lambda: source.name not in admin.list_topics(), "the topic is deleted")
         clients.create_topic(kafka.bootstrap, source.name, partitions=3)
         before = copied()
         source.write([0, 1, 2], transactions=20)
