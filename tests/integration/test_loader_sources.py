@@ -188,6 +188,7 @@ class IcebergTable:
         subprocess.run(command, env=self.environment, cwd=ROOT, check=True, capture_output=True, timeout=120)
 
 
+@pytest.mark.soak  # it installs pyiceberg, whose start takes seconds in each of ten processes
 def test_table_is_loaded_snapshot_by_snapshot(
     kafka: KafkaCluster, unique_topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -205,8 +205,12 @@ def test_leader_stopped_for_a_minute_appends_nothing_after_it(
     proxy: ProxyProcess, topic: str, kafka: KafkaCluster
 ) -> None:
     with Crew("leader", proxy, topic, kafka) as crew:
-        until(lambda: any("appended" in each for worker in crew.workers for each in worker.outcomes[-1:]), "a leader")
-        [leader, *_] = [worker for worker in crew.workers if "appended" in worker.outcomes[-1]]
+
+        def leaders() -> list[Worker]:
+            return [worker for worker in crew.workers if any("appended" in each for each in worker.outcomes[-1:])]
+
+        until(lambda: len(leaders()) > 0, "a leader")
+        leader = (leaders() or crew.workers)[0]
         leader.stop()
         outcomes = len(leader.outcomes)
         time.sleep(60)
