@@ -160,8 +160,7 @@ NeedsRead(p) ==
           /\ \E a \in At(p, {"queued"}) : append[a].expected # proc[p].end \/ ~proc[p].confirmed
 
 TakeRead(p, end, states, published, view, leader, strays) ==
-    /\ At(p, {"queued"}) # {}
-    /\ NeedsRead(p)
+    /\ InFlight(p) = {} /\ proc[p].phase # "publishing"
     /\ LET outside == OutsideLog(end, states[ProducerId(published.epoch)], published.epoch, published.base)
            read == [proc[p] EXCEPT !.end = end, !.view = view, !.leader = leader, !.confirmed = FALSE, !.strays = strays]
            state == states[ProducerId(published.epoch)]
@@ -223,7 +222,7 @@ Send(p, a) ==
 (***************************************************************************)
 TakeMismatch(p, a, there) ==
     /\ append[a].status = "queued" /\ append[a].process = p
-    /\ proc[p].phase = "open" /\ proc[p].fresh /\ InFlight(p) = {} /\ InDoubt(p) = {}
+    /\ proc[p].phase = "open" /\ (proc[p].fresh \/ proc[p].confirmed) /\ InFlight(p) = {} /\ InDoubt(p) = {}
     /\ append[a].expected # proc[p].end
     /\ PredecessorIsSent(a)
     /\ LET equal == there # Nothing /\ there.base = append[a].expected /\ there.content = Contents[a]
@@ -339,6 +338,7 @@ ClientRetries == \E p \in Processes, a \in Appends :
     Fault("retries") /\ Retry(p, a) /\ UNCHANGED <<kafka, responses, late>>
 
 ReadLogEnd == \E p \in Processes : \E view \in proc[p].view..Len(stateTopic) :
+    /\ At(p, {"queued"}) # {} /\ NeedsRead(p)
     /\ TakeRead(p, LogEnd(log), producers, Published(SubSeq(stateTopic, 1, view)), view, leaderEpoch, Strays(log))
     /\ UNCHANGED <<kafka, responses, late, faults>>
 

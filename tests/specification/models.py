@@ -259,7 +259,7 @@ DESIGNS = (
         _F,
         "named writes",
         appends=2,
-        contents="xx",
+        contents="xy",
         retries=2,
         connections=1,
         kills=1,

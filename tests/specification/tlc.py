@@ -47,6 +47,7 @@ def check(
     *,
     timeout_seconds: float,
     symmetry: str | None = None,
+    specification: str = "Spec",
     modules: Mapping[str, str] | None = None,
 ) -> Checked:
     """Check all reachable states. `constants`: TLA+ expressions. `symmetry`: a set of model values to permute.
@@ -62,7 +63,7 @@ def check(
             definitions.append(f"Model_Symmetry == Permutations({symmetry})")
         text = "\n".join(["---- MODULE Model ----", f"EXTENDS {module}, TLC", *definitions, "===="])
         (folder / "Model.tla").write_text(text)
-        (folder / "Model.cfg").write_text(_config(constants, invariants, symmetry))
+        (folder / "Model.cfg").write_text(_config(constants, invariants, symmetry, specification))
         return _run(folder, timeout_seconds)
 
 
@@ -71,8 +72,8 @@ def _is_literal(value: str) -> bool:
     return re.fullmatch(r"[\w{}, \"'-]+", value) is not None
 
 
-def _config(constants: Mapping[str, str], invariants: tuple[str, ...], symmetry: str | None) -> str:
-    lines = ["SPECIFICATION Spec", "CONSTANTS"]
+def _config(constants: Mapping[str, str], invariants: tuple[str, ...], symmetry: str | None, specification: str) -> str:
+    lines = [f"SPECIFICATION {specification}", "CONSTANTS"]
     lines += [
         f"  {name} = {value}" if _is_literal(value) else f"  {name} <- Model_{name}"
         for name, value in constants.items()
