@@ -40,7 +40,7 @@ from fencepost.spark.files import (
     keeps_order,
     rows_of,
 )
-from fencepost.spark.jobs import Progress, Stages, client_settings, rows_in_log
+from fencepost.spark.jobs import Progress, Stages, client_settings, rows_in_log, session
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options, settings
 
@@ -185,9 +185,7 @@ def report(args: argparse.Namespace, outcomes: list[Outcome]) -> int:
 
 def main() -> int:
     args = arguments().parse_args()
-    builder = SparkSession.builder.appName(f"bulk_load {load_name(args)}")
-    # Its lines would overwrite those of the load.
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark = session(f"bulk_load {load_name(args)}")
     try:
         return dry_run(spark, args) if args.dry_run else report(args, load(spark, args))
     except (SinkError, CannotReach) as error:

@@ -26,7 +26,7 @@ from fencepost._ordering import ORDERED_CONFIG
 from fencepost.errors import FencepostError
 from fencepost.spark import read_ordered, register, stated, stream
 from fencepost.spark.errors import CannotReach
-from fencepost.spark.jobs import add_client_arguments, add_named_values, client_settings
+from fencepost.spark.jobs import add_client_arguments, add_named_values, client_settings, session
 from fencepost.spark.ordered import described
 
 
@@ -111,7 +111,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.sink_option and not args.sink_id:
         parser.error("--sink-option is for the sink that --sink-id chooses")
-    spark = SparkSession.builder.appName(f"stream {args.source} to {args.target}").getOrCreate()
+    spark = session(f"stream {args.source} to {args.target}")
     try:
         run(spark, args)
     except (FencepostError, CannotReach, PySparkException) as error:

@@ -38,7 +38,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from fencepost.spark.arranging import partitioned
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import INPUT, ORDER, add_load_arguments, input_error, keeps_order, rows_of
-from fencepost.spark.jobs import client_settings
+from fencepost.spark.jobs import client_settings, session
 from fencepost.spark.log import Log, connection_options
 from fencepost.spark.options import client_options
 
@@ -497,7 +497,7 @@ def verify(spark: SparkSession, args: argparse.Namespace) -> int:
 
 def main() -> int:
     args = arguments().parse_args()
-    spark = SparkSession.builder.appName(f"verify {args.topic}").getOrCreate()
+    spark = session(f"verify {args.topic}")
     try:
         return verify(spark, args)
     except (SinkError, CannotReach) as error:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from fencepost.spark import files
+from fencepost.spark import files, jobs
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import keeps_order
 from fencepost.spark.jobs import Progress, Stages, add_client_arguments, client_settings, progress_of
@@ -49,15 +49,28 @@ def test_finished_stream_says_so(
     once: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = job("stream")
-    session = SimpleNamespace(stop=lambda: None)
-    builder = SimpleNamespace(appName=lambda _: SimpleNamespace(getOrCreate=lambda: session))
-    monkeypatch.setattr(stream, "SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(stream, "session", lambda _: SimpleNamespace(stop=lambda: None))
     monkeypatch.setattr(stream, "run", lambda *_: None)
     words = ["stream.py", "--bootstrap", "p:9092", "--from", "orders", "--to", "invoices", "--checkpoint", "c"]
     monkeypatch.setattr("sys.argv", [*words, *(["--once"] if once else [])])
     assert stream.main() == 0
     stated = "stream: finished, all records that orders had are processed into invoices\n"
     assert capsys.readouterr().out == (stated if once else "")
+
+
+@pytest.mark.parametrize("given", [set(), {"spark.log.level"}], ids=["nothing given", "level given"])
+def test_spark_is_quiet_unless_asked(given: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: dict[str, str] = {}
+    builder = SimpleNamespace(
+        getOrCreate=lambda: chosen, config=lambda name, value: chosen.update({name: value}) or builder
+    )
+    parts = {"SparkSession": SimpleNamespace(builder=SimpleNamespace(appName=lambda _: builder))}
+    parts |= {"SparkContext": SimpleNamespace(_ensure_initialized=lambda: None)}
+    parts |= {"SparkConf": lambda: SimpleNamespace(contains=given.__contains__)}
+    for name, part in parts.items():
+        monkeypatch.setattr(jobs, name, part)
+    quiet = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+    assert jobs.session("x") == {name: value for name, value in quiet.items() if name not in given}
 
 
 def test_invalid_settings_line_is_not_quoted(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fencepost.records import CHECK_CONFIG, COUNT_CHECK_CONFIG
@@ -45,6 +45,16 @@ from fencepost.spark.log import Log
 from fencepost.spark.options import Settings, settings
 from fencepost.spark.task import ARRANGE, Task
 from fencepost.spark.write import Outcome, Write, Written
+
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceStreamArrowWriter,
+        WriterCommitMessage,
+    )
+except ImportError as error:
+    raise ImportError(f"fencepost.spark needs Spark 4.1 or later, and this is Spark {spark_version}") from error
 
 _logger = logging.getLogger("fencepost.spark")
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple, TextIO
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from fencepost.java_properties import properties_of
@@ -63,6 +64,17 @@ def client_settings(args: argparse.Namespace) -> dict[str, str]:
         found |= {each.name: each.value for each in properties}
     found |= dict(args.option)
     return {f"kafka.{name}": value for name, value in found.items()}
+
+
+def session(name: str) -> SparkSession:
+    """The session of a job. Spark's own lines and progress bar would hide the job's lines: they are off, unless
+    `--conf` sets them."""
+    SparkContext._ensure_initialized()  # otherwise SparkConf does not have what spark-submit was given
+    given, builder = SparkConf(), SparkSession.builder.appName(name)
+    for option, value in (("spark.log.level", "ERROR"), ("spark.ui.showConsoleProgress", "false")):
+        if not given.contains(option):
+            builder = builder.config(option, value)
+    return builder.getOrCreate()
 
 
 class Work(NamedTuple):

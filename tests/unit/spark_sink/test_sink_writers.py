@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -90,6 +91,12 @@ def test_commit_says_what_was_written_in_one_line(capfd: pytest.CaptureFixture[s
         "refused_appends": 1,
         "waited_seconds": 1.8,
     }
+
+
+def test_older_spark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", ModuleType("as in Spark 3.5"))
+    with pytest.raises(ImportError, match=r"fencepost\.spark needs Spark 4\.1 or later, and this is Spark 4"):
+        runpy.run_path(str(Path(datasource.__file__)))
 
 
 @pytest.mark.parametrize("streams", [False, True])
