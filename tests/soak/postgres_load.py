@@ -32,7 +32,7 @@ from tests.support.senders import free_proxy_port
 PARTITIONS = 2
 _IDS = 200
 _LOADERS = 2
-_LAST_LOAD_SECONDS = 600
+_LAST_LOAD_SECONDS = 1_800
 _ORDER = ("loader", "loader", "proxy", "loader", "PostgreSQL", "loader", "broker", "loader", "proxy", "loader")
 
 
@@ -150,7 +150,10 @@ def load_under_kills(plan: Plan, stage: Stage) -> Result:
         time.sleep(rng.uniform(0.5, 2))
     result.seconds = time.monotonic() - began
     began = time.monotonic()
-    subprocess.run([*stage.command, "--once"], check=True, timeout=_LAST_LOAD_SECONDS, capture_output=True)
+    try:
+        subprocess.run([*stage.command, "--once"], check=True, timeout=_LAST_LOAD_SECONDS, capture_output=True)
+    except subprocess.TimeoutExpired:
+        result.problems.append(f"the last load did not end within {_LAST_LOAD_SECONDS:,} s")
     result.last_load_seconds = time.monotonic() - began
     _compare(stage, changes, result)
     return result
