@@ -6,7 +6,7 @@
     python postgres.py 'host=db dbname=shop' --slot to_kafka --publication orders --topic order-changes
 
 A unit of the load is a transaction, its position the end of its commit (LSN). The slot is advanced only to positions
-up to which everything is in the topic, so PostgreSQL keeps what a restart reads again. A record's key has the columns
+that the topic has, so PostgreSQL keeps what a restart reads again: also the last group. A record's key has the columns
 of the table's replica identity, its value the new row, as JSON. Needs `psql`; with a driver, the query is the same.
 """
 
@@ -147,16 +147,18 @@ class Slot:
     def read(self, position: bytes | None) -> Iterator[Unit]:
         """The next transactions after a position. The slot keeps them until `advance`."""
         after = self._begin if position is None else int(position)
-        rows = self.query(
-            "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes("
-            f"'{self._name}', NULL, {CHANGES}, 'proto_version', '1', 'publication_names', '{self._publication}')"
-        )
-        # If another process has advanced the slot, transactions after this position may be missing in `rows`.
-        if self._advanced_to() > after:
-            raise SlotAdvanced(f"another process has advanced slot {self._name!r}")
-        for changes, end in units(map(bytes.fromhex, rows)):
-            if int(end) > after:
-                yield changes, end
+        count, found, whole = CHANGES, list[Unit](), False
+        while not (found or whole):  # the slot begins with the last group, which may have any number of changes
+            rows = self.query(
+                "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes("
+                f"'{self._name}', NULL, {count}, 'proto_version', '1', 'publication_names', '{self._publication}')"
+            )
+            # If another process has advanced the slot, transactions after this position may be missing in `rows`.
+            if self._advanced_to() > after:
+                raise SlotAdvanced(f"another process has advanced slot {self._name!r}")
+            found = [unit for unit in units(map(bytes.fromhex, rows)) if int(unit[1]) > after]
+            count, whole = 2 * count, len(rows) < count
+        yield from found
 
     def advance(self, position: bytes) -> None:
         high, low = divmod(int(position), 1 << 32)
@@ -175,14 +177,15 @@ def load(slot: Slot, topic: str, bootstrap: str, *, once: bool) -> None:
         if loader.position is not None:
             slot.advance(loader.position)  # the last process may have been killed before it did so
         while True:
-            count = 0
+            count, stated = 0, loader.position
             for changes, end in slot.read(loader.position):
                 loader.append(changes, end)
                 count += len(changes)
             loader.flush()
             if count:
+                if stated is not None:
+                    slot.advance(stated)  # the end of the last group is not in the topic before the next one
                 assert loader.position is not None
-                slot.advance(loader.position)
                 print(f"{count} changes, up to {int(loader.position):X}", flush=True)
             elif once:
                 return
