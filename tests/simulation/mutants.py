@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "unconfirmed-pipeline",
         "appends are pipelined while the fence is unconfirmed",
-        ("refused-pipelines",),
+        ("idle-pipelines", "refused-pipelines"),
         edit(
             Admitter,
             "fits_with_in_flight",

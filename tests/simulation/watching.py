@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.control.rewriters import RequestRewriters
@@ -9,6 +11,7 @@ from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.frames.services import Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames
+from fencepost_proxy.wire.produce import PartitionResult
 from tests.simulation.clock import Sim
 from tests.simulation.history import History
 from tests.support.sequencer_view import SequencerView, view_of
@@ -41,27 +44,46 @@ class WatchedDispatcher(Dispatcher):
         #: The last failed append of each pipeline: its order, and when. Independent batches have their own entry.
         self._failed: dict[tuple[tuple[TopicPartition, int, int], bool], tuple[int, float]] = {}
 
-    def submit(self, pending: g.PendingAppend) -> None:
+    @override
+    def submit(self, pending: g.PendingAppend) -> g.Admit | g.Answer | None:
         self._submits += 1
         self._order[pending] = self._submits
-        super().submit(pending)
+        decision = super().submit(pending)
+        if decision is not None:
+            self._watch(self.sequencers[pending.partition], decision)
+        return decision
 
+    @override
+    def answered(self, pending: g.PendingAppend, result: PartitionResult) -> g.Answer | None:
+        decision = super().answered(pending, result)
+        if decision is not None:
+            self._watch(self.sequencers[pending.partition], decision)
+        return decision
+
+    @override
     def cancel(self, pending: g.PendingAppend) -> None:
         if pending.placement.duplicate_waiters:
             self._order[pending.placement.duplicate_waiters[0]] = self._order[pending]
         super().cancel(pending)
 
+    @override
     def sent(self, pending: g.PendingAppend) -> None:
         self._check_age(pending)
         super().sent(pending)
 
+    @override
     def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
         return _WatchedSequencer(partition, self._limits, self._names, self)
 
     def record_overtakable(self, sequencer: PartitionSequencer) -> None:
         self._overtakable |= view_of(sequencer, self._sim.now).overtakable
 
+    @override
     def _carry_out(self, sequencer: PartitionSequencer, effect: g.Effect, now: float) -> None:
+        self._watch(sequencer, effect)
+        super()._carry_out(sequencer, effect, now)
+
+    def _watch(self, sequencer: PartitionSequencer, effect: g.Effect) -> None:
         self.record_overtakable(sequencer)
         match effect:
             case g.Admit(pending):
@@ -79,7 +101,6 @@ class WatchedDispatcher(Dispatcher):
                     self._failed[_pipeline(pending), _is_independent(pending)] = order, self._sim.now
             case _:
                 pass
-        super()._carry_out(sequencer, effect, now)
 
     def _check_order(self, sequencer: PartitionSequencer, pending: g.PendingAppend) -> None:
         """First come, first served. An in-doubt append blocks others until it is resolved."""
@@ -161,6 +182,7 @@ class _WatchedSequencer(PartitionSequencer):
         super().__init__(partition, limits, names)
         self._by = by
 
+    @override
     def _finish(self, now: float) -> list[g.Effect]:
         effects = super()._finish(now)
         self._by.record_overtakable(self)  # this call decided which appends may overtake

@@ -74,7 +74,7 @@ def test_login_waits_for_possible_resends() -> None:
     talk.silent()
 
     # And: the login is sent once the append is answered.
-    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5, -1, 0), None)
+    talk.complete(pending, PartitionResult(0, 0, 5, -1, 0))
     assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
     talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
     assert talk.upstream() == HANDSHAKE
@@ -125,7 +125,7 @@ def test_appends_end_when_the_login_expires(version: int) -> None:
     talk.silent()
 
     # And: the one before it is answered, and then the connection ends.
-    talk.call(talk.session.append_completed, pending, PartitionResult(0, 0, 5, -1, 0), None)
+    talk.complete(pending, PartitionResult(0, 0, 5, -1, 0))
     assert read(talk.answer()) == {("checked-a", 0): (0, 5, None)}
     closed = talk.next(m.CloseClient)
     assert (closed.hang_up, closed.fault) == (True, None)

@@ -656,7 +656,7 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
 
     # Given a sequencer that answers it after the leader was silent for too long
     talk.tick(2.8)
-    talk.call(talk.session.append_completed, pending, APPENDED, None)
+    talk.complete(pending, APPENDED)
     assert talk.barrier("both").in_flight == 1, "Kafka still has the request"
 
     # When Kafka answers after all
@@ -780,7 +780,7 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
     talk.commands.clear()
     # Its sequencer found out without an answer.
-    talk.call(talk.session.append_completed, pending, APPENDED, None)
+    talk.complete(pending, APPENDED)
     assert not dispatcher.barrier_empty("count-checked", 1000.0), "Kafka still has the request"
     talk.kafka(produced(("checked", 2, 0, 41), version=9))
 

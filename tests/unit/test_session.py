@@ -191,7 +191,7 @@ class Talk:
 
     def complete(self, pending: g.PendingAppend, result: PartitionResult, refusal: str | None = None) -> None:
         """The sequencer's last word."""
-        self.call(self.session.append_completed, pending, result, refusal)
+        self.call(self.session.append_completed, g.Answer(pending, result, refusal))
 
     def refuse(self, pending: g.PendingAppend) -> None:
         self.complete(pending, replace(MISMATCH, partition=pending.partition.partition), "offset_mismatch")

@@ -26,6 +26,7 @@ from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult
 
 _T = TypeVar("_T")
+_Decision = TypeVar("_Decision", bound=sequencers.Admit | sequencers.Answer)
 
 #: How many idle sequencers are kept: each takes some kilobytes, and a dropped one starts with an unconfirmed fence.
 _IDLE_SEQUENCERS_MAX = 10_000
@@ -78,6 +79,9 @@ class Dispatcher:
         self._over_quota: dict[Session, None] = {}
         self._begun: dict[str, dict[Session, Begun]] = {}  # by topic: what bypasses its new barrier
         self._actions: list[Action] = []
+        self._caused: list[Action] = []  # by direct calls of the session that is called; its own commands come first
+        self._now = 0.0
+        self._called: dict[Session | PartitionSequencer, None] = {}
         #: Calls in their order: whom, what, and its arguments before `now`.
         self._work: deque[tuple[Session | PartitionSequencer, Callable[..., Any], tuple[Any, ...]]] = deque()
 
@@ -233,8 +237,9 @@ class Dispatcher:
 
     # ---- calls of sessions, see `Sequencers`
 
-    def submit(self, pending: PendingAppend) -> None:
-        self._call(pending.partition, PartitionSequencer.submit, pending)
+    def submit(self, pending: PendingAppend) -> sequencers.Admit | sequencers.Answer | None:
+        decisions = sequencers.Admit, sequencers.Answer
+        return self._call(pending.partition, PartitionSequencer.submit, pending, about=pending, returned=decisions)
 
     def cancel(self, pending: PendingAppend) -> None:
         self._call(pending.partition, PartitionSequencer.cancel, pending)
@@ -242,8 +247,10 @@ class Dispatcher:
     def sent(self, pending: PendingAppend) -> None:
         self._call(pending.partition, PartitionSequencer.sent, pending)
 
-    def answered(self, pending: PendingAppend, result: PartitionResult) -> None:
-        self._call(pending.partition, PartitionSequencer.answered, pending, result)
+    def answered(self, pending: PendingAppend, result: PartitionResult) -> sequencers.Answer | None:
+        return self._call(
+            pending.partition, PartitionSequencer.answered, pending, result, about=pending, returned=sequencers.Answer
+        )
 
     def lost(self, pending: PendingAppend) -> None:
         self._call(pending.partition, PartitionSequencer.lost, pending)
@@ -265,20 +272,23 @@ class Dispatcher:
 
     def _run(self, now: float) -> list[Action]:
         """Make the calls until none is left: one may cause others, also of other sessions."""
-        called: dict[Session | PartitionSequencer, None] = {}
+        self._now = now
         try:
             while self._work:
                 where, call, arguments = self._work.popleft()
-                called[where] = None
+                self._called[where] = None
                 found = call(*arguments, now)
                 if isinstance(where, Session):
                     for command in found:
                         self._actions.append(ForConnection(where.connection, command))
+                    if self._caused:
+                        self._actions += self._caused
+                        self._caused.clear()
                 else:
                     for effect in found:
                         self._carry_out(where, effect, now)
         finally:  # also after an error in one of them: the others need their ticks
-            for where in called:
+            for where in self._called:
                 if isinstance(where, PartitionSequencer):
                     _record(self._busy_sequencers, where, not where.idle)
                 elif where.finished:
@@ -287,6 +297,7 @@ class Dispatcher:
                     if where.over_quota:
                         self._over_quota[where] = None
                     _record(self._busy_sessions, where, where.needs_ticks)
+            self._called.clear()
         actions, self._actions = self._actions, []
         return actions
 
@@ -298,10 +309,10 @@ class Dispatcher:
                     self._work.append((session, session.append_admitted, (pending,)))
                 else:
                     self._work.append((sequencer, sequencer.cancel, (pending,)))
-            case sequencers.Answer(pending, result, reason):
+            case sequencers.Answer(pending):
                 session = self.sessions.get(pending.connection)
                 if session is not None:
-                    self._work.append((session, session.append_completed, (pending, result, reason)))
+                    self._work.append((session, session.append_completed, (effect,)))
             case sequencers.Late(pending_appends):
                 session = self.sessions.get(pending_appends[0].connection)
                 if session is not None:
@@ -317,14 +328,39 @@ class Dispatcher:
                     self.barriers[sequencer.partition.topic].mark_in_doubt(now)
                 self._actions.append(ForControl(sequencer.partition, effect))
 
-    def _call(self, partition: TopicPartition, call: Callable[..., Any], *arguments: object) -> None:
-        """A call of its sequencer, after those that are queued."""
+    def _call(
+        self,
+        partition: TopicPartition,
+        call: Callable[..., list[sequencers.Effect]],
+        *arguments: object,
+        about: PendingAppend | None = None,
+        returned: type[_Decision] | tuple[type[_Decision], ...] = (),
+    ) -> _Decision | None:
+        """Call its sequencer, and return the effect on the append `about` if it is `returned`. While calls are queued,
+        it comes after them, and so do all its effects."""
         sequencer = self.sequencers.get(partition)
         if sequencer is None:
             if len(self.sequencers) >= _IDLE_SEQUENCERS_MAX:
                 self._drop_idle_sequencers()
-            sequencer = self.sequencers[partition] = PartitionSequencer(partition, self._limits, self._names)
-        self._work.append((sequencer, call, (sequencer, *arguments)))
+            sequencer = self.sequencers[partition] = self._new_sequencer(partition)
+        if self._work:
+            self._work.append((sequencer, call, (sequencer, *arguments)))
+            return None
+        self._called[sequencer] = None
+        found = None
+        actions, self._actions = self._actions, self._caused
+        try:
+            for effect in call(sequencer, *arguments, self._now):
+                if isinstance(effect, returned) and effect.pending is about:
+                    found = effect
+                else:
+                    self._carry_out(sequencer, effect, self._now)
+        finally:
+            self._actions = actions
+        return found
+
+    def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
+        return PartitionSequencer(partition, self._limits, self._names)
 
     def _drop_idle_barriers(self) -> None:
         """Those that a new one would equal. With a pattern config, any topic name that an unauthorized client makes up
@@ -334,7 +370,7 @@ class Dispatcher:
             del self.barriers[topic]
 
     def _drop_idle_sequencers(self) -> None:
-        called = {where for where, _, _ in self._work}
+        called = {*self._called, *(where for where, _, _ in self._work)}
         droppable = [
             name
             for name, sequencer in self.sequencers.items()

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencepost_proxy.errors import ProtocolError, UpstreamProtocolError
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.control.control_messages import ControlMessages
@@ -67,7 +67,6 @@ from fencepost_proxy.session.relay.fast_path import FastPath
 from fencepost_proxy.session.request_reader import RequestReader
 from fencepost_proxy.session.response_reader import ResponseReader
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.produce import PartitionResult
 
 
 class Session:
@@ -209,11 +208,9 @@ class Session:
         self._queue.take_over()
         return self._process(now, self._appends.admission.admitted, pending, now)
 
-    def append_completed(
-        self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float
-    ) -> list[Command]:
+    def append_completed(self, decision: Answer, now: float) -> list[Command]:
         """The sequencer's final result for an append, sent or not."""
-        return self._process(now, self._appends.admission.completed, pending, result, reason, now)
+        return self._process(now, self._appends.admission.completed, decision)
 
     def may_join(self, partition: TopicPartition, now: float) -> list[Command]:
         """The partition's sequencer permits what `Sequencers.join` requested."""

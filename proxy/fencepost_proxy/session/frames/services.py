@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.events import Admit, Answer, PendingAppend
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -52,15 +52,16 @@ def but_for(relayed_versions: RelayedVersions, api_key: int) -> RelayedVersions:
 
 
 class Sequencers(Protocol):
-    """The partition sequencers of the process. What is called here is carried out after the session's current event;
-    the results come by `Session.append_admitted`, `append_completed` and `may_join`. For the calls see
-    `PartitionSequencer`.
+    """The partition sequencers of the process. For the calls see `PartitionSequencer`.
+
+    `submit` and `answered` return the sequencer's decision if there is one at once. All other results come by
+    `Session.append_admitted`, `append_completed` and `may_join`, after the session's current event.
     """
 
-    def submit(self, pending: PendingAppend) -> None: ...
+    def submit(self, pending: PendingAppend) -> Admit | Answer | None: ...
     def cancel(self, pending: PendingAppend) -> None: ...
     def sent(self, pending: PendingAppend) -> None: ...
-    def answered(self, pending: PendingAppend, result: PartitionResult) -> None: ...
+    def answered(self, pending: PendingAppend, result: PartitionResult) -> Answer | None: ...
     def lost(self, pending: PendingAppend) -> None: ...
     def join(self, partition: TopicPartition, transactional_id: str, connection: int) -> None: ...
     def joined(self, partition: TopicPartition, transactional_id: str, *, answered: bool) -> None: ...

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.state import Full
@@ -38,7 +36,6 @@ class Admission:
         "_holds",
         "_observation",
         "_pipelines",
-        "_producers",
         "_queue",
         "_refusals",
         "_sequencers",
@@ -59,7 +56,6 @@ class Admission:
     ) -> None:
         self._settings: Settings = core.state.services
         self._observation: Observation = core.state.services
-        self._producers = core.state.services.idempotence
         self._sequencers = core.state.sequencers
         self._state = core.state
         self._holds = core.holds
@@ -124,14 +120,21 @@ class Admission:
             self._resubmit_admitted(produce)
             yield Wait(self._await_decision)
             return
-        result: PartitionResult | None = yield Wait(partial(self._submit, produce, pending))
-        if self._holds.waiting_produce is not produce:
-            return
+        submission.waiting_for, submission.submitted_at = pending, self._state.now
+        if pending.append.transactional:
+            self._transactions.submits(pending)
+        decision = self._sequencers.submit(pending)
+        result: PartitionResult | None = None
+        if decision is None:
+            result = yield Wait(self._await_decision)
+            if self._holds.waiting_produce is not produce:
+                return  # its connection ends
+        elif isinstance(decision, Answer):
+            result = self._completion.final_result(decision)
         submission.waiting_for = None
         if result is not None:
             submission.alone = False
-            produce.results.answer(pending.partition, result)
-            self._pipelines.fail_with(pending_response, pending, result)
+            self._completion.complete(pending_response, produce, pending, result)
             return
         now = self._state.now
         if not submission.admitted:
@@ -142,13 +145,6 @@ class Admission:
         if submission.alone:
             submission.alone = False
             self._resubmit_admitted(produce)
-
-    def _submit(self, produce: ProduceExchange, pending: PendingAppend, resume: Resume) -> None:
-        self._decided = resume
-        produce.submission.waiting_for, produce.submission.submitted_at = pending, self._state.now
-        if pending.append.transactional:
-            self._transactions.submits(pending)
-        self._sequencers.submit(pending)
 
     def _await_decision(self, resume: Resume) -> None:
         self._decided = resume
@@ -208,21 +204,15 @@ class Admission:
             return _LOGIN_IS_OVER
         return self._why_muted() if self._is_muted() else None  # or its last attempt is not answered
 
-    def completed(self, pending: PendingAppend, result: PartitionResult, reason: str | None, now: float) -> None:
-        if reason is not None:
-            expected = pending.append.expected_base_offset
-            self._state.commands.append(Count("refusal", reason, pending.partition, expected, result.base_offset))
-        self._producers.record_log_start(pending.partition, result.log_start_offset, now)
-        if pending.append.transactional:
-            self._transactions.was_appended(pending, result)
+    def completed(self, decision: Answer) -> None:
+        pending, result = decision.pending, self._completion.final_result(decision)
         produce = self._holds.waiting_produce
         if produce is not None and pending is produce.submission.waiting_for:
             self._resume(result)
             return
         pending_response, sent = self._completion.sent_produce_of(pending)
         if pending_response is not None and sent is not None:
-            sent.results.answer(pending.partition, result)
-            self._pipelines.fail_with(pending_response, pending, result)
+            self._completion.complete(pending_response, sent, pending, result)
             self._completion.finish(pending_response, sent)
 
     def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:

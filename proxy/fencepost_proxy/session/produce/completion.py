@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError, Error
-from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.batches.results import Results
 from fencepost_proxy.session.connection.core import Core
@@ -46,6 +46,7 @@ class Completion:
         "_memory",
         "_observation",
         "_pipelines",
+        "_producers",
         "_proofs",
         "_queue",
         "_refusals",
@@ -69,6 +70,7 @@ class Completion:
         self._observation: Observation = core.state.services
         self._memory: Memory = core.state.services
         self._settings: Settings = core.state.services
+        self._producers = core.state.services.idempotence
         self._sequencers = core.state.sequencers
         self._state = core.state
         self._throttling = core.holds.throttling
@@ -124,12 +126,14 @@ class Completion:
         for key, result in answers.items():
             if key not in again:
                 known = _for_names(result) if by_name else result
-                self._partition_answered(produce, key, self._levels.reported(produce, key, known))
+                self._partition_answered(pending_response, produce, key, self._levels.reported(produce, key, known))
         if again:
             self._levels.send_without(pending_response, produce, again, self._answered)
         self.finish(pending_response, produce)
 
-    def _partition_answered(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> None:
+    def _partition_answered(
+        self, pending_response: PendingResponse, produce: ProduceExchange, key: TopicPartition, result: PartitionResult
+    ) -> None:
         self._proofs.record(key.topic, result.error_code)
         if result.error_code in _STALE:
             self._state.commands.append(TopicStale(key.topic))
@@ -139,9 +143,34 @@ class Completion:
             pending.sending.may_write = self._proofs.has_proved(key.topic)
             if result.error_code:
                 self._observation.kafka_refused(result.error_code)
-            self._sequencers.answered(pending, result)
+            decision = self._sequencers.answered(pending, result)
+            if decision is not None:
+                self.complete(pending_response, produce, pending, self.final_result(decision))
         else:
             produce.results.answer(key, result)
+
+    def final_result(self, decision: Answer) -> PartitionResult:
+        """Of an append, sent or not. It is known to this process from here on."""
+        pending, result = decision.pending, decision.result
+        if decision.reason is not None:
+            expected = pending.append.expected_base_offset
+            self._state.commands.append(
+                Count("refusal", decision.reason, pending.partition, expected, result.base_offset)
+            )
+        self._producers.record_log_start(pending.partition, result.log_start_offset, self._state.now)
+        if pending.append.transactional:
+            self._transactions.was_appended(pending, result)
+        return result
+
+    def complete(
+        self,
+        pending_response: PendingResponse,
+        produce: ProduceExchange,
+        pending: PendingAppend,
+        result: PartitionResult,
+    ) -> None:
+        produce.results.answer(pending.partition, result)
+        self._pipelines.fail_with(pending_response, pending, result)
 
     def finish(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
         self._barriers.leave(produce)
