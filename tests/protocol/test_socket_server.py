@@ -267,7 +267,7 @@ async def test_client_that_stalls_before_its_first_request_is_closed(
     sent: bytes, seconds: float, reason: str | None
 ) -> None:
     limits = Limits(handshake_seconds=20.0, header_seconds=10.0)
-    dispatcher: Any = SimpleNamespace(sessions={}, find_past_barriers=lambda _: ())
+    dispatcher: Any = SimpleNamespace(sessions={}, past_barriers=SimpleNamespace(find=lambda _: False))
     async with served() as stage:
         stalled = StalledConnections(lambda: limits, dispatcher, stage.metrics)
         with stage.client() as client:

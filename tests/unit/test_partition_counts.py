@@ -710,13 +710,13 @@ def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int)
     frame = query(("unchecked", 0, batch(bytes(100))), acks=acks)
     process.client(frame[:-5])
 
-    dispatcher.now_count_checked("count-checked", 101.0)  # the frame may be for this topic
+    dispatcher.past_barriers.remember("count-checked", 101.0)  # the frame may be for this topic
 
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
-    assert dispatcher.streams_past_barriers(session, 1000.0) == "count-checked"
-    assert dispatcher.streams_past_barriers(session, 100.9) is None  # not for long enough yet
+    assert dispatcher.past_barriers.streamed_by(session, 1000.0) == "count-checked"
+    assert dispatcher.past_barriers.streamed_by(session, 100.9) is None  # not for long enough yet
     process.client(frame[-5:], 1001.0)
-    assert dispatcher.streams_past_barriers(session, 1000.0) is None
+    assert dispatcher.past_barriers.streamed_by(session, 1000.0) is None
     assert not dispatcher.barrier_empty("count-checked", 1002.0)
     if acks:  # Kafka's answer ends it
         process.kafka_appended(1003.0)
@@ -730,7 +730,7 @@ def test_later_requests_on_connection_occupy_no_barrier() -> None:
     """A producer that never pauses, to other topics."""
     process = InDispatcher()
     process.append(correlation=1)
-    process.dispatcher.now_count_checked("count-checked", 100.5)
+    process.dispatcher.past_barriers.remember("count-checked", 100.5)
     for number in range(2, 5):
         assert process.dispatcher.barrier_empty("count-checked", 101.0) is (number > 2)
         process.append(now=101.0, correlation=number)
@@ -744,12 +744,12 @@ def test_tracked_appends_are_forgotten_once_answered() -> None:
     dispatcher = process.dispatcher
     process.append()
     for number in range(100):
-        dispatcher.now_count_checked(f"count-checked-{number}", 100.0)
-    assert dispatcher.find_past_barriers(101.0)
+        dispatcher.past_barriers.remember(f"count-checked-{number}", 100.0)
+    assert dispatcher.past_barriers.find(101.0)
 
     process.kafka_appended(101.0)
-    assert not dispatcher.find_past_barriers(102.0)
-    assert not dispatcher._begun
+    assert not dispatcher.past_barriers.find(102.0)
+    assert not dispatcher.past_barriers
 
 
 @pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")], ids=["client", "broker"])
@@ -757,7 +757,7 @@ def test_lost_connection_leaves_the_barrier_in_doubt(lost: m.Event) -> None:
     process = InDispatcher()
     dispatcher = process.dispatcher
     process.append()
-    dispatcher.now_count_checked("count-checked", 100.5)
+    dispatcher.past_barriers.remember("count-checked", 100.5)
 
     dispatcher.session_event(1, lost, 110.0)
     dispatcher.session_event(1, m.ClientLost(), 110.0)
@@ -773,7 +773,7 @@ def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
     dispatcher = Dispatcher(talk.services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     dispatcher.sessions[1] = talk.session
     pending = talk.appends(V, "checked").submitted()
-    dispatcher.now_count_checked("count-checked", talk.now)
+    dispatcher.past_barriers.remember("count-checked", talk.now)
     assert not dispatcher.barrier_empty("count-checked", 1000.0)
 
     talk.admit(pending)

@@ -99,7 +99,7 @@ class CheckedTopics:
         elif topic not in self._count_checked:
             self._count_checked.add(topic)
             barrier = self.driver.dispatcher.barrier(topic)
-            self.driver.dispatcher.now_count_checked(topic, now)
+            self.driver.dispatcher.past_barriers.remember(topic, now)
             quiet = self.driver.dispatcher.quiet and now >= self.services.unanswered_until
             if not quiet and not self.connections.draining:
                 seconds = self.config.config_lease_seconds + self.config.limits.request_timeout_seconds

@@ -19,7 +19,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.session.frames.services import Services
-from fencepost_proxy.session.produce.begun import Begun
+from fencepost_proxy.session.past_barriers import PastBarriers
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames
@@ -77,7 +77,7 @@ class Dispatcher:
         ] = {}  # an ordered set: the order must not depend on hashes
         self._busy_sessions: dict[Session, None] = {}
         self._over_quota: dict[Session, None] = {}
-        self._begun: dict[str, dict[Session, Begun]] = {}  # by topic: what bypasses its new barrier
+        self.past_barriers = PastBarriers(self.sessions, self.barrier)
         self._actions: list[Action] = []
         self._caused: list[Action] = []  # by direct calls of the session that is called; its own commands come first
         self._now = 0.0
@@ -143,59 +143,11 @@ class Dispatcher:
         An append whose connection ended has left at once, and its sequencer may resend it while it resolves the
         outcome. What the sequencer sends last may be queued in the broker longer than what was sent first.
         """
-        if self._past_barrier(topic, now) or not self.barrier(topic).empty(now):
+        if self.past_barriers.has_any(topic, now) or not self.barrier(topic).empty(now):
             return False
         return not any(
             partition.topic == topic and not sequencer.idle for partition, sequencer in self.sequencers.items()
         )
-
-    def now_count_checked(self, topic: str, now: float) -> None:
-        """From here on its appends come to its barrier. Requests in progress are remembered until they are answered.
-
-        1. The topic has no count check, so a frame of 90 MB for it is streamed without entering a barrier.
-        2. While the frame arrives slowly, an operator enables the count check and expands the topic.
-        3. Only this connection knows of an append that was partitioned for the old count, and the client decides how
-           long it takes.
-        """
-        found = {session: begun for session in self.sessions.values() if (begun := session.begun.now(now)) is not None}
-        if found:
-            self._begun[topic] = {**found, **self._begun.get(topic, {})}
-
-    def find_past_barriers(self, now: float) -> bool:
-        """Call it regularly: forgets requests that are done. Returns whether any are left."""
-        for topic in list(self._begun):
-            self._past_barrier(topic, now)
-        return bool(self._begun)
-
-    def streams_past_barriers(self, session: Session, since: float) -> str | None:
-        """The topic whose barrier waits for a frame of this connection that began before `since` and still arrives."""
-        for topic, found in self._begun.items():
-            begun = found.get(session)
-            if begun is not None and begun.at <= since and session.begun.is_streaming(begun):
-                return topic
-        return None
-
-    def _past_barrier(self, topic: str, now: float) -> bool:
-        """Whether a request begun before the topic had count checks may still be in progress."""
-        found = self._begun.get(topic)
-        if found is None:
-            return False
-        for session, begun in list(found.items()):
-            if session.begun.is_over(begun):
-                del found[session]
-                if session.begun.is_silent(begun):
-                    self.barrier(topic).mark_in_doubt(now)
-        if not found:
-            del self._begun[topic]
-        return bool(found)
-
-    def _has_ended(self, session: Session, now: float) -> None:
-        """Requests that it had begun may be queued in a broker."""
-        self.sessions.pop(session.connection, None)
-        self._busy_sessions.pop(session, None)
-        for topic, found in self._begun.items():
-            if found.pop(session, None) is not None:
-                self.barrier(topic).mark_in_doubt(now)
 
     def topic_news(self, now: float) -> list[Action]:
         """Requests that wait for barriers check again."""
@@ -292,7 +244,7 @@ class Dispatcher:
                 if isinstance(where, PartitionSequencer):
                     _record(self._busy_sequencers, where, not where.idle)
                 elif where.finished:
-                    self._has_ended(where, now)
+                    self._end(where, now)
                 else:
                     if where.over_quota:
                         self._over_quota[where] = None
@@ -300,6 +252,11 @@ class Dispatcher:
             self._called.clear()
         actions, self._actions = self._actions, []
         return actions
+
+    def _end(self, session: Session, now: float) -> None:
+        self.sessions.pop(session.connection, None)
+        self._busy_sessions.pop(session, None)
+        self.past_barriers.has_ended(session, now)
 
     def _carry_out(self, sequencer: PartitionSequencer, effect: sequencers.Effect, now: float) -> None:
         match effect:

@@ -24,7 +24,7 @@ class StalledConnections:
 
     def close(self, proxied_connections: Iterable[ProxiedConnection], now: float) -> None:
         """Call it about every second."""
-        past_barriers = self._dispatcher.find_past_barriers(now)
+        past_barriers = self._dispatcher.past_barriers.find(now)
         for proxied in proxied_connections:
             self._abort_unread(proxied, now)
             proxied.update_received_at()
@@ -83,7 +83,7 @@ class StalledConnections:
     def _streams_past_a_barrier(self, proxied: ProxiedConnection, now: float) -> str | None:
         """Relayed frames have no time limit, except those that an expansion waits for."""
         session, seconds = self._dispatcher.sessions.get(proxied.connection), self._limits().request_timeout_seconds
-        topic = None if session is None else self._dispatcher.streams_past_barriers(session, now - seconds)
+        topic = None if session is None else self._dispatcher.past_barriers.streamed_by(session, now - seconds)
         if topic is None or proxied.client.closing_since is not None:
             return None
         return (
