@@ -316,7 +316,7 @@ Resend(p, a) ==
 
 \* The log cannot be read in time, or nothing can be sent again: 7 OUTCOME_UNKNOWN.
 GiveUp(p, a) ==
-    /\ FirstInDoubt(p, a)
+    /\ append[a].status = "in doubt" /\ append[a].process = p
     /\ append' = Answered(append, a, "unknown")
     /\ proc' = [proc EXCEPT ![p] = Unconfirmed(@)]
     /\ UNCHANGED requests

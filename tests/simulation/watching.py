@@ -73,7 +73,7 @@ class WatchedDispatcher(Dispatcher):
 
     @override
     def _new_sequencer(self, partition: TopicPartition) -> PartitionSequencer:
-        return _WatchedSequencer(partition, self._limits, self._names, self)
+        return WatchedSequencer(partition, self._limits, self._names, self)
 
     def record_overtakable(self, sequencer: PartitionSequencer) -> None:
         self._overtakable |= view_of(sequencer, self._sim.now).overtakable
@@ -175,7 +175,7 @@ def _is_independent(pending: g.PendingAppend) -> bool:
     return pending.append.producer_id < 0 and pending.append.expected_base_offset is None
 
 
-class _WatchedSequencer(PartitionSequencer):
+class WatchedSequencer(PartitionSequencer):
     def __init__(
         self, partition: TopicPartition, limits: g.SequencerLimits, names: HeaderNames, by: WatchedDispatcher
     ) -> None:

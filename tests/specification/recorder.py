@@ -17,6 +17,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session import dispatcher
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult
+from tests.simulation import watching
 
 Event = dict[str, object]
 _FENCE = {45: "gap", 47: "old epoch", 59: "gap", 90: "old epoch"}
@@ -204,6 +205,7 @@ def _kind(result: PartitionResult) -> str:
 def recording() -> Iterator[list[Trace]]:
     """All sequencers that are created meanwhile record their traces."""
     traces: list[Trace] = []
-    recorder = type("Recording", (RecordingSequencer,), {"recorded": traces})
-    with patch.object(dispatcher, "PartitionSequencer", recorder):
+    recorder = type("Recording", (RecordingSequencer, watching.WatchedSequencer), {"recorded": traces})
+    # The dispatcher calls methods of its class; the simulation's dispatcher creates the other one.
+    with patch.object(dispatcher, "PartitionSequencer", recorder), patch.object(watching, "WatchedSequencer", recorder):
         yield traces
