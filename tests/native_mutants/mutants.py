@@ -142,8 +142,8 @@ MUTANTS = [
             "a replaced topic gets what was meant for the former one",
             (
                 "arriving.rs",
-                ".is(&held.policy) && self",
-                ".is(&held.policy) || self",
+                ".is(&known.policy) && self",
+                ".is(&known.policy) || self",
             ),
         ),
         (
@@ -235,7 +235,7 @@ MUTANTS = [
         ),
         (
             "a leader epoch is remembered after a change",
-            ("arriving.rs", "if asked == number && !self.settings.verifies() {", "if asked > 0 {"),
+            ("arriving.rs", "if queried == number && !self.settings.verifies() {", "if queried > 0 {"),
         ),
         (
             "a relayed request is not looked at after its beginning",
