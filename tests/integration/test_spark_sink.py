@@ -218,12 +218,11 @@ def test_right_rows_finish_a_batch_after_a_retry_with_others(
 
     # Partition 0 gets no row.
     fail_in_the_middle(lambda: load("IF(partition = 0, rpad(value, 3000, ' '), value)", **FAILS), kafka, name)
-    there = values(kafka, name)
-    assert there.total() < 4000
+    assert values(kafka, name).total() < 4000
 
     # The task of partition 0 has nothing to compare, and the other one needs longer.
     assert "and the data now has" in refusal(lambda: load("value || ' other'"))
-    assert values(kafka, name) == there
+    assert not [each for each in values(kafka, name) if each.endswith(b" other")]
 
     load("IF(partition = 0, rpad(value, 3000, ' '), value)")
     assert values(kafka, name) == numbers(4000)
