@@ -41,7 +41,7 @@ _DEFECTS: dict[str, list[tuple[str, int, Change]]] = {
         ("memory is not released", 200, body(ConnectionState, "release_collected", "self.collecting_bytes = 0")),
         ("admissions are not returned", 200, body(Admission, "cancel_waiting", "self._holds.waiting_produce = None")),
         ("lost appends are not reported", 100, body(Dispatcher, "lost", "pass")),
-        ("a partition is missing in a response", 200, body(ProduceExchange, "complete", "return bool(self.results)")),
+        ("a partition is missing in a response", 300, body(ProduceExchange, "complete", "return bool(self.results)")),
     ],
     "sequencer": [
         ("success anywhere", 300, body(Lookups, "appended_elsewhere", "self._state.answer(pending, result)")),
