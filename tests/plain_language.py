@@ -249,7 +249,7 @@ class Left(NamedTuple):
 
 LEFT = (
     Left(r"^specification/", "tail"),
-    Left(r"^tests/native_mutants/|^tests/unit/test_(fast_path|native_mutants)", "asked, for ever, gone, looked at"),
+    Left(r"^tests/native_mutants/|^tests/unit/test_(fast_path|native_mutants)", "for ever, gone, looked at"),
     Left(r"^tests/simulation/scenarios", "asking, chain, notes, stranger"),
     Left(r"^tests/unit/test_cli_completion", "shift"),
     Left(r"^tests/unit/test_partition_counts", "seen"),
