@@ -104,7 +104,7 @@ def test_wheel_contains_packages_type_markers_and_licence(wheel: Path) -> None:
     entered = {name for name in names if not name.startswith(information)} - native
     assert entered == {each.partition("/")[2] for each in (*there, *new) if (ROOT / each).exists()}
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra") or []) == {"dev", "proxy", "spark"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {"dev", "keystores", "proxy", "spark"}
     assert not [each for each in metadata.get_all("Requires-Dist") or [] if "extra ==" not in each]
 
 
