@@ -228,6 +228,33 @@ def test_right_rows_finish_a_batch_after_a_retry_with_others(
     assert values(kafka, name) == numbers(4000)
 
 
+def test_batch_continues_after_spark_stopped_a_task_in_the_middle(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    """When a task fails, Spark stops the others. It closes the socket on which they read their rows, and Arrow takes
+    that for the end of the rows."""
+    import fencepost.spark  # noqa: PLC0415
+
+    name = topic(partitions=2)
+    parts = rows(spark, 4000).selectExpr("key", "rpad(value, 300, ' ') AS value", "CAST(value AS INT) % 2 AS partition")
+    arranged = fencepost.spark.arrange(parts, 2)
+
+    def write(value: str, **more: Any) -> None:
+        placed = arranged.selectExpr("key", f"{value} AS value", "partition", "fencepost_hash", "fencepost_partitions")
+        of_batch = {"kafka.bootstrap.servers": proxy.bootstrap, "topic": name, "sink.id": "load", "batch.id": "3"}
+        fencepost.spark.append_arranged(placed, of_batch | more)
+
+    # Partition 1 fails after three seconds. Partition 0 needs six.
+    delay = "IF(partition = 0, 3L, IF(trim(value) = '1', 3000L, 0L))"
+    slow = f"substr(coalesce(reflect('java.lang.Thread', 'sleep', {delay}), '-'), 99)"
+    long = "IF(trim(value) = '1', rpad(value, 3000, ' '), value)"
+    assert "raise that option" in refusal(lambda: write(f"concat({long}, {slow})", **FAILS))
+    assert values(kafka, name).total() < 2000
+
+    write("value")
+    assert values(kafka, name) == numbers(4000)
+
+
 def test_failed_load_resumes_where_it_stopped(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -607,4 +634,9 @@ def test_invalid_options_are_refused_before_the_first_row(
     moved = arranged.repartition(2, "value").write.format("fencepost").mode("append")
     moved = moved.option("kafka.bootstrap.servers", proxy.bootstrap).option("topic", name).option("sink.id", "moved")
     assert "has rows of other tasks" in refusal(moved.save)
+    without_ends = arranged.filter("value IS NOT NULL")
+    of_load = {"kafka.bootstrap.servers": proxy.bootstrap, "topic": name, "sink.id": "filtered"}
+    assert "keep the rows with a negative fencepost_hash" in refusal(
+        lambda: fencepost.spark.append_arranged(without_ends, of_load)
+    )
     assert values(kafka, name).total() <= 10

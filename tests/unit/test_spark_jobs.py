@@ -114,7 +114,7 @@ def test_progress_is_printed_while_spark_works(out: io.StringIO, monkeypatch: py
     monkeypatch.setattr("fencepost.spark.jobs._PROBE_SECONDS", 0.001)
     monkeypatch.setattr("fencepost.spark.jobs._LINE_SECONDS", 0.0)
     log: Any = AdvancingLog()
-    stages = Stages(spark_with(stage(2, 2, shuffled=160), stage(3, 8)))
+    stages = Stages(spark_with(stage(2, 2, shuffled=162), stage(3, 8)))
     # when it is shown for some looks
     with Progress("load", stages, log, "t", partitions=2, found=40, out=out).shown():
         deadline = time.monotonic() + 30

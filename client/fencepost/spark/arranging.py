@@ -30,6 +30,7 @@ COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
 #: The hash that places a row without a partition, and the partition count by which the rows were arranged.
 HASH_COLUMN, COUNT_COLUMN = "fencepost_hash", "fencepost_partitions"
 _HASHES = 1 << 31
+_LAST = (1 << 63) - 1
 
 
 def arrange(
@@ -49,19 +50,39 @@ def arrange(
     `order_by`: rows that it leaves equal, or all rows without it, are sorted by a hash of their content, so that a
     replay repeats the order. Not for streams, which Spark does not sort: tasks then write rows in shuffle order.
 
+    The last row of each task of a batch has no row of `df`: all its columns are null, and `fencepost_hash` is negative.
+    Keep it: the sink appends the last row of a batch only after it.
+
     Adaptive execution does not change the tasks of the result. Raises SinkError, CannotReach.
     """
     check_columns(df.schema)
     counts = _counts(partitions, topic, options)
     tasks = max(counts.values())
     placed, partition = partitioned(df, counts)
-    arranged = placed.repartitionById(tasks, partition)
-    content = [name for name in COLUMNS if name in arranged.columns]
-    if not df.isStreaming:
-        arranged = arranged.sortWithinPartitions(*order_by, sf.xxhash64(*content), *content)
-    elif order_by:
-        raise SinkError("Spark cannot sort a stream (leave order_by out; rows are written in the order of their task)")
+    content = [name for name in COLUMNS if name in df.columns]
+    if df.isStreaming:
+        if order_by:
+            raise SinkError(
+                "Spark cannot sort a stream (leave order_by out; rows are written in the order of their task)"
+            )
+        arranged = placed.repartitionById(tasks, partition)
+    else:
+        arranged = placed.union(_ends(placed, tasks)).repartitionById(tasks, partition)
+        is_end = sf.col(HASH_COLUMN) < 0
+        by_content = sf.when(is_end, sf.lit(_LAST)).otherwise(sf.xxhash64(*content))
+        # Spark compares eight bytes of the first column before all else, which are equal for a flag.
+        order = (is_end, *order_by, by_content) if order_by else (by_content, is_end)
+        arranged = arranged.sortWithinPartitions(*order, *content)
     return arranged.select(*content, HASH_COLUMN, COUNT_COLUMN)
+
+
+def _ends(placed: DataFrame, tasks: int) -> DataFrame:
+    """A last row for each task, with a negative hash and nulls. Without it, a task has not read all of its rows: when
+    Spark stops a task, or its executor ends, Arrow takes the closed socket for the end of the rows."""
+    known = {HASH_COLUMN: (sf.col("id") - tasks).cast("int"), COUNT_COLUMN: sf.lit(tasks)}
+    return placed.sparkSession.range(0, tasks, 1, 1).select(*(
+        known.get(field.name, sf.lit(None).cast(field.dataType)).alias(field.name) for field in placed.schema
+    ))  # fmt: skip
 
 
 def partitioned(df: DataFrame, counts: Mapping[str, int]) -> tuple[DataFrame, Column]:

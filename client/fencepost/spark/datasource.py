@@ -280,12 +280,19 @@ class _Writer:
         task = Task(write)
         task.begin()
         encoder: encoding.Encoder | None = None
-        for rows in iterator:
+        is_whole = not self._is_sorted
+        for received in iterator:
+            rows, is_whole = _without_end(received) if self._is_sorted else (received, True)
             if encoder is None:
                 encoder = encoding.Encoder(rows.schema, record_bytes_max=chosen.record_bytes_max)
             for topic, some in _by_topic(rows, chosen):
                 for arranged, same in _by_count(some):
                     task.feed(topic, encoder.bodies(same), _placements(same), arranged)
+        if not is_whole:
+            raise SinkError(
+                f"task {number} got a part of its rows: Spark stopped it (see the first failure), or a step after "
+                "arrange removed the last row of each task (keep the rows with a negative fencepost_hash)"
+            )
         return task.finish()
 
     def _committed(self, messages: Collection[Any], name: str, batch: int | None) -> None:
@@ -447,6 +454,13 @@ class FencepostDataSource(DataSource):
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _without_end(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
+    """The rows, and whether they ended with the last row of a task (`arranging.py`), which is left out."""
+    if not rows.num_rows or rows.column(HASH_COLUMN)[-1].as_py() >= 0:
+        return rows, False
+    return rows.slice(0, rows.num_rows - 1), True
 
 
 def _by_topic(rows: pa.RecordBatch, chosen: Settings) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -155,6 +155,8 @@ class Progress:
         while not self._over.wait(_PROBE_SECONDS):
             with contextlib.suppress(CannotReach, SinkError):  # the write reports the error itself
                 now, work = time.monotonic(), self._stages.work()
+                if work.rows is not None:  # without the last row of each task (`arranging.py`)
+                    work = work._replace(rows=work.rows - len(self._partitions))
                 there = sum(end for _, end in self._log.offsets(self._topic, self._partitions).values())
                 if first is None:
                     first = there
