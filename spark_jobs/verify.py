@@ -29,12 +29,14 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyspark.sql.functions as sf
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from fencepost.spark import stated
 from fencepost.spark.arranging import partitioned
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import INPUT, ORDER, add_load_arguments, input_error, keeps_order, rows_of
@@ -137,11 +139,20 @@ def topic_reader(topic: str, client: dict[str, Any]) -> Reading:
 
                 return runner.run(waited_for())
 
-            yield from read(*at, run)
+            try:
+                yield from read(*at, run)
+            except (KafkaError, TimeoutError) as error:
+                raise CannotReach(
+                    f"{topic}-{at[0]} cannot be read: {error} (run verify again when Kafka is up)"
+                ) from error
 
     async def start(at: TopicPartition, first: int) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(**consumer_options(client))
-        await consumer.start()
+        try:
+            await consumer.start()
+        except BaseException:
+            await consumer.stop()
+            raise
         consumer.assign([at])
         consumer.seek(at, first)
         return consumer
@@ -488,7 +499,7 @@ def verify(spark: SparkSession, args: argparse.Namespace) -> int:
     try:
         found = compare(expected_rows(spark, args, client, len(topic.bounds)), topic.rows(spark), order)
     except (PySparkException, Py4JJavaError) as error:
-        words = input_error(error)
+        words = stated(error) or input_error(error)
         if words is None:
             raise
         raise SinkError(words) from error

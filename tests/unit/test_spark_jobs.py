@@ -18,6 +18,8 @@ from fencepost.spark import files, jobs
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import keeps_order
 from fencepost.spark.jobs import Progress, Stages, add_client_arguments, client_settings, progress_of
+from fencepost.spark.options import client_options
+from tests.support.ports import free_port
 from tests.support.spark import job
 
 
@@ -196,3 +198,10 @@ def test_order_of_the_input_is_kept_where_it_matters(words: tuple[str, ...], kee
 def test_numbers_in_file_names_sort_by_value() -> None:
     names = ["a/part-2.csv", "a/part-10.csv", "a/part-010b.csv", f"a/part-1{'0' * 30}.csv", "a/part-x.csv"]
     assert sorted(names, key=files._natural) == names
+
+
+def test_topic_that_cannot_be_read_is_one_sentence() -> None:
+    verify = job("verify")
+    read = verify.topic_reader("t", client_options({"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}"}))
+    with pytest.raises(CannotReach, match=r"^t-3 cannot be read: .*run verify again when Kafka is up"):
+        list(read((3, 0, 9)))
