@@ -257,15 +257,15 @@ Spec == Init /\ [][Next]_vars
 (***************************************************************************)
 Fenced == {i \in 1..Len(log) : log[i].kind = "fenced"}
 
-\* "No append is accepted at an offset other than expected: Kafka compares each one" (Guarantees, `required`).
+\* "An append MUST NOT be accepted at an offset other than expected: Kafka compares each one" (G1).
 AppendedWhereExpected == \A i \in Fenced : log[i].base = log[i].expected
 
-\* "The batch is at the expected offset" (0: appended).
+\* "The batch is in the log at its expected offset" (A2).
 SuccessIsInTheLog == \A a \in Appends : append[a].status = "success" =>
     \E i \in Fenced : log[i].append = a /\ log[i].base = append[a].expected /\ i <= replicated
 
-(* "a successor can be appended although its predecessor was refused. Each batch is still at exactly its expected offset":
-   with claims it cannot, not even if the predecessor's outcome is unknown. *)
+(* "a successor MAY be appended although its predecessor was refused. Each batch MUST still be at exactly its expected
+   offset" (R8): with claims it cannot, not even if the predecessor's outcome is unknown. *)
 NothingFollowsAMissingAppend == \A i \in Fenced :
     log[i].after # 0 => \E j \in Fenced : j < i /\ log[j].append = log[i].after
 

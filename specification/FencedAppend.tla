@@ -532,27 +532,26 @@ Fenced == {i \in 1..Len(log) : log[i].kind = "fenced"}
 Range(a) == append[a].expected..(append[a].expected + Sizes[a] - 1)
 Successes == {a \in Appends : append[a].result = "success"}
 
-(* "No append is accepted at an offset other than expected: Kafka compares each one" (Guarantees, `required`).
-   A write that bypasses the proxy cannot be prevented ("a client bypasses the proxy"). It may move appends whose log
-   end was read before it, and those may move others in turn. *)
+(* "An append MUST NOT be accepted at an offset other than expected: Kafka compares each one" (G1). If a client bypasses the
+   proxy, "the write cannot be prevented" (G7). It may move appends whose log end was read before it, and those may move
+   others in turn. *)
 AppendedWhereExpected == \A i \in Fenced : log[i].base = log[i].expected \/ log[i].moved
 
-(* "The batch is at the expected offset" (0: appended). With writers that bypass the proxy, too: "the append is in the log
-   at the wrong offset, and its producer receives OFFSET_VIOLATION, never success". *)
+(* "The batch is in the log at its expected offset" (A2). With writers that bypass the proxy, too: "the append is in the log
+   at the wrong offset, and its producer MUST receive OFFSET_VIOLATION, never success" (G13). *)
 SuccessIsInTheLog == \A a \in Successes :
     \E i \in Fenced : log[i].base = append[a].expected /\ log[i].content = Contents[a] /\ i <= replicated
 
-(* "A retry returns the first append's offset and is not appended again" and "equality is not proof" (Guarantees): no
-   two appends own the same records. *)
+(* "A retry, not appended again" (A3) and "equality is not proof" (G12): no two appends own the same records. *)
 NoTwoOwnARecord == \A a, b \in Successes : a # b => Range(a) \intersect Range(b) = {}
 
-(* "Nothing was appended, except with OFFSET_VIOLATION" (44 POLICY_VIOLATION). With equal records the batch may belong
-   to another append that was answered with success. *)
+(* "append nothing of this attempt" (A1). With equal records the batch may belong to another append that was answered with
+   success. *)
 RefusedIsNotInTheLog == \A a \in Appends : append[a].result = "refused" =>
     \A i \in Fenced : log[i].append = a => \E b \in Successes : append[b].expected = log[i].base
 
-(* "An earlier batch of the same producer and connection failed, so this attempt was not appended" (PREDECESSOR_FAILED).
-   An attempt whose predecessor had no answer "may be in the log". *)
+(* "An earlier batch of the same producer and connection failed" (A29), so this attempt is not appended. An attempt whose
+   predecessor had no answer "may be in the log" (A29). *)
 NothingFollowsARefusedAppend == \A i \in Fenced :
     LET a == log[i].after
     IN  a # 0 => append[a].unknown \/ append[a].sends > 1 \/ append[a].result \notin {"refused", "rejected"}

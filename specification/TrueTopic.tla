@@ -187,10 +187,10 @@ Spec == Init /\ [][Next]_vars
 (***************************************************************************)
 Fenced == {i \in 1..Len(log) : log[i].kind = "fenced"}
 
-\* "The same" as for `required` (Guarantees, `true`, one process): no append is accepted at another offset.
+\* "The same MUST hold" (G2) as for `required`: no append is accepted at another offset.
 AppendedWhereExpected == \A i \in Fenced : log[i].base = log[i].expected
 
-\* "the append is in the log at the wrong offset, and its producer receives OFFSET_VIOLATION, never success" (Detected).
+\* "the append is in the log at the wrong offset, and its producer MUST receive OFFSET_VIOLATION, never success" (G13).
 SuccessIsInTheLog == \A a \in Conditional : append[a].result = "success" =>
     \E i \in Fenced : log[i].append = a /\ log[i].base = append[a].expected /\ i <= replicated
 

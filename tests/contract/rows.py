@@ -46,6 +46,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, str]]] = {
     "aged": _AGE,
     "checked-and-aged": {_CHECK: "true", **_AGE},
     "counted-and-aged": {_COUNT: "true", **_AGE},
+    "all-checks": {_CHECK: "required", _COUNT: "required", _LEVEL: "required", **_AGE},
     "newer": _NEWER,
     "newer-and-required": {_CHECK: "required", **_NEWER},
     "newer-and-counted": {_COUNT: "true", **_NEWER},
@@ -314,6 +315,12 @@ class Row:
 
 def row(name: str, topic: str, *steps: Step, **more: object) -> Row:
     return Row(name, topic, steps, **more)  # type: ignore[arg-type]
+
+
+def filling(row: Row) -> Batch:
+    """The records that the log has beforehand, with everything that some topic requires."""
+    first = raw.Record(b"old", 0, (("fencepost-partition-count", b"%d" % row.partitions),))
+    return Batch((first, *[raw.Record(b"old")] * (row.length - 1)), producer="filling")
 
 
 # --- running a row ----------------------------------------------------------------------------------------------------

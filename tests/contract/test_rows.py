@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import tests.contract
 from fencepost_dev.cluster import KafkaCluster
 from tests.contract.modelled import ModelledLevel
 from tests.contract.real import CONFIG, RealLevel, await_first_append
 from tests.contract.rows import CONFIGS, MODELLED, REAL, SEQUENCER, Row
 from tests.contract.sequencer import SequencerLevel
+from tests.contract.tables import TABLES
 from tests.kit.fault_proxy import FaultProxy
 from tests.support.proxy import ProxyProcess
 
-_MODULES = [
-    importlib.import_module(f"tests.contract.{each.name}")
-    for each in pkgutil.iter_modules(tests.contract.__path__)
-    if not each.name.startswith("test_")
-]
-TABLES: dict[str, list[Row]] = {
-    module.__name__.rpartition(".")[2]: [
-        replace(each, without={**getattr(module, "WITHOUT", {}), **each.without}) for each in module.ROWS
-    ]
-    for module in _MODULES
-    if hasattr(module, "ROWS")
-}
 #: Runs of each row at the modelled levels: other delays, other splits of the byte streams.
 _SEEDS = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.contract.rows import Batch, Level, Part, Row, Send, appended, send
+from tests.contract.rows import Level, Part, Row, Send, appended, filling, send
 from tests.support import raw
 
 _COUNT_TAG, _LEVEL_TAG = 253, 254
@@ -31,12 +31,9 @@ class WireLevel(Level):
         return None if producer is None else f"{self.topic}-{producer}"
 
     def fill(self) -> None:
-        """Append the records that the log has beforehand, with everything that some topic requires."""
-        count = b"%d" % self.row.partitions
-        first = raw.Record(b"old", 0, (("fencepost-partition-count", count),))
-        old = [first, *[raw.Record(b"old")] * (self.row.length - 1)]
+        """Append the records that the log has beforehand."""
         if self.row.length:
-            self.send((send(Batch(tuple(old), producer="filling"), appended(0)),))
+            self.send((send(filling(self.row), appended(0)),))
 
     def send(self, sends: tuple[Send, ...]) -> None:
         connection = self.connection(sends[0].via)
