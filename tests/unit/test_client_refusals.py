@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import tomllib
+from collections import Counter
 
 import pytest
 
@@ -53,6 +55,24 @@ def test_policy_violation_becomes_a_mismatch(
     assert (error.topic, error.partition, error.expected) == ("orders", 3, expected)
     assert (error.actual, error.possibly_yours) == reported
     assert stated in str(error)
+
+
+def test_each_policy_violation_of_the_contract_is_read() -> None:
+    found = Counter[str]()
+    for file in (ROOT / "contract" / "cases").iterdir():
+        for case in json.loads(file.read_text("utf-8")):
+            for request in (each for step in case["steps"] for each in step.get("produce", ())):
+                for answer in (part["answer"] for part in request["partitions"] if "error" in part.get("answer", {})):
+                    read, expected = answer["error"], int(answer["error"].get("expected", 0))
+                    error = refusal("orders", 3, expected, code=answer["code"], message=answer["message"])
+                    assert (error is None) == (answer["code"] != 44), answer
+                    if error is not None:
+                        assert error.outcome == read["outcome"], answer
+                        found[type(error).__name__] += 1
+                    if isinstance(error, OffsetMismatchError):
+                        assert error.actual == answer["base_offset"], answer
+                        assert bool(error.possibly_yours) == read.get("possibly_yours", False), answer
+    assert min(found[name] for name in ("OffsetMismatchError", "OffsetViolationError", "AppendRefusedError")) > 5, found
 
 
 def test_mismatch_of_another_record_quotes_the_message() -> None:
