@@ -207,7 +207,12 @@ VOCABULARY = (
     Retired("nobody, somebody, whoever", "no client, an operator, any client that"),
     Retired("who", "name the subject: the client, the operator", f"({_PEOPLE}) who\\b"),
     Retired("hasten, hastens, hastened", "force"),
-    Retired("go, leaving", "close, drain", "leaving ?group|go(lang| client)|(kafka-|franz-|examples.|fencepost.|let )go", only=_NAMES),
+    Retired(
+        "go, leaving",
+        "close, drain",
+        "leaving ?group|go(lang| client)|(kafka-|franz-|examples.|fencepost.|let )go",
+        only=_NAMES,
+    ),
     Retired("well", "healthy", "as well|well[- ]known", only=_NAMES),
     Retired("{is,are,all,not,be} well", "healthy", "well[- ]known", only=_PROSE),
     Retired("trouble, troubles, attention", "degraded, warning", "pay attention|troubleshoot\\w*"),
