@@ -37,7 +37,8 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/sink_simulation",
         "tests/unit/spark_sink",
     ),
-    ("client", "examples"): (
+    ("client", "contract", "examples"): (
+        f"{_I}contract_cases",
         f"{_I}recipes",
         f"{_I}loader_sources",
         f"{_I}client_",
