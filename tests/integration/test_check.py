@@ -27,11 +27,11 @@ from fencepost_proxy.topics.state import encode_topic_config
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
-from tests.support.messages import Fields
+from tests.support.messages import Fields, RawConnection
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Record, batch
-from tests.support.sasl_ssl import ADMIN, ALICE, BOB, CONTROL, Secured, password, sasl_ssl_kafka
+from tests.support.sasl_ssl import ADMIN, ALICE, BOB, CONTROL, Secured, logging_in, password, sasl_ssl_kafka
 from tests.support.secured import PRODUCE, Sides, User, allow, deny, produce
 from tests.support.tools import run_tools
 
@@ -96,6 +96,20 @@ def until_failed(config: str, directory: Path, requested: set[str]) -> Checked:
 
     until(probe, f"failures of {requested}", seconds=120.0, accept=lambda failed: set(failed) == requested)
     return observed[-1]
+
+
+def acl_commands(checked: Checked) -> list[str]:
+    return [
+        each for finding in checked.findings for each in finding["todo"].split(" && ") if each.startswith("kafka-acls")
+    ]
+
+
+def admin_login(secured: Secured, directory: Path) -> Path:
+    """For `admin.properties` in suggested commands."""
+    (login := directory / "admin.properties").write_text(
+        "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
+    )
+    return login
 
 
 def listening(connect_seconds: int = 60) -> str:
@@ -333,16 +347,13 @@ def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_p
             assert admin.create_topic(name) == (0, None)
     absent = '[topics."ordered-*"]\n"fencepost.ordered.partition.expansion" = "true"\n'
     config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, CHECKED_TOPICS + absent)
-    (login := tmp_path / "admin.properties").write_text(
-        "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
-    )
+    login = admin_login(secured, tmp_path)
     observed: list[Checked] = []
     done: set[str] = set()
 
     def suggested() -> list[str]:
         observed.append(Checked(config, tmp_path))
-        todo = [each["todo"] for each in observed[-1].findings if "kafka-acls" in each["todo"]]
-        return [each.replace("PREFIX", "other") for each in todo]
+        return [each.replace("PREFIX", "other") for each in acl_commands(observed[-1])]
 
     # When: an administrator runs the suggested commands until there are no new ones.
     until(suggested, "findings", accept=bool)
@@ -598,3 +609,45 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         assert f"all required operations on 2 topic(s): {again}, {there}" in stated
         assert f"has min.insync.replicas=1: {again}, {there}" in stated
         assert "set it to 2" in checked.todo("topics set by admins")
+
+
+def test_suggested_commands_prevent_direct_appends(secured: Secured, tmp_path: Path) -> None:
+    """A client at another address than the proxy can append directly at first, and in the end through it alone."""
+    # Given: a checked topic, a client that may write it from everywhere, and a proxy.
+    kafka, user, topic, client_host = secured.kafka, "member", "checked-by-kafka", "127.0.0.2"
+    allow(kafka, user, TOPIC, topic, WRITE)
+    (secret := tmp_path / "control").write_text(password(CONTROL))
+    login = f'{CHECKED_TOPICS}[control_sasl]\nmechanism = "PLAIN"\nusername = "{CONTROL}"\npassword_file = "{secret}"\n'
+    upstream = kafka.bootstrap_of("LOOPBACK")
+    checks = by(CONTROL, secured, tmp_path, CHECKED_TOPICS)
+    with (
+        Connection(kafka.bootstrap) as admin,
+        without_state_topic(admin),
+        ProxyProcess(upstream, tmp_path, config=login) as proxy,
+    ):
+        assert admin.create_topic(topic) == (0, None)
+
+        def appended(address: str, records: bytes) -> int:
+            opened = socket.create_connection(Address.parse(address), 60, source_address=(client_host, 0))
+            with RawConnection.over(logging_in(user)(opened)) as client:
+                (response,) = client.query(PRODUCE, 9, produce(topic, records))["Responses"][0]["PartitionResponses"]
+            return int(response["ErrorCode"])
+
+        # When: Kafka lets the client bypass the proxy, `check` says so.
+        until(lambda: appended(upstream, batch(b"direct")) == 0, "an append that bypasses the proxy")
+        checked = Checked(checks, tmp_path)
+        stated = f"WRITE on {topic} is granted to User:{user} from host *: can bypass the proxy"
+        assert stated in [each["reported"] for each in checked.findings if each["state"] == "warning"]
+        assert checked.status == 0
+
+        # When: an administrator runs the suggested commands.
+        commands = [
+            each.replace("admin.properties", str(admin_login(secured, tmp_path))) for each in acl_commands(checked)
+        ]
+        run_tools([shlex.split(each) for each in commands], tmp_path)
+
+        # Then: Kafka refuses the client, except through the proxy.
+        until(lambda: appended(upstream, batch(b"direct")) == DENIED, "Kafka to refuse direct appends")
+        end = Log(kafka.bootstrap).end(topic)
+        until(lambda: appended(proxy.bootstrap, batch(b"x", expected=end)) == 0, "an append through the proxy")
+        assert "bypassing is prevented by Kafka" in Checked(checks, tmp_path).of("ok")["checked topics"]

@@ -84,6 +84,7 @@ wrong.
   topic); add partitions to topics with ordered partition expansion; read all topics, for the transaction watch;
   describe groups and transactional ids. For each missing permission it prints a `kafka-acls` command;
   `admin.properties` in it contains an administrator's login
+- **Appends that bypass the proxy**: whether ACLs [prevent them](security.md#writers-that-bypass-the-proxy)
 - **what Kafka itself may lose** of checked topics: too few replicas, `min.insync.replicas`, unclean leader elections
 - **what several proxies cannot prevent**: with `reuse_port`, topics with `fencepost.check.expected.offsets=true`
 - **this machine**: every listener's address is free, `advertised_host` resolves, the open file limit is enough for

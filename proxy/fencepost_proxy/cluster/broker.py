@@ -266,6 +266,11 @@ class BrokerConnection:
         return found
 
     @property
+    def local_host(self) -> str:
+        """This end's address: by which the broker knows the proxy, without address translation between them."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    @property
     def closed(self) -> bool:
         return self._closed_because is not None
 

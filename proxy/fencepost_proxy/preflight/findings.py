@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+_NAMED_MAX: Final = 5
 
 
 class State(StrEnum):
@@ -43,3 +47,8 @@ class Group:
 
     def failed(self, what: str, reported: str, todo: str = "") -> Finding:
         return Finding(self.name, what, State.FAILED, reported, todo)
+
+
+def some(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")

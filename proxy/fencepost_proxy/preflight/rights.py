@@ -12,6 +12,8 @@ import json
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import Final
 
 from fencepost_policies.append import Check
@@ -24,7 +26,8 @@ from fencepost_proxy.cluster.state_log import read_stored
 from fencepost_proxy.cluster.state_topic_settings import created_with
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error, StateError, error_name
-from fencepost_proxy.preflight.findings import Finding, Group, State
+from fencepost_proxy.preflight.bypassing import AUTHORIZER_CONFIGS, Acl, Authorizer, acls_of, bypassing
+from fencepost_proxy.preflight.findings import Finding, Group, State, some
 from fencepost_proxy.services.unknown_configs import problems
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
@@ -39,7 +42,6 @@ _DESCRIBE_GROUPS: Final = 15
 _DESCRIBE_ACLS: Final = 29
 _BROKER_RESOURCE: Final = 4
 _ANY: Final = 1
-_NAMED_MAX: Final = 5
 #: Topics in one command; the next check lists the rest.
 _IN_ONE_COMMAND_MAX: Final = 50
 #: Source of a topic's checks.
@@ -58,7 +60,7 @@ async def rights(
     about_cluster = (query.authorizer, query.state_topic, query.stored, query.producer_ids, query.broker_configs)
     return [
         finding
-        for probe in (*about_cluster, query.topics, query.groups, query.transactional_ids)
+        for probe in (*about_cluster, query.topics, query.groups, query.transactional_ids, query.bypassing)
         for finding in await _tried(probe)
     ]
 
@@ -85,6 +87,8 @@ class _Probe:
         self._state: Message | None = None  # its metadata, if it exists and is readable
         self._set: StateView | None = None  # configs set by admins, None if unknown
         self._open = False  # Kafka has no authorizer
+        self._acls: list[Acl] | None = None  # of topics, None if unknown
+        self._checked: list[str] = []
         self._policies = [TopicPolicy.of(each) for each in config.given_configs]
 
     async def _query(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
@@ -116,6 +120,7 @@ class _Probe:
         message = Message(**dict.fromkeys(anything, _ANY), **dict.fromkeys(names))
         answer = await self._query(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
         self._open = answer.error_code == Error.SECURITY_DISABLED
+        self._acls = None if answer.error_code else acls_of(answer)
         return [ACLS.ok("authorizer", "none: all operations are allowed")] if self._open else []
 
     # ---- the state topic
@@ -274,10 +279,11 @@ class _Probe:
             else:
                 checked[OF_THE_FILE if policy == of_file else OF_ADMINS].append((each, policy))
         self._policies += [policy for _, policy in checked[OF_ADMINS]]
+        self._checked = sorted(each.name for its in checked.values() for each, policy in its if policy.is_checked)
         found = [finding for what, its in checked.items() for finding in await self._checked_topics(what, its)]
         found += await self._hidden({each.name for each in topics})
         if switched_off:
-            found.append(ACLS.ok(OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
+            found.append(ACLS.ok(OF_ADMINS, f"unchecked despite the file: {some(switched_off)}"))
         if not checked[OF_THE_FILE] and not self._open:
             found += self._not_there(self._config)
         if self._set is not None:
@@ -318,7 +324,7 @@ class _Probe:
         unread = [each.name for each in observed if missing(each, ("READ",))]
         if not unread:
             return [ACLS.ok(what, f"all {len(observed)} visible topics may be read (READ)")]
-        stated = f"without READ, open and hanging transactions are not visible: {_some(unread)} "
+        stated = f"without READ, open and hanging transactions are not visible: {some(unread)} "
         stated += "(watch_transactions = false disables the watch)"
         return [ACLS.warning(what, stated, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
 
@@ -332,7 +338,7 @@ class _Probe:
                     hidden.append(each.name)
         if not hidden:
             return []
-        stated = f"the proxy may not DESCRIBE them, if they still exist: {_some(hidden)}"
+        stated = f"the proxy may not DESCRIBE them, if they still exist: {some(hidden)}"
         todo = self._allow(CHECKED, _each(hidden))
         return [ACLS.warning(OF_ADMINS, stated, todo)]
 
@@ -347,17 +353,17 @@ class _Probe:
             if missing(topic, ("DESCRIBE_CONFIGS",)):
                 blind.append(topic.name)
         for operations, names in lacking.items():
-            stated = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
+            stated = f"the proxy may not {' and '.join(operations)}: {some(names)}"
             found.append(ACLS.failed(what, stated, self._allow(operations, _each(names))))
         if blind:
-            stated = f"Kafka configs may not be read, so defaults are assumed: {_some(blind)}"
+            stated = f"Kafka configs may not be read, so defaults are assumed: {some(blind)}"
             found.append(ACLS.warning(what, stated, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
         if is_checked and not lacking:
             names = [topic.name for topic, _ in is_checked]
-            found.append(ACLS.ok(what, f"all required operations on {len(is_checked)} topic(s): {_some(names)}"))
+            found.append(ACLS.ok(what, f"all required operations on {len(is_checked)} topic(s): {some(names)}"))
         shared = [topic.name for topic, policy in is_checked if policy.check is Check.ON]
         if shared and self._config.reuse_port:
-            stated = f"with reuse_port, wrong offsets are detected, not prevented: {_some(shared)}"
+            stated = f"with reuse_port, wrong offsets are detected, not prevented: {some(shared)}"
             todo = f"set {CHECK_EXPECTED_OFFSETS.name}=required, or use one proxy without reuse_port for these topics"
             found.append(ACLS.warning(what, stated, todo))
         return found + await self._losing(what, [topic for topic, policy in is_checked if policy.is_checked])
@@ -378,12 +384,41 @@ class _Probe:
                 ):
                     by_reason.setdefault(each, []).append(name)
         return [
-            ACLS.warning(what, f"{state}: {_some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
+            ACLS.warning(what, f"{state}: {some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
         ]
 
     async def _described(self, names: Sequence[str] | None) -> list[Message]:
         answer = await self._query(apis.METADATA, query_of(names), at_least=10, at_most=13)
         return list(answer.topics)
+
+    # ---- direct appends
+
+    async def bypassing(self) -> list[Finding]:
+        topics = [*self._checked, *([self._config.state_topic] if self._checked and self._state is not None else ())]
+        authorizer = None if self._open or not topics else await self._authorizer()
+        hosts = {each.local_host for each in (*self._proxied_connections.values(), self._connection)}
+        if self._config.broker is not None:
+            with suppress(ValueError):  # a sidecar reaches its broker from this address too
+                hosts.add(str(ip_address(self._config.broker.host)))
+        return bypassing(authorizer, self._config, topics, sorted(hosts))
+
+    async def _authorizer(self) -> Authorizer:
+        """Its configs are read from the broker of this connection: brokers answer for themselves alone."""
+        name, everyone = AUTHORIZER_CONFIGS
+        node_id = next((node for node, each in self._proxied_connections.items() if each is self._connection), None)
+        configs: dict[str, str | None] | None = None
+        if node_id is not None:
+            resource = Message(
+                resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=list(AUTHORIZER_CONFIGS)
+            )
+            answer = await self._query(apis.DESCRIBE_CONFIGS, Message(resources=[resource]), at_least=1, at_most=4)
+            if not answer.results[0].error_code:
+                configs = {each.name: each.value for each in answer.results[0].configs}
+        if configs is None:
+            return Authorizer(self._acls, None, None)
+        # Kafka conceals the value: it is a config of the authorizer, unknown to the broker.
+        value = configs.get(everyone, "false")
+        return Authorizer(self._acls, configs.get(name), None if value is None else value == "true")
 
     # ---- groups and transactions
 
@@ -426,11 +461,6 @@ def _topics_of(glob: str) -> tuple[str, bool]:
         return f"--topic {shlex.quote(glob)}", True
     exact = glob == f"{start}*"
     return (f"--topic {shlex.quote(start)} --resource-pattern-type prefixed" if start else "--topic '*'"), exact
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
 
 
 #: APIs that the proxy itself uses, with the versions it supports.
