@@ -533,7 +533,7 @@ Range(a) == append[a].expected..(append[a].expected + Sizes[a] - 1)
 Successes == {a \in Appends : append[a].result = "success"}
 
 (* "An append MUST NOT be accepted at an offset other than expected: Kafka compares each one" (G1). If a client bypasses the
-   proxy, "the write cannot be prevented" (G7). It may move appends whose log end was read before it, and those may move
+   proxy, "the proxy cannot prevent the write" (G7). It may move appends whose log end was read before it, and those may move
    others in turn. *)
 AppendedWhereExpected == \A i \in Fenced : log[i].base = log[i].expected \/ log[i].moved
 

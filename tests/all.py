@@ -137,6 +137,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}sasl_ssl",
         f"{_I}status_page",
         f"{_I}check",
+        f"{_I}verify_broker",
         f"{_I}compose",
         f"{_I}distribution",
         f"{_I}added_time",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conformance.cases import CASES
+from fencepost_proxy.preflight.conformance.case import FENCES, Case, Promise
+from fencepost_proxy.preflight.conformance.cases import CASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 _HEAD = """\
 # Kafka behavior that Fencepost relies on
 
-One case in `tests/conformance/cases.py` pins each fact. It runs on real Kafka and on the simulation's model broker.
-`test_wrong_models.py` breaks each rule of the model; a case must fail. `python -m tests.conformance` writes this page.
+One case in `proxy/fencepost_proxy/preflight/conformance/` pins each fact. It runs on real Kafka, on the simulation's
+model broker, and, unless it disturbs brokers, on your cluster by [`fencepost verify-broker`](which-kafka.md).
+*Needed by*: the promises that break without it; –: the proxy allows for it. `tests/conformance/test_wrong_models.py`
+breaks each rule of the model; a case must fail. `python -m tests.conformance` writes this page.
 
 """
 _FOOT = """
@@ -25,8 +28,15 @@ answers ([contract](contract.md#guarantees)).
 
 def page() -> str:
     # Narrow: the page is read rendered.
-    rows = ["fact|case\n", "---|---\n", *(f"{case.fact}|`{case.name}`\n" for case in CASES)]
+    rows = [f"{case.fact}|`{case.name}`|{_needed_by(case)}\n" for case in CASES]
+    rows = ["fact|case|needed by\n", "---|---|---\n", *rows]
     return _HEAD + "".join(rows) + _FOOT
+
+
+def _needed_by(case: Case) -> str:
+    if case.promises == FENCES:
+        return "all"
+    return ", ".join(promise for promise in Promise if promise in case.promises) or "–"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -15,13 +16,13 @@ _SESSION = {"broker.session.timeout.ms": "8000", "broker.heartbeat.interval.ms":
 
 @pytest.fixture(scope="module")
 def one_broker() -> Iterator[RealKafka]:
-    with running_kafka(1, properties=PROPERTIES | _SESSION) as cluster:
-        yield RealKafka(cluster)
+    with running_kafka(1, properties=PROPERTIES | _SESSION) as cluster, closing(RealKafka(cluster)) as kafka:
+        yield kafka
 
 
 @pytest.fixture(scope="module")
 def three_brokers() -> Iterator[RealKafka]:
     """With three, a majority of controllers survives one broker. They expire producers often."""
     often = {"producer.id.expiration.check.interval.ms": "200"}
-    with running_kafka(3, properties=_SESSION | often) as cluster:
-        yield RealKafka(cluster)
+    with running_kafka(3, properties=_SESSION | often) as cluster, closing(RealKafka(cluster)) as kafka:
+        yield kafka

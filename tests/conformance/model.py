@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.produce import (
-    BY_TOPIC_ID,
-    PartitionData,
-    ProduceRequest,
-    TopicData,
-    encode_produce_request,
-    parse_produce_response,
-)
-from tests.conformance.driver import (
-    ANSWER_SECONDS,
+from fencepost_proxy.preflight.conformance.batches import Logged, read_batches
+from fencepost_proxy.preflight.conformance.driver import (
     DEFAULTS,
     Answer,
     Kafka,
@@ -25,10 +16,19 @@ from tests.conformance.driver import (
     Transaction,
     Wire,
 )
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import (
+    BY_TOPIC_ID,
+    PartitionData,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    parse_produce_response,
+)
 from tests.simulation import broker
 from tests.simulation.clock import Connection, End, Sim
-from tests.support import raw
 
+ANSWER_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
 _STEP_SECONDS = 0.002
 _NAMED = 9
@@ -191,13 +191,13 @@ class ModelTopic(Topic):
             for producer_id, known in self._replica(node).producers.items()
         }
 
-    def read(self) -> list[raw.Logged]:
+    def read(self) -> list[Logged]:
         replica = self._replica()
         return [
             found
             for batch in replica.batches
             if replica.log_start < batch.end <= replica.high_watermark
-            for found in raw.read_batches(batch.data)
+            for found in read_batches(batch.data)
         ]
 
     # ---- changes

@@ -1,4 +1,4 @@
-"""Run the cases (`cases.py`) on real Kafka and on the simulation's brokers.
+"""Run the cases (`fencepost_proxy/preflight/conformance/`) on real Kafka and on the simulation's brokers.
 
 A case that fails only on the model shows a defect of the model; on both, the sequencers rely on a wrong assumption.
 """
@@ -9,8 +9,9 @@ import os
 
 import pytest
 
+from fencepost_proxy.preflight.conformance.case import Control
+from fencepost_proxy.preflight.conformance.cases import CASES, Case
 from tests.conformance.__main__ import PAGE, page
-from tests.conformance.cases import CASES, Case
 from tests.conformance.model import ModelKafka
 
 #: Runs of each case: the model is random.
@@ -24,7 +25,7 @@ each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) fo
 def test_model(case: Case) -> None:
     for seed in range(_SEEDS):
         try:
-            case.report(ModelKafka(seed, case.brokers))
+            case.run(ModelKafka(seed, case.brokers))
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
@@ -34,10 +35,10 @@ def test_model(case: Case) -> None:
 @pytest.mark.no_cover
 @each_case
 def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
-    fixture = "one_broker" if case.brokers == 1 and not case.expires else "three_brokers"
+    fixture = "one_broker" if case.brokers == 1 and case.control is not Control.EXPIRY else "three_brokers"
     kafka = request.getfixturevalue(fixture)
     try:
-        case.report(kafka)
+        case.run(kafka)
     finally:
         kafka.heal()
 

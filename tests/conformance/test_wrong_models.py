@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fencepost_proxy.preflight.conformance.cases import CASES
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult
-from tests.conformance.cases import CASES
 from tests.conformance.model import ModelKafka
 from tests.simulation import broker
 from tests.simulation.broker import BrokerSide, Cluster, Replica, Transaction
@@ -72,7 +72,7 @@ WRONG_MODELS = (
     ),
     _wrong(
         "unknown_producer_starts_at_any_sequence_in_v2",
-        ("transactions_v2_start_at_zero_and_bump_epochs",),
+        ("transactions_v2_start_at_zero",),
         edit(Replica, "check_producer", ("from_zero and first", "False")),
     ),
     _wrong(
@@ -182,8 +182,22 @@ WRONG_MODELS = (
     ),
     _wrong(
         "all_attributes_are_kept",
-        ("unassigned_attributes_survive_unless_rewritten",),
+        ("rewritten_batches_lose_unassigned_attributes",),
         put(broker, "_KNOWN_ATTRIBUTES", 0x7FFF),
+    ),
+    _wrong(
+        "every_batch_is_rewritten",
+        ("unassigned_attributes_survive",),
+        edit(
+            Replica,
+            "_rewritten",
+            ("attributes != header.attributes or newest_timestamp_ms != header.max_timestamp_ms", "True"),
+        ),
+    ),
+    _wrong(
+        "records_are_changed",
+        ("acknowledged_records_are_read_back",),
+        edit(Replica, "_rewritten", ("return stored", "stored[-1] ^= 1\nreturn stored")),
     ),
     _wrong(
         "log_append_time_is_not_reported",
@@ -235,10 +249,14 @@ WRONG_MODELS = (
     ),
     _wrong(
         "epochs_are_not_bumped_in_v2",
-        ("transactions_v2_start_at_zero_and_bump_epochs",),
+        ("transactions_v2_bump_epochs",),
         edit(Cluster, "begin_transactional", ("self.transactions_v2 if v2 is None else v2", "False")),
     ),
-    _wrong("transaction_stays_ongoing", ("transaction_states",), body(Transaction, "state", 'return "Ongoing"')),
+    _wrong(
+        "transaction_stays_ongoing",
+        ("transaction_states", "transaction_states_v2"),
+        body(Transaction, "state", 'return "Ongoing"'),
+    ),
     _wrong(
         "end_txn_succeeds_once",
         ("repeated_end_txn", "repeated_end_txn_v2"),
@@ -324,7 +342,7 @@ def test_wrong_model_fails_its_case(model: Mutant, case: str) -> None:
     with model.live():
         for seed in range(_SEEDS):
             try:
-                reported.report(ModelKafka(seed, reported.brokers))
+                reported.run(ModelKafka(seed, reported.brokers))
             except AssertionError:
                 failures += 1
     assert failures, f"{case} holds although {model.name}"

@@ -1,6 +1,6 @@
 """acks=0: no answers, and an error closes the connection."""
 
-from tests.conformance.driver import Settings
+from fencepost_proxy.preflight.conformance.driver import Settings
 from tests.contract.rows import NO_SESSION, appended, batch, row, send
 
 WITHOUT = NO_SESSION

@@ -1,6 +1,6 @@
 """0: the batch is at the expected offset, and unchanged."""
 
-from tests.conformance.driver import Settings
+from fencepost_proxy.preflight.conformance.driver import Settings
 from tests.contract.rows import NO_SESSION, Reply, appended, batch, mismatch, row, send
 from tests.support.raw import CODECS, Record
 

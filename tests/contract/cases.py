@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tests.conformance.real import kafka_configs
+from fencepost_proxy.preflight.conformance.requests import kafka_configs
 from tests.contract.rows import (
     CONFIGS,
     OTHER,

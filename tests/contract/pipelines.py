@@ -1,6 +1,6 @@
 """Pipelined appends, and PREDECESSOR_FAILED: an earlier batch of the same producer and connection failed."""
 
-from tests.conformance.driver import Settings
+from fencepost_proxy.preflight.conformance.driver import Settings
 from tests.contract.rows import (
     CORRUPT_MESSAGE,
     INVALID_RECORD,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from kafka.protocol.admin import DeleteRecordsRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
-from tests.conformance.real import kafka_configs
+from fencepost_proxy.preflight.conformance.requests import kafka_configs
 from tests.contract.rows import CONFIGS, OTHER, Faulty, Row
 from tests.contract.wire import WireLevel
 from tests.kit.fault_proxy import Cut, FaultProxy, Hold

@@ -1,6 +1,6 @@
 """Retries are recognized by write id, or by producer id, epoch and sequence; POSSIBLY_YOURS."""
 
-from tests.conformance.driver import Settings
+from fencepost_proxy.preflight.conformance.driver import Settings
 from tests.contract.rows import (
     NO_SESSION,
     OTHER,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from tests.conformance.driver import DEFAULTS, Settings
+from fencepost_proxy.preflight.conformance.driver import DEFAULTS, Settings
 from tests.support import raw
 
 SEQUENCER, MODELLED, REAL = "sequencer", "modelled", "real"

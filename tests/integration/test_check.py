@@ -187,6 +187,9 @@ def test_java_client_properties_connect_each_command(
 
     assert (checked.status, checked.of("failed")) == (0, {})
     assert f"SASL {mechanism} as {CONTROL}, cluster" in checked.of("ok")[f"upstream {upstream}"]
+    assert main(["verify-broker", *more, str(wrong)]) == 2
+    assert main(["verify-broker", *more, str(file), "--timeout", "1"]) == 1, "too short for all cases"
+    assert "\nrequired      " in capsys.readouterr().out
     assert refused.status == 1
     assert "Authentication failed" in refused.of("failed")[f"upstream {upstream}"]
     arguments = "--command-config", str(file), "--log-level", "debug"
@@ -636,7 +639,7 @@ def test_suggested_commands_prevent_direct_appends(secured: Secured, tmp_path: P
         # When: Kafka lets the client bypass the proxy, `check` says so.
         until(lambda: appended(upstream, batch(b"direct")) == 0, "an append that bypasses the proxy")
         checked = Checked(checks, tmp_path)
-        stated = f"WRITE on {topic} is granted to User:{user} from host *: can bypass the proxy"
+        stated = f"WRITE on {topic} is allowed to User:{user} from host *: can bypass the proxy"
         assert stated in [each["reported"] for each in checked.findings if each["state"] == "warning"]
         assert checked.status == 0
 

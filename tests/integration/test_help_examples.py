@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "fencepost dev": "test_dev_command.py, test_embedded_kafka.py",
     "fencepost kafka-topics --create": "test_dev_command.py",
     "fencepost check --config fencepost.toml --running": "test_check.py",
+    "fencepost verify-broker": "test_verify_broker.py",
     "fencepost expansions open": "test_groups.py",
     "fencepost transactions abort": "test_stuck_transactions.py",
     "curl ": "test_groups.py",

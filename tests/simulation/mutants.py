@@ -1097,7 +1097,7 @@ RULES = {
     ),
     18: Rule(
         "A producer unknown to a partition may start at any sequence: Kafka's leniency, relied on",
-        ("tests/conformance/cases.py::unknown_producer_starts_at_any_sequence",),
+        ("proxy/fencepost_proxy/preflight/conformance/appends.py::unknown_producer_starts_at_any_sequence",),
     ),
 }
 

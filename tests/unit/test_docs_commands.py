@@ -36,6 +36,8 @@ RUN_BY: Final = {
     rf"{_FENCEPOST} proxy( --(bootstrap-server|listen|status) \S+)+": f"{_SHIPPED}"
     "::test_proxy_from_wheel_checks_expected_offsets",
     rf"{_FENCEPOST} check --bootstrap-server \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
+    rf"{_FENCEPOST} verify-broker --bootstrap-server \S+": "tests/integration/test_verify_broker.py"
+    "::test_results_are_those_of_the_page",
     rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config.py"
     "::test_example_file_has_every_key_and_loads",
     r"fencepost config explain fencepost.require.key": "tests/unit/test_write_a_policy.py"

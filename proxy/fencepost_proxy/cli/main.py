@@ -28,6 +28,7 @@ examples:
   fencepost proxy --bootstrap-server localhost:9092    run the proxy in front of an existing Kafka
   fencepost config explain                    list all configuration keys
   fencepost check --config fencepost.toml     check a configuration, with a fix for each failure
+  fencepost verify-broker --bootstrap-server HOST:PORT    test whether a cluster behaves as the promises need
   fencepost status --status HOST:PORT         show health and suggested actions
   fencepost topics --status HOST:PORT         show checked topics: log ends, pending appends, refusals
   fencepost expansions --status HOST:PORT     show partition expansions and gated consumer groups
@@ -42,6 +43,7 @@ _COMMANDS: Final = {
     **{"demo": "fencepost_dev.commands.demo", "dev": "fencepost_dev.commands.dev"},
     **{name: f"fencepost_proxy.cli.{name}" for name in ("append", "load", "read")},
     **{name: f"fencepost_proxy.cli.{name}" for name in ("proxy", "config", "check", "status", "topics", "expansions")},
+    "verify-broker": "fencepost_proxy.cli.verify_broker",
     **{name: f"fencepost_proxy.cli.{name}" for name in ("transactions", "health", "completion")},
 }
 #: How much a misspelt word must resemble a known one.

@@ -280,8 +280,10 @@ class BrokerConnection:
         ours = wire.codec_versions(api_key) or (0, -1)
         version = min(theirs[1], ours[1], at_most)
         if version < max(theirs[0], ours[0], at_least):
+            name = api_name(api_key)
+            has = f"{name} v{theirs[0]}–{theirs[1]}" if theirs[1] >= theirs[0] else f"no {name}"
             raise UpstreamUnavailable(
-                f"{self.address}: has {api_name(api_key)} v{theirs[0]}–{theirs[1]}, needed is v{at_least}–{at_most}; "
+                f"{self.address}: has {has}, needed is v{at_least}–{at_most}; "
                 "this Kafka is too old or too new for this proxy",
                 error_code=Error.UNSUPPORTED_VERSION,
                 hint=hints.RELEASE,

@@ -372,13 +372,13 @@ class _Probe:
         """Warn if Kafka may lose acknowledged appends."""
         by_reason: dict[tuple[str, str], list[str]] = {}
         for start in range(0, len(topics), TOPICS_DESCRIBED_AT_ONCE):
-            some = {each.name: each for each in topics[start : start + TOPICS_DESCRIBED_AT_ONCE]}
+            of_name = {each.name: each for each in topics[start : start + TOPICS_DESCRIBED_AT_ONCE]}
             deadline = deadline_in(self._config.limits.request_timeout_seconds)
-            for name, facts in (await described_topics(self._connection, list(some), deadline)).items():
+            for name, facts in (await described_topics(self._connection, list(of_name), deadline)).items():
                 if facts.assumed:
                     continue
                 for each in durability_warnings(
-                    replication_factor=_replicas(some[name]),
+                    replication_factor=_replicas(of_name[name]),
                     min_insync_replicas=facts.min_insync_replicas,
                     unclean_leader_election=facts.unclean_leader_election,
                 ):

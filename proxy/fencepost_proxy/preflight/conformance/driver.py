@@ -1,4 +1,6 @@
-"""The interface to Kafka for conformance cases: `real.py` implements it with Kafka, `model.py` with the simulation.
+"""The interface to Kafka for conformance cases: `cluster.py` implements it for any cluster.
+
+Tests implement it for the simulation's model, and for clusters whose brokers they may stop.
 
 All calls block until they are done.
 """
@@ -10,10 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.support.raw import Logged
-
-#: Longest wait for a response, by the driver's clock.
-ANSWER_SECONDS = 60.0
+from fencepost_proxy.errors import error_name
+from fencepost_proxy.preflight.conformance.batches import Logged
 
 
 class Answer(NamedTuple):
@@ -23,6 +23,12 @@ class Answer(NamedTuple):
     base_offset: int = -1
     log_append_time_ms: int = -1
     log_start_offset: int = -1
+
+    def __str__(self) -> str:
+        return (
+            f"[{error_name(self.error_code)} ({self.error_code}), offset {self.base_offset}, "
+            f"append time {self.log_append_time_ms}, log start {self.log_start_offset}]"
+        )
 
 
 class ProducerState(NamedTuple):
@@ -166,7 +172,13 @@ class Topic(ABC):
 
 
 class Kafka(ABC):
-    """A cluster, and its clock."""
+    """A cluster, and its clock.
+
+    `shared_id`, `other_id`: producer ids of fences and of another producer. Apache Kafka accepts any.
+    """
+
+    shared_id = 7_000_001
+    other_id = 7_000_002
 
     @abstractmethod
     def now_ms(self) -> int: ...
