@@ -61,7 +61,7 @@ func (count *PartitionCount) Unwrap() error      { return &count.Answer }
 
 var (
 	kind    = regexp.MustCompile(`^(PREDECESSOR_FAILED )?([A-Z_]{2,})\b`)
-	inText  = regexp.MustCompile(`(?s)(?:PREDECESSOR_FAILED )?\b[A-Z][A-Z_]{3,} .*`)
+	inText  = regexp.MustCompile(`(?s)(?:PREDECESSOR_FAILED )?\b(?:[A-Z_]{4,} topic=|TRY_AGAIN |OUTCOME_UNKNOWN ).*`)
 	numbers = regexp.MustCompile(`\b(expected|actual|record|appended_at)=(-?\d+)`)
 )
 

@@ -87,9 +87,13 @@ func TestEachAnswerOfTheContractIsRead(t *testing.T) {
 }
 
 func TestOtherErrorsAreLeftAlone(t *testing.T) {
-	other := errors.New("kafka server: POLICY_VIOLATION: Request parameters do not satisfy the configured policy")
-	if Of(other) != other || Of(nil) != nil || Parse(0, "") != nil {
-		t.Error("taken for an answer of the proxy")
+	for _, text := range []string{"POLICY_VIOLATION: Request parameters do not satisfy the configured policy", "SASL_SSL failed"} {
+		if other := errors.New(text); Of(other) != other {
+			t.Error("taken for an answer of the proxy:", text)
+		}
+	}
+	if Of(nil) != nil || Parse(0, "") != nil {
+		t.Error("success taken for an error")
 	}
 	if found := readOf(t, Parse(44, "")); found.Outcome != "unknown" {
 		t.Error("without a message, nothing is known:", found)

@@ -81,7 +81,8 @@ public final class Fencepost {
         }
     }
 
-    private static final Pattern ANSWER = Pattern.compile("(PREDECESSOR_FAILED )?([A-Z][A-Z_]{3,}) .*", Pattern.DOTALL);
+    private static final Pattern ANSWER = Pattern.compile(
+            "(PREDECESSOR_FAILED )?([A-Z_]{4,}(?= topic=)|TRY_AGAIN|OUTCOME_UNKNOWN) .*", Pattern.DOTALL);
 
     private Fencepost() {}
 

@@ -71,7 +71,7 @@ ROWS = [
         Pipelined(
             (
                 send(batch(_OLD, expected=2), _TOO_OLD),
-                send(batch(b"x", expected=3), refused(INVALID_TIMESTAMP, "PREDECESSOR_FAILED RECORD_TOO_OLD")),
+                send(batch(b"x", expected=3), refused(INVALID_TIMESTAMP, "PREDECESSOR_FAILED RECORD_TOO_OLD {where}")),
             )
         ),
         send(batch(b"y", expected=2), appended(2)),

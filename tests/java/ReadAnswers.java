@@ -24,7 +24,7 @@ public final class ReadAnswers {
             show(new ExecutionException(new PolicyViolationException(line)));
         }
         show(new ExecutionException(new TimeoutException("Expiring 1 record(s) for orders-0: 120000 ms has passed")));
-        show(new IllegalStateException("Cannot perform operation after producer has been closed"));
+        show(new IllegalStateException("SASL authentication failed"));
     }
 
     private static Throwable refused(String proxy, String topic) throws InterruptedException {
