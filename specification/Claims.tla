@@ -1,7 +1,7 @@
 ------------------------------- MODULE Claims -------------------------------
 (***************************************************************************)
-(* A design that is not built yet: a process claims a partition, then      *)
-(* appends to it in a pipeline, while other processes live.                *)
+(* A process claims a partition of a `required` topic, then appends to it  *)
+(* in a pipeline, while other processes live (fencepost.claims=true).      *)
 (*                                                                         *)
 (* A claim is a transaction marker under the shared producer id, with an   *)
 (* epoch that no other claim has. Kafka appends it at one offset that      *)
@@ -9,13 +9,18 @@
 (* epoch, also requests that wait in a queue, and the first append of the  *)
 (* new epoch must have sequence 0: it is compared.                         *)
 (*                                                                         *)
+(* The process first stores the epoch and its base, the offset after the   *)
+(* one that the marker is to take. If another append comes before the      *)
+(* marker, the base does not fit, and the process claims again.            *)
+(*                                                                         *)
 (*   exclusive    one process appends under its claim's epoch, in a       *)
 (*                pipeline                                                 *)
 (*   shared       the claim's base is in the state topic. Any process      *)
 (*                appends under its epoch, one append at a time, as today  *)
 (*   takeover     another process claims: no waiting time                  *)
 (*   rotation     the last epoch of a producer id is never appended under. *)
-(*                Its marker closes the id; then the next id begins        *)
+(*                Its marker closes the id; then the next id begins. Not   *)
+(*                built: there the last epochs are as in FencedAppend      *)
 (*                                                                         *)
 (* What a process does with an unknown outcome is in FencedAppend.tla, and *)
 (* unchanged. Here such an append ends as unknown.                         *)
@@ -34,7 +39,8 @@ Rule(name) == name \notin Without
 VARIABLES
     log, replicated, producers,
     nextEpoch,     \* state topic: the next epoch that no claim has
-    shared,        \* state topic: the bases of claims in shared mode; a process may read an older one
+    shared,        \* state topic: the bases of claims in shared mode, stored before their markers; a process may read
+                   \* an older one
     requests, responses, late,
     proc, append, faults
 
@@ -73,38 +79,43 @@ MayUse(epoch) ==
     /\ epoch <= MaxEpoch
     /\ (epoch % EpochsPerId = 0 /\ Rule("an old producer id is closed first")) => IsClosed(ProducerId(epoch) - 1)
 
-\* The process takes an epoch from the state topic, and writes the marker. The last epoch only closes its id.
+\* The log end is the base plus all sequences of the epoch.
+Fits(state, base) == LogEnd(log) = base + NextSequence(state)
+
+\* The process stores an epoch and its base, and writes the marker. The last epoch only closes its id.
 Claim(p, mode) ==
     /\ proc[p].phase = "none" /\ InFlight(p) = {} /\ requests[p] = <<>>
     /\ MayUse(nextEpoch)
     /\ nextEpoch' = IF Rule("no two claims have one epoch") THEN nextEpoch + 1 ELSE nextEpoch
     /\ IF Rule("a claim is a marker")
        THEN /\ proc' = [proc EXCEPT ![p] = [phase |-> IF IsLastEpoch(nextEpoch) THEN "closing" ELSE "claiming",
-                                            mode |-> mode, epoch |-> nextEpoch, base |-> 0, end |-> LogEnd(log)]]
+                                            mode |-> mode, epoch |-> nextEpoch, base |-> LogEnd(log) + 1,
+                                            end |-> LogEnd(log) + 1]]
             /\ requests' = [requests EXCEPT ![p] = Append(@, Marker(p, nextEpoch))]
-       ELSE /\ proc' = [proc EXCEPT ![p] = [phase |-> "claimed", mode |-> mode, epoch |-> nextEpoch, base |-> 0,
-                                            end |-> LogEnd(log)]]
+       ELSE /\ proc' = [proc EXCEPT ![p] = [phase |-> "claimed", mode |-> mode, epoch |-> nextEpoch,
+                                            base |-> LogEnd(log), end |-> LogEnd(log)]]
             /\ requests' = requests
-    /\ UNCHANGED <<log, replicated, producers, shared, responses, late, append, faults>>
+    /\ shared' = IF mode = "shared" /\ ~IsLastEpoch(nextEpoch)
+                 THEN shared \union {[epoch |-> nextEpoch, base |-> LogEnd(log) + 1]} ELSE shared
+    /\ UNCHANGED <<log, replicated, producers, responses, late, append, faults>>
 
 \* The claim is acknowledged. The log end is read after that, and the read shows the claim.
 ReadAfterClaim(p) ==
     /\ proc[p].phase = "claimed"
-    /\ LET known == producers[ProducerId(proc[p].epoch)].epoch = proc[p].epoch \/ ~Rule("a claim is a marker")
-           base == IF Rule("the log end is read after the claim") THEN LogEnd(log) ELSE proc[p].end + 1
-           record == [epoch |-> proc[p].epoch, base |-> base]
-       IN  /\ proc' = [proc EXCEPT ![p] =
+    /\ LET state == producers[ProducerId(proc[p].epoch)]
+           known == state.epoch = proc[p].epoch \/ ~Rule("a claim is a marker")
+           fits == LogEnd(log) = proc[p].base \/ ~Rule("the log end is read after the claim")
+       IN  proc' = [proc EXCEPT ![p] =
                 IF ~known /\ Rule("a claim is read back before the first append") THEN NoClaim
-                ELSE IF @.mode = "shared" THEN NoClaim
-                ELSE [@ EXCEPT !.phase = "exclusive", !.base = base, !.end = base]]
-           /\ shared' = IF proc[p].mode = "shared" /\ known THEN shared \union {record} ELSE shared
-    /\ UNCHANGED <<log, replicated, producers, nextEpoch, network, append, faults>>
+                ELSE IF @.mode = "shared" \/ ~fits THEN NoClaim
+                ELSE [@ EXCEPT !.phase = "exclusive"]]
+    /\ UNCHANGED <<kafka, network, append, faults>>
 
 \* A process uses a base of the state topic, perhaps an older one. It reads the log end for each append.
 UseShared(p, record) ==
     /\ proc[p].phase \in {"none", "shared"} /\ InFlight(p) = {}
     /\ record \in shared
-    /\ LogEnd(log) >= record.base
+    /\ Fits(producers[ProducerId(record.epoch)], record.base)
     /\ record.epoch = 0 \/ Rule("a claim is read back before the first append") =>
             producers[ProducerId(record.epoch)].epoch = record.epoch
     /\ record.epoch > 0

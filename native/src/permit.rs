@@ -102,6 +102,8 @@ pub struct Permit {
     is_open: bool,
     /// Appends may be fenced.
     fences: bool,
+    /// No other process fences here.
+    exclusive: bool,
     #[pyo3(get)]
     issuer: Py<PyAny>,
     #[pyo3(get)]
@@ -149,6 +151,7 @@ impl Permit {
             partition,
             is_open: terms.is_open()?,
             fences: terms.fences()?,
+            exclusive: terms.exclusive()?,
             producer_id: terms.producer_id()?,
             producer_epoch: terms.producer_epoch()?,
             sequence_offset: terms.sequence_offset()?,
@@ -329,7 +332,8 @@ impl Permit {
             && it.opened_at <= self.confirmed_since
             && it.leader_epoch == self.confirmed_epoch;
         let pipelined = self.in_flight.is_empty()
-            || it.alone && self.in_flight.iter().all(|each| each.mode.fenced() && each.connection == it.connection);
+            || (it.alone || self.exclusive)
+                && self.in_flight.iter().all(|each| each.mode.fenced() && each.connection == it.connection);
         let oldest = (it.now + self.clock_offset_seconds - self.expiration_seconds / 2.0) * 1000.0;
         let end = self.in_flight.back().map_or(self.log_end, |last| last.at + i64::from(last.count));
         let fits = confirmed

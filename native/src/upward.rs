@@ -113,6 +113,10 @@ impl PermitTerms<'_, '_> {
         self.0.getattr(intern!(self.0.py(), "fences"))?.extract()
     }
 
+    pub fn exclusive(&self) -> PyResult<bool> {
+        self.0.getattr(intern!(self.0.py(), "exclusive"))?.extract()
+    }
+
     pub fn producer_id(&self) -> PyResult<i64> {
         self.0.getattr(intern!(self.0.py(), "producer_id"))?.extract()
     }

@@ -36,6 +36,16 @@ EXPECTED_OFFSETS_SOURCE: Final = Choice(
         "offset above 0 counts too). With base, the batch's base offset, taken literally: 0 is 0, -1 is none."
     ),
 )
+CLAIMS: Final = Choice(
+    name="fencepost.claims",
+    settings={"false": False, "true": True},
+    default="false",
+    documentation=(
+        "For fencepost.check.expected.offsets=required and several proxy processes. With true, a process that has "
+        "appended to a partition alone for a while claims it, and then pipelines; another one takes over at once. A "
+        "claim takes one offset, which consumers do not receive: the next append must expect one offset more."
+    ),
+)
 
 #: Added to a mismatch if records of the append may be in the log, or may still be appended, through an earlier attempt.
 #: The refusal covers this attempt only.
@@ -74,7 +84,7 @@ class ConditionalPublish(AppendCheck[Check]):
     """`true` checks an expected offset if there is one, `required` demands one. Kafka compares it with the log end."""
 
     config = CHECK_EXPECTED_OFFSETS
-    more_configs = (EXPECTED_OFFSETS_SOURCE,)
+    more_configs = (EXPECTED_OFFSETS_SOURCE, CLAIMS)
     reads = (RecordHeader.EXPECTED_OFFSET, RecordHeader.WRITE_ID)
     reasons = ("offset_mismatch", COPIED_HEADERS, "expectation_required", "timestamp_too_old", "header_unreadable")
 

@@ -989,6 +989,27 @@ class Cluster:
         done = functools.partial(self.transactions[producer_id].due.remove, name)
         self._marker_written(partition, node, partition.epoch, replica.log_end, done, again)
 
+    def write_marker(
+        self, node: int, partition: Partition, producer_id: int, epoch: int, done: Callable[[int], None]
+    ) -> None:
+        """WriteTxnMarkers (abort), for a producer without a transaction. `done` gets the error code."""
+        replica, view = partition.replicas[node], partition.views[node]
+        if partition.deleted or view.leader != node:
+            return done(NOT_LEADER)
+        if len(view.isr) < partition.min_isr:
+            return done(NOT_ENOUGH_REPLICAS)
+        known = replica.producers.get(producer_id)
+        if known is not None and known.epoch > epoch:
+            return done(WRONG_EPOCH)
+        replica.append(_marker(replica.log_end, producer_id, epoch, False, self.sim.unix_ms), view.epoch)
+        self.sim.log(f"{partition.name}: claim marker {producer_id}/{epoch}, log end {replica.log_end}")
+        self._note_end(partition, node)
+        self._advance(partition, node)
+        self._replicate_soon(partition, node)
+        written, lost = functools.partial(done, NONE), functools.partial(done, NOT_LEADER)
+        self._marker_written(partition, node, view.epoch, replica.log_end, written, lost)
+        return None
+
     def _marker_written(  # noqa: PLR0917
         self,
         partition: Partition,

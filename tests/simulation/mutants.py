@@ -229,6 +229,47 @@ MUTANTS = (
         edit(FenceBases, "_new_base", ("epoch + 1", "min(epoch + 1, self._log.limits.producer_epochs - 1)")),
         rule="continue with the next producer id",
     ),
+    # ---- claims
+    Mutant(
+        "claim-without-its-marker",
+        "a claim's base is used before its marker is in the log",
+        ("claims", "claims-cluster"),
+        edit(
+            FenceBases,
+            "outside_log",
+            ("snapshot.claim is not Claim.NONE and (state is None or state.producer_epoch < epoch)", "False"),
+        ),
+        rule="a claim holds once its marker is in the log",
+    ),
+    Mutant(
+        "claim-of-another-ignored",
+        "a process appends under the claim of another",
+        ("claims", "claims-cluster"),
+        edit(FenceBases, "outside_log", ("snapshot.claim is Claim.ANOTHERS", "False")),
+        rule="only its owner appends under a claim",
+    ),
+    Mutant(
+        "shared-claim-pipelined",
+        "appends are pipelined under a shared claim",
+        ("claims", "claims-cluster"),
+        edit(PartitionFence, "read", ("snapshot.claim is Claim.OURS", "snapshot.claim is not Claim.NONE")),
+        rule="a shared partition has one append in flight",
+    ),
+    Mutant(
+        "claim-ended-without-marker",
+        "the epoch after a claim begins without a marker",
+        ("claims", "claims-cluster", "claims-rotating"),
+        edit(FenceBases, "_next_claim", ("snapshot.claim is Claim.NONE or left == 0", "True")),
+        rule="only a marker ends a claim",
+    ),
+    Mutant(
+        "claim-of-a-marked-base",
+        "the base of a claim leaves no offset for its marker",
+        ("claims",),
+        edit(FenceBases, "_new_base", ("(claim is not Claim.NONE)", "0")),
+        edit(FenceBases, "claims", ("log_end + 1", "log_end")),
+        rule="a marker takes an offset",
+    ),
     Mutant(
         "base-not-read",
         "published fence bases are not read",

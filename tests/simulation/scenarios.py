@@ -43,6 +43,16 @@ def _true(name: str, clients: str, faults: str = "cut", **more: Any) -> Scenario
 #: Many appends are late, and resolved from the log before their answers arrive.
 _LATE: dict[str, Any] = {"slow_requests": 0.1, "limits": replace(LIMITS, answer_seconds=0.1, late_read_seconds=0.1)}
 
+#: Writers that append long enough for claims.
+_CLAIMS: dict[str, Any] = {
+    "claims": True,
+    "limits": replace(LIMITS, claim_after_seconds=0.1, claim_after_waits=1, bases_burst=100),
+    "writes": 40,
+    "think_max": 0.1,
+    "seconds": 12.0,
+    "faults_max": 10,
+}
+
 _SCENARIOS = (
     _required("race", "honest sequenced bare twin", proxies=2),
     _required("late", "chain honest sequenced twin", "cut kill move pause", **_CLUSTER, **_LATE, proxies=2),
@@ -319,6 +329,41 @@ _SCENARIOS = (
             queued_seconds=9.0,
             producer_epochs=6,
         ),
+    ),
+    # ---- claims
+    _required(
+        "claims",
+        "chain chain sequenced honest",
+        "cut snip pause crash freeze",
+        **_CLAIMS,
+        proxies=2,
+        slow_requests=0.05,
+    ),
+    _required(
+        "claims-cluster",
+        "chain honest sequenced chain",
+        "cut kill pause move crash freeze state blind",
+        **_CLUSTER,
+        **_CLAIMS,
+        proxies=3,
+        partitions=2,
+        slow_requests=0.05,
+    ),
+    _required(
+        "claims-expiring",
+        "chain sequenced chain",
+        "expire cut crash delete",
+        **_CLAIMS,
+        proxies=2,
+        expiration_seconds=8.0,
+    ),
+    _required(
+        "claims-rotating",
+        "chain honest sequenced chain",
+        "cut kill crash freeze",
+        **{**_CLAIMS, "limits": replace(_CLAIMS["limits"], producer_epochs=8)},
+        proxies=2,
+        slow_requests=0.05,
     ),
     _required("liars", "liar liar honest sequenced", "cut kill pause"),
     _true("liars-true", "liar liar honest idempotent", "cut kill pause"),

@@ -26,7 +26,7 @@ from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.session.frames.services import relayed_versions_without
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.abort_only import AbortOnly, cleared
-from fencepost_proxy.topics.fencing import encode_fence_base, encode_producer_id
+from fencepost_proxy.topics.fencing import FenceBase, encode_fence_base, encode_producer_id
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.state import NotStored, StateRecord, StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
@@ -115,6 +115,7 @@ class Scenario:
     read_here_bytes: int = 1 << 20
     takeover_seconds: float = 1.0
     barriers: int = 0
+    claims: bool = False
 
 
 #: Appended to responses that the proxy rewrites.
@@ -554,9 +555,19 @@ class Proxy(Counting):
             self.perform(self.dispatcher.forget_topic(topic, self.sim.now))
         self._fresh_until = max(self._fresh_until, queried_at + _LEASE_SECONDS)
 
-    def fence_base(self, topic_id: UUID, partition: int) -> tuple[int, int]:
-        base = self._view.fence_bases.get(topic_id, partition)
-        return (0, 0) if base is None else (base.producer_epoch, base.base)
+    def fence_base(self, topic_id: UUID, partition: int) -> FenceBase:
+        return self._view.fence_bases.get(topic_id, partition) or FenceBase(ProducerEpoch(0), LogEndOffset(0))
+
+    def identity_of(self, claim: sequencers.Claim) -> str | None:
+        if claim is sequencers.Claim.OURS:
+            return f"{self.number}.{self.incarnation}"
+        return "" if claim is sequencers.Claim.SHARED else None
+
+    def claim_of(self, base: FenceBase) -> sequencers.Claim:
+        if not base.claim:
+            return sequencers.Claim.NONE if base.claim is None else sequencers.Claim.SHARED
+        ours = base.claim == self.identity_of(sequencers.Claim.OURS)
+        return sequencers.Claim.OURS if ours else sequencers.Claim.ANOTHERS
 
     def winning_base(self, topic_id: UUID, partition: int, epoch: int) -> bytes | None:
         return self._view.fence_bases.proposal(topic_id, partition, ProducerEpoch(epoch))
@@ -889,17 +900,24 @@ class ControlCall:
         proxy = self.proxy
         base = proxy.fence_base(proxy.leader(self.requested.partition)[2], self.requested.partition.partition)
         epochs = proxy.world.scenario.limits.producer_epochs
-        producer_id = proxy.shared_producer_id(base[0] // epochs)
+        number = base.producer_epoch // epochs
+        producer_id = proxy.shared_producer_id(number)
         if producer_id is None:
             self._report(sequencers.LogEndUnknown("no producer id is agreed on yet"))
             return
         state = states.get(producer_id)
         if state is not None:
-            state = replace(state, producer_epoch=base[0] // epochs * epochs + state.producer_epoch)
+            state = replace(state, producer_epoch=number * epochs + state.producer_epoch)
         proxy.sim.log(f"proxy {proxy.number} reads end {snapshot.log_end_offset}, state {state}, base {base}")
-        self._report(
-            sequencers.LogEndRead(replace(snapshot, fence_base=base, producer_id=producer_id, producer_state=state))
+        known = replace(
+            snapshot,
+            fence_base=(base.producer_epoch, base.base),
+            claim=proxy.claim_of(base),
+            may_claim=proxy.world.scenario.claims and not proxy.alone(proxy.sim.now),
+            producer_id=producer_id,
+            producer_state=state,
         )
+        self._report(sequencers.LogEndRead(known))
 
     def _fetch(self, probe: sequencers.ReadBatch) -> None:
         """Read up to the high watermark, as a consumer does."""
@@ -960,15 +978,13 @@ class ControlCall:
     def _publish(self, effect: sequencers.PublishBase) -> None:
         proxy = self.proxy
         topic_id = proxy.leader(self.requested.partition)[2]
-        record = encode_fence_base(
-            topic_id,
-            effect.partition.partition,
-            ProducerEpoch(effect.producer_epoch),
-            UUID(int=proxy.sim.rng.getrandbits(128)),
-            LogEndOffset(effect.base),
+        base = FenceBase(
+            ProducerEpoch(effect.producer_epoch), LogEndOffset(effect.base), proxy.identity_of(effect.claim)
         )
+        proposal = UUID(int=proxy.sim.rng.getrandbits(128))
+        record = encode_fence_base(topic_id, effect.partition.partition, proposal, base)
 
-        number = effect.producer_epoch // proxy.world.scenario.limits.producer_epochs
+        number, epoch = divmod(effect.producer_epoch, proxy.world.scenario.limits.producer_epochs)
 
         def acquired(ok: bool) -> None:
             if ok:
@@ -978,13 +994,43 @@ class ControlCall:
 
         def published(ok: bool) -> None:
             won = proxy.winning_base(topic_id, effect.partition.partition, effect.producer_epoch)
-            self._report(sequencers.BasePublished(ok, ours=ok and won == record.key))
+            ours = ok and won == record.key
+            report = functools.partial(self._report, sequencers.BasePublished(ok, ours=ours))
+            if ours and effect.claim is not sequencers.Claim.NONE:
+                self._write_marker(proxy.shared_producer_id(number), epoch, report)
+            else:
+                report()
 
         if proxy.shared_producer_id(number) is not None:
             proxy.publish(record, published)
             return
         proposal, producer_id = UUID(int=proxy.sim.rng.getrandbits(128)), ProducerId(SHARED * 10 + number)
         proxy.publish(encode_producer_id(proposal, _CLUSTER_ID, producer_id, number), acquired)
+
+    def _write_marker(self, producer_id: int | None, epoch: int, done: Callable[[], None]) -> None:
+        """Once. It may be lost, its answer too, and it may be late."""
+        proxy, partition = self.proxy, self.partition
+        node, _, topic_id = proxy.leader(self.requested.partition)
+        cluster, answered = proxy.world.cluster, [False]
+
+        def answer(_: int) -> None:
+            if not answered[0]:
+                answered[0] = True
+                proxy.later(proxy.world.delay(), done)
+
+        def handled() -> None:
+            if partition.topic_id == topic_id and not partition.deleted:
+                assert producer_id is not None
+                cluster.write_marker(node, partition, producer_id, epoch, answer)
+
+        proxy.later(_READ_SECONDS, answer, 0)
+        if node is None or producer_id is None or proxy.sim.chance(proxy.world.lossy_reads):
+            return
+        queued = functools.partial(cluster.queue, node, cluster.brokers[node].incarnation, handled)
+        late = (
+            proxy.sim.between(0.0, 2 * _READ_SECONDS) if proxy.sim.chance(proxy.world.scenario.slow_requests) else 0.0
+        )
+        proxy.sim.after(late, queued)
 
     def _report(self, event: sequencers.Event) -> None:
         if self.proxy.live and self._incarnation == self.proxy.incarnation:

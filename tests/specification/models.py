@@ -207,6 +207,15 @@ DESIGNS = (
     _model(_C, "forgotten producers", states_min=19_000, appends=2, restarts=1, expiries=1),
     _model(
         _C,
+        "as built: an exclusive process keeps its claim when it loses a connection",
+        states_min=13_000,
+        appends=2,
+        connections=1,
+        only=("TypeOK", "AppendedWhereExpected", "SuccessIsInTheLog", "ClaimsDoNotReturn"),
+        without=("a new connection needs a new claim",),
+    ),
+    _model(
+        _C,
         "elections and producer ids",
         states_min=25_000,
         appends=1,

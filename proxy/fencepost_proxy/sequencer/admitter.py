@@ -149,13 +149,18 @@ class Admitter:
         # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence. So appends
         # are pipelined, but only while the fence is confirmed and no other instance fences here. Otherwise: 1. This
         # process sends A, B. 2. Another instance's X, with as many records as A, is appended first. 3. Kafka takes A
-        # for a duplicate of X. 4. B's sequence fits, so B is appended after X.
-        return (
+        # for a duplicate of X. 4. B's sequence fits, so B is appended after X. After a claim nobody else fences here.
+        fence = self._state.fence
+        if not (
             pending.placement.kind.fenced
-            and pending.context.alone
-            and self._state.fence.is_confirmed(pending, now)
+            and fence.is_confirmed(pending, now)
             and all(other.placement.kind.fenced and other.connection == pending.connection for other in in_flight)
-        )
+        ):
+            return False
+        if not (pending.context.alone or fence.exclusive):
+            fence.bases.waited(pending.placement.submitted_as)
+            return False
+        return True
 
     def end_of_all_sent(self) -> int:
         """The log end once all appends in flight are appended."""
@@ -174,6 +179,8 @@ class Admitter:
         if not (in_flight or fence.is_confirmed(pending, now) or fence.is_fresh(now)):
             return self._read_log_end(now)
         assert snapshot is not None
+        if not in_flight and fence.is_confirmed(pending, now) and fence.claims(now):
+            return False
         if pending.append.transactional:
             if not state.transactions.is_known(pending, snapshot):
                 # The read predates the marker of its producer's last transaction, or an earlier attempt of the append.

@@ -47,7 +47,9 @@ class SequencerLimits:
     `transaction_wait_seconds`: how long a transaction is answered "try again" while another owns the partition and it
     is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
     tests. `bases_burst`, `base_seconds`: number of fence bases published at once, then one per `base_seconds`. A writer
-    that bypasses the proxy costs one base per append. `fencing`: off only in tests.
+    that bypasses the proxy costs one base per append. `claim_after_seconds`: how long the process must have appended
+    alone before it claims a partition, and how long after a claim it shares the partition when another process claims
+    it. `claim_after_waits`: how many appends must have waited for the one before them. `fencing`: off only in tests.
     """
 
     queue_max: int = 1000
@@ -67,6 +69,8 @@ class SequencerLimits:
     producer_epochs: int = PRODUCER_EPOCHS
     bases_burst: int = 20
     base_seconds: float = 1.0
+    claim_after_seconds: float = 5.0
+    claim_after_waits: int = 8
     fencing: bool = True
 
 
@@ -241,13 +245,29 @@ class ProducerState:
     next_sequence: int
 
 
+class Claim(Enum):
+    """How the epoch of a fence base began, and who appends under it.
+
+    NONE      without a transaction marker: all instances
+    SHARED    with a marker: all instances
+    OURS      with a marker: this process only, which pipelines
+    ANOTHERS  with a marker: another process only
+    """
+
+    NONE = auto()
+    SHARED = auto()
+    OURS = auto()
+    ANOTHERS = auto()
+
+
 @value
 class LogEndSnapshot:
     """Log-end snapshot: the log end as its leader sees it, and the producers' states at that moment.
 
     `requested_at`: when the read began.
     `open_transactions`: producer ids with an open transaction on this partition; `in_transaction`: their states.
-    `fence_base`: the published (epoch, base); (0, 0) if none was published.
+    `fence_base`: the published (epoch, base); (0, 0) if none was published. `claim`: of that epoch. `may_claim`: the
+    topic allows claims, and other instances are live.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
     `clock_offset_seconds`: add it to `now` for Unix time.
@@ -275,6 +295,8 @@ class LogEndSnapshot:
     producer_ids: Mapping[str, int] | None = None
     expiration_known_until: float = inf
     leader_epoch: int = -1
+    claim: Claim = Claim.NONE
+    may_claim: bool = False
 
     def oldest_ms(self, now: float) -> int:
         """Records that are not newer are too old for a fence: Kafka may forget their producer."""
@@ -463,12 +485,17 @@ class Resend:
 
 @value
 class PublishBase:
-    """Agree with the other instances on a new fence epoch and the offset of its sequence 0."""
+    """Agree with the other instances on a new fence epoch and the offset of its sequence 0.
+
+    `claim`: if it is not NONE, write a marker of that epoch once this proposal is the one agreed on. Never repeat it: a
+    second marker of an epoch takes another offset.
+    """
 
     partition: TopicPartition
     producer_epoch: int
     base: int
     reason: str
+    claim: Claim = Claim.NONE
 
 
 @value

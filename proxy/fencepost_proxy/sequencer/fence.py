@@ -9,7 +9,7 @@ from math import inf
 
 from fencepost_policies.append import Check, Refusal
 from fencepost_policies.conditional_publish import check_timestamps
-from fencepost_proxy.sequencer.events import Fence, LogEndSnapshot, PendingAppend
+from fencepost_proxy.sequencer.events import Claim, Fence, LogEndSnapshot, PendingAppend
 from fencepost_proxy.sequencer.fence_bases import FenceBases
 from fencepost_proxy.sequencer.log_view import LogView
 from fencepost_proxy.types import SEQUENCE_MODULUS
@@ -34,7 +34,7 @@ class PartitionFence:
 
     `joined`: transactions on the partition, see `PartitionTransactions`. `end_as_of`: the log end was true at some
     moment after this. `check`: of the last append. `accounted`: every append up to `log_end` passed a sequencer, as far
-    as known here.
+    as known here. `exclusive`: only this process may append under the epoch (`Claim.OURS`).
     """
 
     _log: LogView
@@ -51,6 +51,7 @@ class PartitionFence:
     confirmed_epoch: int = -1
     check: Check = Check.ON
     accounted: bool = False
+    exclusive: bool = False
     _read_is_stale: bool = False
 
     def __post_init__(self) -> None:
@@ -115,9 +116,12 @@ class PartitionFence:
         self.snapshot = snapshot
         published_epoch, base = snapshot.fence_base
         state = snapshot.producer_state
+        if snapshot.log_end_offset != self.log_end:
+            self.bases.disturbed(now)
         self.log_end = snapshot.log_end_offset
         self.end_as_of = snapshot.requested_at
         self.confirmed_until = -inf
+        self.exclusive = False
         if self.check is Check.REQUIRED:
             reason = self.bases.outside_log(snapshot)
             if reason is not None:
@@ -128,6 +132,8 @@ class PartitionFence:
                 return
             self.epoch, self.sequence_offset = published_epoch, base
             self.accounted = True
+            if snapshot.claim is Claim.OURS:
+                self._claimed(snapshot)
         elif state is None:
             self.epoch, self.sequence_offset = published_epoch, base
         else:
@@ -136,6 +142,23 @@ class PartitionFence:
             self.epoch = state.producer_epoch
             self.sequence_offset = (snapshot.log_end_offset - state.next_sequence) % SEQUENCE_MODULUS
         self.phase = Phase.OPEN
+
+    def _claimed(self, snapshot: LogEndSnapshot) -> None:
+        """The leader knows the epoch, of which no other process has appends. So it compares the next one, as after an
+        acknowledged append: the marker is as new as the claim."""
+        self.exclusive = True
+        until = self.bases.claimed_at + snapshot.expiration_seconds / 4
+        self.confirmed_until = min(until, snapshot.expiration_known_until)
+        self.confirmed_since, self.confirmed_epoch = snapshot.requested_at, snapshot.leader_epoch
+
+    def claims(self, now: float) -> bool:
+        """Claim the partition for speed, if that is due. The fence must be confirmed, and nothing in flight."""
+        if self.snapshot is None or self.exclusive or self.check is not Check.REQUIRED:
+            return False
+        if not self.bases.claims(self.snapshot, self.log_end, now):
+            return False
+        self.phase = Phase.PUBLISHING
+        return True
 
     def base_published(self, ok: bool, ours: bool, now: float) -> None:
         if self.phase is Phase.PUBLISHING:

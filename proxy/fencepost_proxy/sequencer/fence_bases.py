@@ -8,6 +8,21 @@ A new base needs a new epoch, and a producer id has 32,768 epochs. Epochs contin
 epoch 32,768 is epoch 0 of the second one. Kafka does not compare appends queued under the old id with those under the
 new one. So the last epoch of an id serves one append, with sequence 0. From then on Kafka refuses everything under the
 old id: older epochs by their epoch, the last epoch by its sequence.
+
+Claims
+------
+An epoch can begin with a transaction marker under the shared producer id. The marker takes one offset. From then on
+Kafka refuses all lower epochs, and the first append of the epoch must have sequence 0, so it is compared. So a process
+can have an epoch for itself, and pipeline while others live (`specification/Claims.tla`):
+
+1. The process publishes a base after the next offset, which the marker is to take. The first proposal of an epoch wins,
+   so each epoch has one marker.
+2. It writes the marker, and reads the log end. If another append came before the marker, the base does not fit, and it
+   claims again with the next epoch. Now nobody else can append.
+3. A process that reads another one's claim, and has an append, claims the partition itself. If it claimed it shortly
+   before, the new epoch is shared: all append under it, one append at a time.
+
+A base of a claim is used only once the marker is in the log. The last epochs of a producer id are not claimed.
 """
 
 from __future__ import annotations
@@ -15,9 +30,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from fencepost_proxy.sequencer.events import LogEndSnapshot, PublishBase, Violation
+from fencepost_proxy.sequencer.events import Claim, LogEndSnapshot, PublishBase, Violation
 from fencepost_proxy.sequencer.log_view import LogView
 from fencepost_proxy.types import SEQUENCE_MODULUS
+
+#: The last epochs of a producer id are shared, so that no process pipelines when the next id begins.
+_SHARED_EPOCHS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +45,11 @@ class FenceBases:
     _log: LogView
     _due: float = -inf  # when its bases would have been published at one per `base_seconds`
     _foreign: LogEndSnapshot | None = None  # of the base to be stored, if its epoch was not published
+    #: When this process last published a claim, and last found appends of others; how many of its own waited since.
+    claimed_at: float = -inf
+    _disturbed_at: float = -inf
+    _waited: int = 0
+    _waiting: int = 0
 
     def is_last_epoch(self, epoch: int) -> bool:
         """The last epoch of its producer id."""
@@ -35,9 +58,13 @@ class FenceBases:
     def outside_log(self, snapshot: LogEndSnapshot) -> str | None:
         """Why the published base no longer fits the log; None if it fits."""
         epoch, base = snapshot.fence_base
+        if snapshot.claim is Claim.ANOTHERS:
+            return f"another process has claimed the partition with epoch {epoch}"
         if snapshot.log_end_offset < base:
             return f"log end {snapshot.log_end_offset} is before the fence base {base}"
         state = snapshot.producer_state
+        if snapshot.claim is not Claim.NONE and (state is None or state.producer_epoch < epoch):
+            return f"the marker of fence epoch {epoch} is not in the log"
         if self.is_last_epoch(epoch):
             if snapshot.log_end_offset != base or (state is not None and state.producer_epoch >= epoch):
                 return f"the last epoch of producer id {snapshot.producer_id} has been used"
@@ -61,10 +88,52 @@ class FenceBases:
             self._log.retry_at = due - limits.bases_burst * limits.base_seconds
             return False
         self._due = due + limits.base_seconds
-        self._log.effects.append(self._new_base(snapshot, reason))
+        proposal = self._new_base(snapshot, reason, self._next_claim(snapshot, now))
+        self._log.effects.append(proposal)
+        if proposal.claim is Claim.OURS:
+            self.claimed_at = now
         return True
 
-    def _new_base(self, snapshot: LogEndSnapshot, reason: str) -> PublishBase:
+    def _next_claim(self, snapshot: LogEndSnapshot, now: float) -> Claim:
+        """What the next epoch is. An epoch after a claim is a claim: only a marker ends what its process may have sent,
+        and what its marker might still do."""
+        epochs = self._log.limits.producer_epochs
+        left = epochs - 1 - (snapshot.fence_base[0] + 1) % epochs
+        if snapshot.claim is Claim.NONE or left == 0:
+            return Claim.NONE
+        lately = now < self.claimed_at + self._log.limits.claim_after_seconds
+        is_shared = snapshot.claim is Claim.SHARED or (snapshot.claim is Claim.ANOTHERS and lately)
+        return Claim.SHARED if is_shared or left < _SHARED_EPOCHS or not snapshot.may_claim else Claim.OURS
+
+    # ---- a claim without need, for speed
+
+    def disturbed(self, now: float) -> None:
+        """The log has moved without this process."""
+        self._disturbed_at, self._waited = now, 0
+
+    def waited(self, submitted_as: int) -> None:
+        """This append waits for the one before it, because the partition is not claimed."""
+        if submitted_as != self._waiting:
+            self._waiting = submitted_as
+            self._waited += 1
+
+    def claims(self, snapshot: LogEndSnapshot, log_end: int, now: float) -> bool:
+        """Propose a claim if this process has been the only one to append here. Its log end must be known."""
+        limits, (epoch, _) = self._log.limits, snapshot.fence_base
+        left = limits.producer_epochs - 1 - (epoch + 1) % limits.producer_epochs
+        if (
+            not snapshot.may_claim
+            or self._waited < limits.claim_after_waits
+            or now < max(self._disturbed_at, self.claimed_at) + limits.claim_after_seconds
+            or left < _SHARED_EPOCHS
+        ):
+            return False
+        self.claimed_at, self._waited = now, 0
+        reason = "only this process has appended for a while"
+        self._log.effects.append(PublishBase(self._log.partition, epoch + 1, log_end + 1, reason, Claim.OURS))
+        return True
+
+    def _new_base(self, snapshot: LogEndSnapshot, reason: str, claim: Claim) -> PublishBase:
         """The base to propose. An epoch has one base, so a new base needs a new epoch.
 
         Exception: another writer used the shared producer id under an epoch that has no base. Then its epoch is kept,
@@ -78,7 +147,9 @@ class FenceBases:
             epoch = state.producer_epoch
             if not self.is_last_epoch(epoch):
                 return PublishBase(self._log.partition, epoch, snapshot.log_end_offset - state.next_sequence, reason)
-        return PublishBase(self._log.partition, epoch + 1, snapshot.log_end_offset, reason)
+        # The marker of a claim takes an offset.
+        base = snapshot.log_end_offset + (claim is not Claim.NONE)
+        return PublishBase(self._log.partition, epoch + 1, base, reason, claim)
 
     def published(self, ok: bool, ours: bool, now: float) -> None:
         foreign, self._foreign = self._foreign, None
@@ -99,6 +170,8 @@ class FenceBases:
         if state is None or state.producer_epoch > epoch or snapshot.log_end_offset < base:
             return
         next_sequence = state.next_sequence if state.producer_epoch == epoch else 0
+        if snapshot.claim is not Claim.NONE and next_sequence == 0:
+            return  # appends of the epoch before, or other markers, came before its marker
         missing = (snapshot.log_end_offset - base - next_sequence) % SEQUENCE_MODULUS
         if 0 < missing <= snapshot.log_end_offset - base:
             self._report(snapshot.log_end_offset - missing, snapshot)

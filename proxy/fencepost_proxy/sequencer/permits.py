@@ -30,10 +30,12 @@ class PermitTerms(NamedTuple):
     """What a permit allows. Times are monotonic seconds.
 
     `is_open`: the log end is known. `fences`: appends may be fenced; else only those that keep their producer id.
+    `exclusive`: no other process fences here.
     """
 
     is_open: bool
     fences: bool
+    exclusive: bool
     producer_id: int
     producer_epoch: int
     sequence_offset: int
@@ -129,6 +131,7 @@ def permit_for(make: type[Permit], issuer: IssuedPermit, partition: TopicPartiti
     terms = PermitTerms(
         is_open=fence.phase is Phase.OPEN,
         fences=fences,
+        exclusive=fence.exclusive,
         producer_id=producer_id,
         producer_epoch=fence.epoch % limits.producer_epochs,
         sequence_offset=fence.sequence_offset,

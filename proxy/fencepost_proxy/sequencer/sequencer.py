@@ -44,8 +44,8 @@ Phases
 ------
 UNCONFIRMED  nothing known. An append that needs the log end starts READING.
 READING      log end and producer state requested. Read: OPEN or PUBLISHING. Read failed: UNCONFIRMED.
-PUBLISHING   `required` only: the log moved without the fence, so the instances agree on a new base. Stored:
-             UNCONFIRMED.
+PUBLISHING   `required` only: the log moved without the fence, or the partition is claimed (`fence_bases.py`), so the
+             instances agree on a new base. Stored: UNCONFIRMED.
 OPEN         log end, sequence offset and epoch known. In-doubt appends: RESOLVING once none is in flight. Unexpected
              offset: UNCONFIRMED.
 RESOLVING    in-doubt appends are looked up in the log, in order. Afterwards UNCONFIRMED; OPEN if all were only

@@ -20,6 +20,7 @@ from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.expansion.counts import Counts
 from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.services.claim_markers import ClaimMarkers
 from fencepost_proxy.services.expansions import Barriers, Expansions
 from fencepost_proxy.services.groups import GroupProgressTracker
 from fencepost_proxy.services.log_reader import LogReader
@@ -80,6 +81,7 @@ class ClusterView:
         self.log_reader = LogReader(
             kafka,
             membership,
+            ClaimMarkers(kafka, lambda topic: (policy := self.policies.policy(topic)) is not None and policy.claims),
             limits.frame_bytes_max,
             rights=self.rights,
             names=self.header_names,

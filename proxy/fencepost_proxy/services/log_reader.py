@@ -15,22 +15,24 @@ from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.configs import BrokerFacts, Configs, TopicFacts
 from fencepost_proxy.cluster.fetches import Fetches, Found, NotYet
 from fencepost_proxy.cluster.log_ends import LogEnds
-from fencepost_proxy.cluster.producers import Producers
+from fencepost_proxy.cluster.producers import PartitionReading, Producers
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.log_view import decoded
+from fencepost_proxy.services.claim_markers import ClaimMarkers
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.services.missing_rights import MissingRights
 from fencepost_proxy.session.batches.appends import batch_to_send
 from fencepost_proxy.session.dispatcher import ForControl
-from fencepost_proxy.topics.fencing import encode_fence_base
+from fencepost_proxy.topics.fencing import FenceBase, encode_fence_base
 from fencepost_proxy.types import (
     PRODUCER_EPOCHS,
     SEQUENCE_MODULUS,
     LogEndOffset,
     Offset,
     ProducerEpoch,
+    ProducerId,
     TopicPartition,
 )
 from fencepost_proxy.wire.batch import parse_batch_header
@@ -90,6 +92,7 @@ class LogReader:
         self,
         kafka: KafkaClient,
         membership: Membership,
+        markers: ClaimMarkers,
         frame_bytes_max: int,
         *,
         rights: MissingRights,
@@ -107,6 +110,7 @@ class LogReader:
         self._transaction_states = Transactions(kafka)
         self._appends = Appends(kafka)
         self._membership = membership
+        self._markers = markers
         self._frame_bytes_max = frame_bytes_max
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
         self.expiration = ProducerExpiration()
@@ -138,8 +142,8 @@ class LogReader:
                 )
             case sequencers.Resend(pending):
                 return await self._resend(partition, pending)
-            case sequencers.PublishBase(_, producer_epoch, base, reason):
-                return await self._publish(partition, producer_epoch, base, reason)
+            case sequencers.PublishBase() as proposal:
+                return await self._publish(proposal)
 
     async def facts(self, topic: str) -> TopicFacts:
         """The topic's Kafka configs, at most `FACTS_SECONDS` old."""
@@ -185,25 +189,30 @@ class LogReader:
             return sequencers.LogEndUnknown(str(error), error.error_code)
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")
-        topic = self._metadata.topic(partition.topic)
-        base = None if topic is None else self._membership.view.fence_bases.get(topic.topic_id, partition.partition)
-        number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
-        producer_id = self._membership.view.producer_ids.get(number)
+        base, producer_id, state = self._producer(partition, reading)
+        if (
+            state is not None
+            and state.producer_epoch > base.producer_epoch
+            and self._markers.may_claim(partition.topic)
+        ):
+            # A claim's base is stored before its marker is written, but perhaps not read here yet.
+            try:
+                await self._membership.joined.read_to_end(timeout_seconds=_READ_SECONDS)
+            except FencepostError as error:
+                return sequencers.LogEndUnknown(str(error))
+            base, producer_id, state = self._producer(partition, reading)
         if producer_id is None:
             return sequencers.LogEndUnknown("no producer id is agreed on yet")
-        known = reading.producers.get(producer_id)
         return sequencers.LogEndRead(
             sequencers.LogEndSnapshot(
                 requested_at=reading.requested_at,
                 log_end_offset=reading.log_end.offset,
                 log_start_offset=reading.log_start_offset,
                 producer_id=producer_id,
-                producer_state=None
-                if known is None
-                else sequencers.ProducerState(
-                    number * PRODUCER_EPOCHS + known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS
-                ),
-                fence_base=(0, 0) if base is None else (base.producer_epoch, base.base),
+                producer_state=state,
+                fence_base=(base.producer_epoch, base.base),
+                claim=self._membership.claim_of(base),
+                may_claim=self._markers.may_claim(partition.topic) and not self._membership.alone(time.monotonic()),
                 open_transactions=frozenset(reading.open_transactions),
                 in_transaction={
                     each: sequencers.ProducerState(state.epoch, (state.last_sequence + 1) % SEQUENCE_MODULUS)
@@ -220,6 +229,21 @@ class LogReader:
                 producer_ids=producer_ids,
             )
         )
+
+    def _producer(
+        self, partition: TopicPartition, reading: PartitionReading
+    ) -> tuple[FenceBase, ProducerId | None, sequencers.ProducerState | None]:
+        """The published fence base, the producer id of its epoch, and what the leader knows of that."""
+        topic, view = self._metadata.topic(partition.topic), self._membership.view
+        base = None if topic is None else view.fence_bases.get(topic.topic_id, partition.partition)
+        base = base or FenceBase(ProducerEpoch(0), LogEndOffset(0))
+        number = base.producer_epoch // PRODUCER_EPOCHS
+        producer_id = view.producer_ids.get(number)
+        known = None if producer_id is None else reading.producers.get(producer_id)
+        if known is None:
+            return base, producer_id, None
+        epoch, next_sequence = number * PRODUCER_EPOCHS + known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS
+        return base, producer_id, sequencers.ProducerState(epoch, next_sequence)
 
     async def _transactions(
         self, partition: TopicPartition, transactional_ids: Sequence[str]
@@ -291,21 +315,24 @@ class LogReader:
             return sequencers.Resent(pending, None)
         return sequencers.Resent(pending, result)
 
-    async def _publish(
-        self, partition: TopicPartition, producer_epoch: int, base: int, reason: str
-    ) -> sequencers.BasePublished:
+    async def _publish(self, proposal: sequencers.PublishBase) -> sequencers.BasePublished:
+        partition, producer_epoch = proposal.partition, proposal.producer_epoch
         topic = self._metadata.topic(partition.topic)
-        _log.warning(
-            "log advanced without fenced appends: proposing a new fence base",
-            partition=partition,
-            reason=reason,
-            new_epoch=producer_epoch,
-            new_base=base,
-        )
-        if topic is None:
+        facts = {"partition": partition, "reason": proposal.reason, "new_epoch": producer_epoch}
+        if proposal.claim is sequencers.Claim.NONE:
+            what = "log advanced without fenced appends: proposing a new fence base"
+            _log.warning(what, **facts, new_base=proposal.base)
+        else:
+            shared = proposal.claim is sequencers.Claim.SHARED
+            _log.info("claiming a partition", **facts, shared=shared)
+        if topic is None or (
+            proposal.claim is not sequencers.Claim.NONE and not await self._markers.permitted(partition)
+        ):
             return sequencers.BasePublished(False)
         epoch, view = ProducerEpoch(producer_epoch), self._membership.view
-        record = encode_fence_base(topic.topic_id, partition.partition, epoch, uuid4(), LogEndOffset(base))
+        claim = self._membership.identity_of(proposal.claim)
+        base = FenceBase(epoch, LogEndOffset(proposal.base), claim)
+        record = encode_fence_base(topic.topic_id, partition.partition, uuid4(), base)
         older = view.fence_bases.older(topic.topic_id, partition.partition, epoch)
         number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
         try:
@@ -317,5 +344,7 @@ class LogReader:
         except (FencepostError, TimeoutError) as error:
             _log.error("failed to store the new fence base", partition=partition, reason=error)
             return sequencers.BasePublished(False)
-        won = view.fence_bases.proposal(topic.topic_id, partition.partition, epoch)
-        return sequencers.BasePublished(True, ours=won == record.key)
+        ours = view.fence_bases.proposal(topic.topic_id, partition.partition, epoch) == record.key
+        if ours and claim is not None:
+            await self._markers.write(partition, await self._membership.joined.acquire_producer_id(number), used)
+        return sequencers.BasePublished(True, ours=ours)

@@ -4,6 +4,8 @@
 |---|---|---|
 | `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | the lowest offset per number wins |
 | `fence-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, per epoch |
+
+The base of a claim has also `"claim"`: `FenceBase.claim`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ _OLDER_BASES_MAX: Final = 1000
 
 
 class FenceBase(NamedTuple):
-    """Under `producer_epoch`, sequence = expected offset − `base`."""
+    """Under `producer_epoch`, sequence = expected offset − `base`.
+
+    `claim`: identity of the only process that appends under it; "" if all do; None if it does not begin with a marker.
+    """
 
     producer_epoch: ProducerEpoch
     base: LogEndOffset
+    claim: str | None = None
 
 
 def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId, number: int = 0) -> StateRecord:
@@ -36,14 +42,13 @@ def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId,
     return record(f"{PRODUCER_ID}/{proposal}", value)
 
 
-def encode_fence_base(
-    topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
-) -> StateRecord:
-    """Proposal of the fence base of a partition under this epoch.
+def encode_fence_base(topic_id: UUID, partition: int, proposal: UUID, base: FenceBase) -> StateRecord:
+    """Proposal of the fence base of a partition under its epoch.
 
     Epochs continue from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
     """
-    return record(f"{FENCE_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
+    value = {"base": base.base, **({} if base.claim is None else {"claim": base.claim})}
+    return record(f"{FENCE_BASE}/{topic_id}/{partition}/{base.producer_epoch}/{proposal}", value)
 
 
 class SharedProducerIds:
@@ -76,8 +81,8 @@ class SharedProducerIds:
 
 class FenceBaseRecords:
     def __init__(self) -> None:
-        # Per partition and epoch the proposal that won: its key and its base.
-        self._won: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
+        # Per partition and epoch the proposal that won, and its key.
+        self._won: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, FenceBase]]] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
         _, topic_id, partition, epoch, _ = key.split("/")
@@ -85,7 +90,9 @@ class FenceBaseRecords:
         producer_epoch = ProducerEpoch(int(epoch))
         value = object_of(raw)
         if value is not None:
-            bases.setdefault(producer_epoch, (key, LogEndOffset(typed(value, "base", int))))
+            claim = typed(value, "claim", str) if "claim" in value else None
+            base = FenceBase(producer_epoch, LogEndOffset(typed(value, "base", int)), claim)
+            bases.setdefault(producer_epoch, (key, base))
         elif bases.get(producer_epoch, ("",))[0] == key:
             del bases[producer_epoch]
 
@@ -94,8 +101,7 @@ class FenceBaseRecords:
         bases = self._won.get((topic_id, partition))
         if not bases:
             return None
-        epoch = max(bases)
-        return FenceBase(epoch, bases[epoch][1])
+        return bases[max(bases)][1]
 
     def older(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
         """Tombstones of bases that are not needed once that epoch has one; as many as fit in a batch."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from fencepost_policies.append import Check
 from fencepost_policies.append_policy import Choice, InvalidConfigValue, Milliseconds, Policies, TopicConfig
-from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS, EXPECTED_OFFSETS_SOURCE
+from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS, CLAIMS, EXPECTED_OFFSETS_SOURCE
 from fencepost_policies.fields import Field, RecordHeader
 from fencepost_policies.idempotence_level import IDEMPOTENCE_LEVEL, Level
 from fencepost_policies.partition_count import CHECK_PARTITION_COUNT, PARTITIONER
@@ -158,6 +158,7 @@ class TopicPolicy:
     ordered: bool = False
     any_expansion: bool = False
     idempotence: Level = Level.OFF
+    claims: bool = False
     policies: Policies = ()
     configs: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     read: bool = field(init=False)
@@ -210,6 +211,7 @@ class TopicPolicy:
             ordered=expansion != "false",
             any_expansion=expansion == "any",
             idempotence=settings[IDEMPOTENCE_LEVEL.name],
+            claims=settings[CLAIMS.name],
             policies=(
                 *not_understood,
                 *((policy, setting) for policy, setting in with_settings if setting != policy.off),

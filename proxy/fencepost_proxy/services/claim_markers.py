@@ -1,0 +1,79 @@
+"""Writes the transaction markers of claims (`sequencer/fence_bases.py`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fencepost_proxy import logs
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.transactions import write_abort_marker
+from fencepost_proxy.errors import Error
+from fencepost_proxy.transactions.watched import OpenInLog
+from fencepost_proxy.types import Offset, ProducerId, TopicPartition
+
+_log = logs.get("services.claim_markers")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: How long Kafka's permission or refusal is remembered.
+REMEMBERED_SECONDS = 60.0
+_WRITE_SECONDS = 5.0
+_DENIED = frozenset({Error.CLUSTER_AUTHORIZATION_FAILED, Error.TOPIC_AUTHORIZATION_FAILED})
+_NO_PARTITION = (1 << 31) - 1
+
+
+class ClaimMarkers:
+    """`allows`: whether a topic allows claims."""
+
+    def __init__(self, kafka: KafkaClient, allows: Callable[[str], bool]) -> None:
+        self._kafka = kafka
+        self._allows = allows
+        self._permitted = True
+        self._as_of = float("-inf")
+
+    def may_claim(self, topic: str) -> bool:
+        """False if the topic does not allow it, or Kafka lately refused to let this process write markers."""
+        is_denied = not self._permitted and time.monotonic() < self._as_of + REMEMBERED_SECONDS
+        return not is_denied and self._allows(topic)
+
+    async def permitted(self, partition: TopicPartition) -> bool:
+        """Ask Kafka before a claim is published: without its marker, nobody can append.
+
+        The probe is a marker for a partition that does not exist. Kafka checks the permission first
+        (KafkaApis.handleWriteTxnMarkersRequest).
+        """
+        if time.monotonic() >= self._as_of + REMEMBERED_SECONDS:
+            probe = TopicPartition(partition.topic, _NO_PARTITION)
+            error_code = await self._write(partition, probe, ProducerId(0), 0)
+            if error_code is None:
+                return False
+            self._permitted, self._as_of = error_code not in _DENIED, time.monotonic()
+            if not self._permitted:
+                _limited_log.error(
+                    "denied",
+                    "Kafka does not let the proxy write transaction markers, so it cannot claim partitions (grant its "
+                    "user ALTER on the cluster, before Kafka 3.8 CLUSTER_ACTION; or set fencepost.claims=false)",
+                    partition=partition,
+                )
+        return self._permitted
+
+    async def write(self, partition: TopicPartition, producer_id: ProducerId, producer_epoch: int) -> None:
+        """Once: the log shows whether it was written. If not, the next claim has another epoch."""
+        error_code = await self._write(partition, partition, producer_id, producer_epoch)
+        if error_code:
+            _limited_log.warning("refused", "a claim's marker was refused", partition=partition, error_code=error_code)
+
+    async def _write(
+        self, partition: TopicPartition, at: TopicPartition, producer_id: ProducerId, producer_epoch: int
+    ) -> int | None:
+        """Kafka's error code; None if it is not known."""
+        leader = self._kafka.leader(partition)
+        if leader is None:
+            return None
+        marker = OpenInLog(producer_id, producer_epoch, 0, Offset(-1), -1)
+        try:
+            return await write_abort_marker(self._kafka, leader.node_id, at, marker, timeout_seconds=_WRITE_SECONDS)
+        except UpstreamUnavailable as error:
+            _limited_log.warning("lost", "a claim's marker may not be written", partition=partition, reason=error)
+            return None

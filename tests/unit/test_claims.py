@@ -1,0 +1,143 @@
+"""Claims: a process has the epoch of a partition for itself, and pipelines while others live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from tests.support.batches import expecting
+from tests.unit.test_sequencer import SHARED, TP, Talk
+
+LIMITS = g.SequencerLimits(claim_after_seconds=5.0, claim_after_waits=1, producer_epochs=16)
+
+
+def talk(**more: Any) -> Talk:
+    return Talk(sequencer=PartitionSequencer(TP, LIMITS), alone=False, **more)
+
+
+def claimed(end: int = 10, epoch: int = 1) -> Talk:
+    """The partition was claimed for the first append, which is sent."""
+    current = talk()
+    first = current.submit(expecting(end, b"a"))
+    facts = {"epoch": epoch, "fence_base": (epoch, end), "claim": g.Claim.OURS, "may_claim": True}
+    current.snapshot(end, next_sequence=0, **facts)
+    assert current.admitted(first) == g.Fence(SHARED, epoch, 0)
+    current.acknowledged(first, end)
+    return current
+
+
+def proposal_of(current: Talk) -> tuple[int, int, g.Claim]:
+    proposed = current.next(g.PublishBase)
+    current.silent()
+    return proposed.producer_epoch, proposed.base, proposed.claim
+
+
+def test_claimed_partition_is_pipelined_while_others_live() -> None:
+    current = claimed()
+    first, second = (current.sends(expecting(at, b"b")) for at in (11, 12))
+    assert second.placement.fence == g.Fence(SHARED, 1, 2)
+    current.acknowledged(first, 11)
+    current.acknowledged(second, 12)
+
+
+@pytest.mark.parametrize("claim", [g.Claim.NONE, g.Claim.SHARED])
+def test_shared_partition_is_not_pipelined(claim: g.Claim) -> None:
+    current = talk()
+    first = current.submit(expecting(10, b"a"))
+    current.snapshot(10, epoch=1, next_sequence=0, fence_base=(1, 10), claim=claim)
+    current.admitted(first)
+    current.submit(expecting(11, b"b"))
+    current.silent()
+
+
+def test_another_process_takes_over_at_once() -> None:
+    """Its claim is after the next offset, which its marker takes."""
+    current = talk()
+    pending = current.submit(expecting(12, b"a"))
+    there = {"fence_base": (4, 10), "epoch": 4, "next_sequence": 2}
+    current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
+    assert proposal_of(current) == (5, 13, g.Claim.OURS)
+    current.report(g.BasePublished(True, ours=True))
+    current.snapshot(13, epoch=5, next_sequence=0, fence_base=(5, 13), claim=g.Claim.OURS, may_claim=True)
+    assert current.next(g.ReadBatch) == g.ReadBatch(pending, 12)  # the marker
+
+
+def test_marker_confirms_the_fence() -> None:
+    """The first appends after a claim are pipelined already."""
+    current = talk()
+    first, second = (current.submit(expecting(at, b"a")) for at in (13, 14))
+    there = {"fence_base": (4, 10), "epoch": 4, "next_sequence": 2}
+    current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
+    assert proposal_of(current)[2] is g.Claim.OURS
+    current.report(g.BasePublished(True, ours=True))
+    facts = {"fence_base": (5, 13), "claim": g.Claim.OURS, "may_claim": True, "leader_epoch": current.leader_epoch}
+    current.snapshot(13, epoch=5, next_sequence=0, **facts)
+    assert [current.admitted(each) for each in (first, second)] == [g.Fence(SHARED, 5, 0), g.Fence(SHARED, 5, 1)]
+
+
+@pytest.mark.parametrize(("seconds", "claim"), [(4.0, g.Claim.SHARED), (6.0, g.Claim.OURS)])
+def test_partition_that_two_processes_claim_in_turn_is_shared(seconds: float, claim: g.Claim) -> None:
+    current = talk()
+    current.submit(expecting(12, b"a"), wait=60.0)
+    current.snapshot(12, fence_base=(4, 12), epoch=4, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
+    assert proposal_of(current) == (5, 13, g.Claim.OURS)
+    current.report(g.BasePublished(True, ours=True))
+    current.now += seconds
+    current.snapshot(14, fence_base=(6, 14), epoch=6, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
+    assert proposal_of(current) == (7, 15, claim)
+
+
+@pytest.mark.parametrize("claim", [g.Claim.OURS, g.Claim.SHARED])
+@pytest.mark.parametrize("state", [None, (4, 7)], ids=["no producer", "an older epoch"])
+def test_claim_without_its_marker_is_not_used(claim: g.Claim, state: tuple[int, int] | None) -> None:
+    """Otherwise the first append of its epoch would not be compared. The next claim has another epoch."""
+    current = talk()
+    current.submit(expecting(13, b"a"))
+    epoch, next_sequence = state or (0, None)
+    current.snapshot(13, fence_base=(5, 13), epoch=epoch, next_sequence=next_sequence, claim=claim, may_claim=True)
+    assert proposal_of(current) == (6, 14, claim)
+
+
+def test_append_before_the_marker_needs_another_claim_and_is_no_violation() -> None:
+    current = talk()
+    current.submit(expecting(12, b"a"))
+    current.snapshot(12, fence_base=(4, 12), epoch=4, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
+    assert proposal_of(current) == (5, 13, g.Claim.OURS)
+    current.report(g.BasePublished(True, ours=True))
+    current.snapshot(14, fence_base=(5, 13), epoch=5, next_sequence=0, claim=g.Claim.OURS, may_claim=True)
+    assert proposal_of(current) == (6, 15, g.Claim.OURS)
+
+
+@pytest.mark.parametrize("change", ["none", "not allowed", "too early", "disturbed", "true topic"])
+def test_process_that_appends_alone_claims(change: str) -> None:
+    current = talk(check=Check.ON if change == "true topic" else Check.REQUIRED)
+    first = current.submit(expecting(10, b"a"), wait=60.0)
+    current.snapshot(10, next_sequence=10, may_claim=change != "not allowed")
+    current.acknowledged(first, 10)
+    current.now += 1.0 if change == "too early" else 10.0
+    before = current.sends(expecting(11, b"a"), wait=60.0)
+    waiting = [current.submit(expecting(at, b"a"), wait=60.0) for at in (12, 13, 14)]
+    if change == "disturbed":
+        current.kafka(before, 45)
+        current.snapshot(12, next_sequence=12, may_claim=True)
+        return
+    current.acknowledged(before, 11)
+    if change == "none":
+        assert proposal_of(current) == (1, 13, g.Claim.OURS)
+    else:
+        current.admitted(waiting[0])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "claim", "base"), [(11, g.Claim.OURS, 13), (12, g.Claim.SHARED, 13), (14, g.Claim.NONE, 12)]
+)
+def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claim: g.Claim, base: int) -> None:
+    current = talk()
+    current.submit(expecting(12, b"a"))
+    there = {"fence_base": (epoch, 12), "epoch": epoch, "next_sequence": 0}
+    current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
+    assert proposal_of(current) == (epoch + 1, base, claim)
