@@ -46,7 +46,7 @@ _LATE: dict[str, Any] = {"slow_requests": 0.1, "limits": replace(LIMITS, answer_
 #: Writers that append long enough for claims.
 _CLAIMS: dict[str, Any] = {
     "claims": True,
-    "limits": replace(LIMITS, claim_after_seconds=0.1, claim_after_waits=1, bases_burst=100),
+    "limits": replace(LIMITS, claim_after_seconds=0.1, claim_after_waits=1, claim_doublings=0, bases_burst=100),
     "writes": 40,
     "think_max": 0.1,
     "seconds": 12.0,

@@ -60,35 +60,44 @@ def test_another_process_takes_over_at_once() -> None:
     pending = current.submit(expecting(12, b"a"))
     there = {"fence_base": (4, 10), "epoch": 4, "next_sequence": 2}
     current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
-    assert proposal_of(current) == (5, 13, g.Claim.OURS)
+    assert proposal_of(current) == (5, 13, g.Claim.SHARED)
     current.report(g.BasePublished(True, ours=True))
-    current.snapshot(13, epoch=5, next_sequence=0, fence_base=(5, 13), claim=g.Claim.OURS, may_claim=True)
+    current.snapshot(13, epoch=5, next_sequence=0, fence_base=(5, 13), claim=g.Claim.SHARED, may_claim=True)
     assert current.next(g.ReadBatch) == g.ReadBatch(pending, 12)  # the marker
 
 
 def test_marker_confirms_the_fence() -> None:
     """The first appends after a claim are pipelined already."""
     current = talk()
-    first, second = (current.submit(expecting(at, b"a")) for at in (13, 14))
-    there = {"fence_base": (4, 10), "epoch": 4, "next_sequence": 2}
-    current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
-    assert proposal_of(current)[2] is g.Claim.OURS
+    first = current.submit(expecting(10, b"a"), wait=60.0)
+    current.snapshot(10, next_sequence=10, may_claim=True)
+    current.acknowledged(first, 10)
+    current.now += 10.0
+    before = current.sends(expecting(11, b"a"), wait=60.0)
+    waiting = [current.submit(expecting(at, b"a"), wait=60.0) for at in (13, 14)]
+    current.acknowledged(before, 11)
+    assert proposal_of(current) == (1, 13, g.Claim.OURS)
     current.report(g.BasePublished(True, ours=True))
-    facts = {"fence_base": (5, 13), "claim": g.Claim.OURS, "may_claim": True, "leader_epoch": current.leader_epoch}
-    current.snapshot(13, epoch=5, next_sequence=0, **facts)
-    assert [current.admitted(each) for each in (first, second)] == [g.Fence(SHARED, 5, 0), g.Fence(SHARED, 5, 1)]
+    facts = {"fence_base": (1, 13), "claim": g.Claim.OURS, "may_claim": True, "leader_epoch": current.leader_epoch}
+    current.snapshot(13, epoch=1, next_sequence=0, **facts)
+    assert [current.admitted(each) for each in waiting] == [g.Fence(SHARED, 1, 0), g.Fence(SHARED, 1, 1)]
 
 
-@pytest.mark.parametrize(("seconds", "claim"), [(4.0, g.Claim.SHARED), (6.0, g.Claim.OURS)])
-def test_partition_that_two_processes_claim_in_turn_is_shared(seconds: float, claim: g.Claim) -> None:
+@pytest.mark.parametrize(("seconds", "claims"), [(6.0, False), (11.0, True)])
+def test_each_claim_needs_twice_the_time_alone(seconds: float, claims: bool) -> None:
     current = talk()
-    current.submit(expecting(12, b"a"), wait=60.0)
-    current.snapshot(12, fence_base=(4, 12), epoch=4, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
-    assert proposal_of(current) == (5, 13, g.Claim.OURS)
-    current.report(g.BasePublished(True, ours=True))
+    current.sequencer.state.fence.bases._claims = 1
+    first = current.submit(expecting(10, b"a"), wait=60.0)
+    current.snapshot(10, next_sequence=10, may_claim=True)
+    current.acknowledged(first, 10)
     current.now += seconds
-    current.snapshot(14, fence_base=(6, 14), epoch=6, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
-    assert proposal_of(current) == (7, 15, claim)
+    before = current.sends(expecting(11, b"a"), wait=60.0)
+    following = current.submit(expecting(12, b"a"), wait=60.0)
+    current.acknowledged(before, 11)
+    if claims:
+        assert proposal_of(current) == (1, 13, g.Claim.OURS)
+    else:
+        current.admitted(following)
 
 
 @pytest.mark.parametrize("claim", [g.Claim.OURS, g.Claim.SHARED])
@@ -99,17 +108,17 @@ def test_claim_without_its_marker_is_not_used(claim: g.Claim, state: tuple[int, 
     current.submit(expecting(13, b"a"))
     epoch, next_sequence = state or (0, None)
     current.snapshot(13, fence_base=(5, 13), epoch=epoch, next_sequence=next_sequence, claim=claim, may_claim=True)
-    assert proposal_of(current) == (6, 14, claim)
+    assert proposal_of(current) == (6, 14, g.Claim.SHARED)
 
 
 def test_append_before_the_marker_needs_another_claim_and_is_no_violation() -> None:
     current = talk()
     current.submit(expecting(12, b"a"))
     current.snapshot(12, fence_base=(4, 12), epoch=4, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
-    assert proposal_of(current) == (5, 13, g.Claim.OURS)
+    assert proposal_of(current) == (5, 13, g.Claim.SHARED)
     current.report(g.BasePublished(True, ours=True))
-    current.snapshot(14, fence_base=(5, 13), epoch=5, next_sequence=0, claim=g.Claim.OURS, may_claim=True)
-    assert proposal_of(current) == (6, 15, g.Claim.OURS)
+    current.snapshot(14, fence_base=(5, 13), epoch=5, next_sequence=0, claim=g.Claim.SHARED, may_claim=True)
+    assert proposal_of(current) == (6, 15, g.Claim.SHARED)
 
 
 @pytest.mark.parametrize("change", ["none", "not allowed", "too early", "disturbed", "true topic"])
@@ -132,12 +141,26 @@ def test_process_that_appends_alone_claims(change: str) -> None:
         current.admitted(waiting[0])
 
 
-@pytest.mark.parametrize(
-    ("epoch", "claim", "base"), [(11, g.Claim.OURS, 13), (12, g.Claim.SHARED, 13), (14, g.Claim.NONE, 12)]
-)
-def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claim: g.Claim, base: int) -> None:
+@pytest.mark.parametrize(("epoch", "claim", "base"), [(13, g.Claim.SHARED, 13), (14, g.Claim.NONE, 12)])
+def test_last_epoch_of_a_producer_id_has_no_marker(epoch: int, claim: g.Claim, base: int) -> None:
     current = talk()
     current.submit(expecting(12, b"a"))
     there = {"fence_base": (epoch, 12), "epoch": epoch, "next_sequence": 0}
     current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
     assert proposal_of(current) == (epoch + 1, base, claim)
+
+
+@pytest.mark.parametrize(("epoch", "claims"), [(11, True), (12, False)])
+def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claims: bool) -> None:
+    current = talk()
+    first = current.submit(expecting(10, b"a"), wait=60.0)
+    current.snapshot(10, epoch=epoch, next_sequence=0, fence_base=(epoch, 10), may_claim=True)
+    current.acknowledged(first, 10)
+    current.now += 10.0
+    before = current.sends(expecting(11, b"a"), wait=60.0)
+    following = current.submit(expecting(12, b"a"), wait=60.0)
+    current.acknowledged(before, 11)
+    if claims:
+        assert proposal_of(current) == (epoch + 1, 13, g.Claim.OURS)
+    else:
+        current.admitted(following)

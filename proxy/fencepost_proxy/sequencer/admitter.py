@@ -179,7 +179,7 @@ class Admitter:
         if not (in_flight or fence.is_confirmed(pending, now) or fence.is_fresh(now)):
             return self._read_log_end(now)
         assert snapshot is not None
-        if not in_flight and fence.is_confirmed(pending, now) and fence.claims(now):
+        if snapshot.may_claim and not in_flight and fence.is_confirmed(pending, now) and fence.claims(snapshot, now):
             return False
         if pending.append.transactional:
             if not state.transactions.is_known(pending, snapshot):

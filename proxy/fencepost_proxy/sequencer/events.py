@@ -48,8 +48,8 @@ class SequencerLimits:
     is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
     tests. `bases_burst`, `base_seconds`: number of fence bases published at once, then one per `base_seconds`. A writer
     that bypasses the proxy costs one base per append. `claim_after_seconds`: how long the process must have appended
-    alone before it claims a partition, and how long after a claim it shares the partition when another process claims
-    it. `claim_after_waits`: how many appends must have waited for the one before them. `fencing`: off only in tests.
+    alone before it claims a partition, doubled with each of `claim_doublings` claims; `claim_after_waits`: how many appends must have waited
+    for the one before them meanwhile. `fencing`: off only in tests.
     """
 
     queue_max: int = 1000
@@ -70,6 +70,7 @@ class SequencerLimits:
     bases_burst: int = 20
     base_seconds: float = 1.0
     claim_after_seconds: float = 5.0
+    claim_doublings: int = 7
     claim_after_waits: int = 8
     fencing: bool = True
 

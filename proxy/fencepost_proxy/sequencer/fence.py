@@ -151,11 +151,9 @@ class PartitionFence:
         self.confirmed_until = min(until, snapshot.expiration_known_until)
         self.confirmed_since, self.confirmed_epoch = snapshot.requested_at, snapshot.leader_epoch
 
-    def claims(self, now: float) -> bool:
+    def claims(self, snapshot: LogEndSnapshot, now: float) -> bool:
         """Claim the partition for speed, if that is due. The fence must be confirmed, and nothing in flight."""
-        if self.snapshot is None or self.exclusive or self.check is not Check.REQUIRED:
-            return False
-        if not self.bases.claims(self.snapshot, self.log_end, now):
+        if self.exclusive or self.check is not Check.REQUIRED or not self.bases.claims(snapshot, self.log_end, now):
             return False
         self.phase = Phase.PUBLISHING
         return True

@@ -19,10 +19,10 @@ can have an epoch for itself, and pipeline while others live (`specification/Cla
    so each epoch has one marker.
 2. It writes the marker, and reads the log end. If another append came before the marker, the base does not fit, and it
    claims again with the next epoch. Now nobody else can append.
-3. A process that reads another one's claim, and has an append, claims the partition itself. If it claimed it shortly
-   before, the new epoch is shared: all append under it, one append at a time.
+3. A process that reads another one's claim, and has an append, begins a shared epoch in the same way: all append under
+   it, one append at a time. It waits for nothing.
 
-A base of a claim is used only once the marker is in the log. The last epochs of a producer id are not claimed.
+A base of a claim is used only once the marker is in the log. The last epochs of a producer id are shared.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class FenceBases:
     _log: LogView
     _due: float = -inf  # when its bases would have been published at one per `base_seconds`
     _foreign: LogEndSnapshot | None = None  # of the base to be stored, if its epoch was not published
-    #: When this process last published a claim, and last found appends of others; how many of its own waited since.
+    #: When this process last claimed, how often, and when it last found appends of others; appends that waited since.
     claimed_at: float = -inf
+    _claims: int = 0
     _disturbed_at: float = -inf
     _waited: int = 0
     _waiting: int = 0
@@ -88,24 +89,16 @@ class FenceBases:
             self._log.retry_at = due - limits.bases_burst * limits.base_seconds
             return False
         self._due = due + limits.base_seconds
-        proposal = self._new_base(snapshot, reason, self._next_claim(snapshot, now))
-        self._log.effects.append(proposal)
-        if proposal.claim is Claim.OURS:
-            self.claimed_at = now
+        self._log.effects.append(self._new_base(snapshot, reason, self._next_claim(snapshot)))
         return True
 
-    def _next_claim(self, snapshot: LogEndSnapshot, now: float) -> Claim:
-        """What the next epoch is. An epoch after a claim is a claim: only a marker ends what its process may have sent,
-        and what its marker might still do."""
-        epochs = self._log.limits.producer_epochs
-        left = epochs - 1 - (snapshot.fence_base[0] + 1) % epochs
-        if snapshot.claim is Claim.NONE or left == 0:
-            return Claim.NONE
-        lately = now < self.claimed_at + self._log.limits.claim_after_seconds
-        is_shared = snapshot.claim is Claim.SHARED or (snapshot.claim is Claim.ANOTHERS and lately)
-        return Claim.SHARED if is_shared or left < _SHARED_EPOCHS or not snapshot.may_claim else Claim.OURS
+    def _next_claim(self, snapshot: LogEndSnapshot) -> Claim:
+        """An epoch after a claim begins with a marker: only that ends what the claim's process may have sent, and what
+        its marker might still do."""
+        is_last = self.is_last_epoch(snapshot.fence_base[0] + 1)
+        return Claim.NONE if snapshot.claim is Claim.NONE or is_last else Claim.SHARED
 
-    # ---- a claim without need, for speed
+    # ---- claims
 
     def disturbed(self, now: float) -> None:
         """The log has moved without this process."""
@@ -118,16 +111,14 @@ class FenceBases:
             self._waited += 1
 
     def claims(self, snapshot: LogEndSnapshot, log_end: int, now: float) -> bool:
-        """Propose a claim if this process has been the only one to append here. Its log end must be known."""
+        """Propose a claim if this process has been the only one to append here, for longer after each claim. Its log
+        end must be known."""
         limits, (epoch, _) = self._log.limits, snapshot.fence_base
         left = limits.producer_epochs - 1 - (epoch + 1) % limits.producer_epochs
-        if (
-            not snapshot.may_claim
-            or self._waited < limits.claim_after_waits
-            or now < max(self._disturbed_at, self.claimed_at) + limits.claim_after_seconds
-            or left < _SHARED_EPOCHS
-        ):
+        alone_for = limits.claim_after_seconds * 2 ** min(self._claims, limits.claim_doublings)
+        if self._waited < limits.claim_after_waits or now < self._disturbed_at + alone_for or left < _SHARED_EPOCHS:
             return False
+        self._claims += 1
         self.claimed_at, self._waited = now, 0
         reason = "only this process has appended for a while"
         self._log.effects.append(PublishBase(self._log.partition, epoch + 1, log_end + 1, reason, Claim.OURS))
