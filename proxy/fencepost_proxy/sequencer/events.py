@@ -48,8 +48,8 @@ class SequencerLimits:
     is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
     tests. `bases_burst`, `base_seconds`: number of fence bases published at once, then one per `base_seconds`. A writer
     that bypasses the proxy costs one base per append. `claim_after_seconds`: how long the process must have appended
-    alone before it claims a partition, doubled with each of `claim_doublings` claims; `claim_after_waits`: how many appends must have waited
-    for the one before them meanwhile. `fencing`: off only in tests.
+    alone before it claims a partition, doubled with each of the first `claim_doublings` claims; `claim_after_waits`:
+    how many appends must have waited for the one before them meanwhile. `fencing`: off only in tests.
     """
 
     queue_max: int = 1000
