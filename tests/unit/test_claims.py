@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.metadata import Leader
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.services import claim_markers
+from fencepost_proxy.services.claim_markers import ClaimMarkers
+from fencepost_proxy.types import TopicPartition
 from tests.support.batches import expecting
 from tests.unit.test_sequencer import SHARED, TP, Talk
 
@@ -164,3 +171,28 @@ def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claims: bool) 
         assert proposal_of(current) == (epoch + 1, 13, g.Claim.OURS)
     else:
         current.admitted(following)
+
+
+@pytest.mark.parametrize(
+    ("answer", "permitted", "may_claim"),
+    [(3, True, True), (31, False, False), (29, False, False), (UpstreamUnavailable("gone"), False, True)],
+    ids=["no such partition", "cluster denied", "topic denied", "no answer"],
+)
+def test_right_to_write_markers_is_asked_before_a_claim(
+    answer: int | Exception, permitted: bool, may_claim: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a marker for a partition that does not exist. A refusal is remembered."""
+    asked: list[TopicPartition] = []
+
+    async def write(kafka: Any, leader: int, at: TopicPartition, *_: Any, **options: Any) -> int:
+        asked.append(at)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(claim_markers, "write_abort_marker", write)
+    markers = ClaimMarkers(SimpleNamespace(leader=lambda _: Leader(1, 0)), lambda topic: topic == TP.topic)  # type: ignore[arg-type]
+    assert asyncio.run(markers.permitted(TP)) == permitted
+    assert (markers.may_claim(TP.topic), markers.may_claim("others")) == (may_claim, False)
+    asyncio.run(markers.permitted(TP))
+    assert asked == [TopicPartition(TP.topic, (1 << 31) - 1)] * (2 if isinstance(answer, Exception) else 1)
