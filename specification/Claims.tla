@@ -106,7 +106,7 @@ ReadAfterClaim(p) ==
            known == state.epoch = proc[p].epoch \/ ~Rule("a claim is a marker")
            fits == LogEnd(log) = proc[p].base \/ ~Rule("the log end is read after the claim")
        IN  proc' = [proc EXCEPT ![p] =
-                IF ~known /\ Rule("a claim is read back before the first append") THEN NoClaim
+                IF ~known THEN NoClaim
                 ELSE IF @.mode = "shared" \/ ~fits THEN NoClaim
                 ELSE [@ EXCEPT !.phase = "exclusive"]]
     /\ UNCHANGED <<kafka, network, append, faults>>
@@ -116,8 +116,9 @@ UseShared(p, record) ==
     /\ proc[p].phase \in {"none", "shared"} /\ InFlight(p) = {}
     /\ record \in shared
     /\ Fits(producers[ProducerId(record.epoch)], record.base)
-    /\ record.epoch = 0 \/ Rule("a claim is read back before the first append") =>
-            producers[ProducerId(record.epoch)].epoch = record.epoch
+    /\ \/ \E i \in 1..replicated : log[i].kind = "marker" /\ log[i].epoch = record.epoch
+       \/ ~Rule("a marker is replicated before the first append")
+    /\ producers[ProducerId(record.epoch)].epoch = record.epoch
     /\ record.epoch > 0
     /\ proc' = [proc EXCEPT ![p] = [phase |-> "shared", mode |-> "shared", epoch |-> record.epoch, base |-> record.base,
                                     end |-> LogEnd(log)]]

@@ -913,11 +913,17 @@ class ControlCall:
             snapshot,
             fence_base=(base.producer_epoch, base.base),
             claim=proxy.claim_of(base),
+            marker_is_replicated=base.claim is None
+            or state != sequencers.ProducerState(base.producer_epoch, 0)
+            or self._is_replicated(snapshot.log_end_offset),
             may_claim=proxy.world.scenario.claims and not proxy.alone(proxy.sim.now),
             producer_id=producer_id,
             producer_state=state,
         )
         self._report(sequencers.LogEndRead(known))
+
+    def _is_replicated(self, end: int) -> bool:
+        return self._leads() and self.partition.replicas[self.node].high_watermark >= end
 
     def _fetch(self, probe: sequencers.ReadBatch) -> None:
         """Read up to the high watermark, as a consumer does."""

@@ -357,11 +357,11 @@ SIBLINGS = (
     _sibling(_C, "the log end is read after the claim", "AppendedWhereExpected", appends=2),
     _sibling(
         _C,
-        "a claim is read back before the first append",
+        "a marker is replicated before the first append",
         "AppendedWhereExpected",
         appends=2,
-        restarts=1,
-        only=("AppendedWhereExpected",),
+        elections=1,
+        constants={"MaxEpoch": "2"},
     ),
     _sibling(
         _C,

@@ -118,6 +118,18 @@ def test_claim_without_its_marker_is_not_used(claim: g.Claim, state: tuple[int, 
     assert proposal_of(current) == (6, 14, g.Claim.SHARED)
 
 
+def test_marker_must_be_replicated_before_the_first_append() -> None:
+    """A leader without it would accept any first sequence."""
+    current = talk()
+    pending = current.submit(expecting(13, b"a"))
+    there = {"fence_base": (5, 13), "epoch": 5, "next_sequence": 0, "claim": g.Claim.SHARED, "may_claim": True}
+    current.snapshot(13, **there, marker_is_replicated=False)
+    current.silent()
+    current.tick(1.0)
+    current.snapshot(13, **there)
+    assert current.admitted(pending) == g.Fence(SHARED, 5, 0)
+
+
 def test_append_before_the_marker_needs_another_claim_and_is_no_violation() -> None:
     current = talk()
     current.submit(expecting(12, b"a"))

@@ -267,7 +267,8 @@ class LogEndSnapshot:
 
     `requested_at`: when the read began.
     `open_transactions`: producer ids with an open transaction on this partition; `in_transaction`: their states.
-    `fence_base`: the published (epoch, base); (0, 0) if none was published. `claim`: of that epoch. `may_claim`: the
+    `fence_base`: the published (epoch, base); (0, 0) if none was published. `claim`: of that epoch.
+    `marker_is_replicated`: False if the epoch has only its marker yet, which a new leader may lack. `may_claim`: the
     topic allows claims, and other instances are live.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
@@ -297,6 +298,7 @@ class LogEndSnapshot:
     expiration_known_until: float = inf
     leader_epoch: int = -1
     claim: Claim = Claim.NONE
+    marker_is_replicated: bool = True
     may_claim: bool = False
 
     def oldest_ms(self, now: float) -> int:

@@ -123,6 +123,11 @@ class PartitionFence:
         self.confirmed_until = -inf
         self.exclusive = False
         if self.check is Check.REQUIRED:
+            if not snapshot.marker_is_replicated:
+                # A leader without it would not compare the first append of the epoch.
+                self.accounted, self.phase = accounted, Phase.UNCONFIRMED
+                self._log.retry(now)
+                return
             reason = self.bases.outside_log(snapshot)
             if reason is not None:
                 if accounted:

@@ -22,7 +22,7 @@ can have an epoch for itself, and pipeline while others live (`specification/Cla
 3. A process that reads another one's claim, and has an append, begins a shared epoch in the same way: all append under
    it, one append at a time. It waits for nothing.
 
-A base of a claim is used only once the marker is in the log. The last epochs of a producer id are shared.
+A base of a claim is used only once the marker is in the log, and replicated. The last epochs of an id are shared.
 """
 
 from __future__ import annotations

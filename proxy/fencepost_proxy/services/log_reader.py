@@ -203,6 +203,14 @@ class LogReader:
             base, producer_id, state = self._producer(partition, reading)
         if producer_id is None:
             return sequencers.LogEndUnknown("no producer id is agreed on yet")
+        is_replicated = True
+        if base.claim is not None and state == sequencers.ProducerState(base.producer_epoch, 0):
+            try:
+                end = await self._log_ends.partition_end(partition, timeout_seconds=_READ_SECONDS)
+            except UpstreamUnavailable as error:
+                return sequencers.LogEndUnknown(str(error), error.error_code)
+            same_leader = end.log_end.leader_epoch == reading.log_end.leader_epoch
+            is_replicated = same_leader and end.high_watermark >= reading.log_end.offset
         return sequencers.LogEndRead(
             sequencers.LogEndSnapshot(
                 requested_at=reading.requested_at,
@@ -212,6 +220,7 @@ class LogReader:
                 producer_state=state,
                 fence_base=(base.producer_epoch, base.base),
                 claim=self._membership.claim_of(base),
+                marker_is_replicated=is_replicated,
                 may_claim=self._markers.may_claim(partition.topic) and not self._membership.alone(time.monotonic()),
                 open_transactions=frozenset(reading.open_transactions),
                 in_transaction={
