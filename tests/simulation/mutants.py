@@ -266,7 +266,7 @@ MUTANTS = (
         "claim-ended-without-marker",
         "the epoch after a claim begins without a marker",
         ("claims", "claims-cluster", "claims-rotating"),
-        edit(FenceBases, "_next_claim", ("snapshot.claim is Claim.NONE or left == 0", "True")),
+        edit(FenceBases, "_next_claim", ("snapshot.claim is Claim.NONE or is_last", "True")),
         rule="only a marker ends a claim",
     ),
     Mutant(

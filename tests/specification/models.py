@@ -448,6 +448,16 @@ LIMITS = (
     ),
     _model(
         _F,
+        "a bypassing writer while pipelined appends are in doubt",
+        appends=3,
+        bypasses=1,
+        connections=1,
+        constants=_ONE,
+        violates="RefusedIsNotInTheLog",
+        small=False,
+    ),
+    _model(
+        _F,
         "LogAppendTime, two equal batches without fencepost-write-id race",
         appends=2,
         contents="xx",
@@ -481,17 +491,18 @@ LIMITS = (
     ),
 )
 
-#: The bounds in which a sibling or limit fails, with the rule: no promise is violated there.
+#: The bounds in which a sibling or limit fails, with the rule: its promise is not violated there.
 WITH_RULES = tuple(
     replace(
         each,
         name=f"with the rule, where it fails {each.name}",
         constants={**each.constants, "Without": "{}"},
+        promises=(each.violates,),
         violates=None,
         small=False,
     )
     for each in (*SIBLINGS, *LIMITS)
-    if each.constants["Without"] != "{}"
+    if each.violates is not None and each.constants["Without"] != "{}"
 )
 
 MODELS = (*DESIGNS, *SIBLINGS, *LIMITS, *WITH_RULES)
