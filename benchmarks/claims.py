@@ -69,7 +69,7 @@ class DelayingRelay:
 
 
 class Writer:
-    """Appends to some partitions of a topic through one proxy, each on a connection of its own."""
+    """Appends to a partition through one proxy."""
 
     def __init__(self, address: str, topic: str, partition: int) -> None:
         self.accepted = 0

@@ -83,6 +83,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}producer_state",
         f"{_I}lost_records",
         f"{_I}bypassing_writers",
+        f"{_I}claims",
         f"{_I}several_proxies",
         f"{_I}restarts",
         f"{_I}rolling_upgrade",

@@ -242,18 +242,11 @@ MUTANTS = (
         rule="a claim holds once its marker is in the log",
     ),
     Mutant(
-        "marker-not-replicated",
-        "a claim's base is used while only the leader has its marker",
-        ("claims-cluster",),
-        edit(PartitionFence, "read", ("not snapshot.marker_is_replicated", "False")),
-        rule="a marker that is not replicated may be lost",
-    ),
-    Mutant(
         "claim-of-another-ignored",
         "a process appends under the claim of another",
         ("claims", "claims-cluster"),
         edit(FenceBases, "outside_log", ("snapshot.claim is Claim.ANOTHERS", "False")),
-        rule="only its owner appends under a claim",
+        rule="only its process appends under a claim",
     ),
     Mutant(
         "shared-claim-pipelined",

@@ -563,10 +563,11 @@ class Proxy(Counting):
             return f"{self.number}.{self.incarnation}"
         return "" if claim is sequencers.Claim.SHARED else None
 
-    def claim_of(self, base: FenceBase) -> sequencers.Claim:
-        if not base.claim:
-            return sequencers.Claim.NONE if base.claim is None else sequencers.Claim.SHARED
-        ours = base.claim == self.identity_of(sequencers.Claim.OURS)
+    def claim_of(self, topic_id: UUID, partition: int) -> sequencers.Claim:
+        claim = self._view.fence_bases.claim(topic_id, partition)
+        if not claim:
+            return sequencers.Claim.NONE if claim is None else sequencers.Claim.SHARED
+        ours = claim == self.identity_of(sequencers.Claim.OURS)
         return sequencers.Claim.OURS if ours else sequencers.Claim.ANOTHERS
 
     def winning_base(self, topic_id: UUID, partition: int, epoch: int) -> bytes | None:
@@ -898,7 +899,8 @@ class ControlCall:
 
     def _snapshot_came(self, snapshot: sequencers.LogEndSnapshot, states: dict[int, sequencers.ProducerState]) -> None:
         proxy = self.proxy
-        base = proxy.fence_base(proxy.leader(self.requested.partition)[2], self.requested.partition.partition)
+        at = proxy.leader(self.requested.partition)[2], self.requested.partition.partition
+        base, claim = proxy.fence_base(*at), proxy.claim_of(*at)
         epochs = proxy.world.scenario.limits.producer_epochs
         number = base.producer_epoch // epochs
         producer_id = proxy.shared_producer_id(number)
@@ -912,8 +914,8 @@ class ControlCall:
         known = replace(
             snapshot,
             fence_base=(base.producer_epoch, base.base),
-            claim=proxy.claim_of(base),
-            marker_is_replicated=base.claim is None
+            claim=claim,
+            marker_is_replicated=claim is sequencers.Claim.NONE
             or state != sequencers.ProducerState(base.producer_epoch, 0)
             or self._is_replicated(snapshot.log_end_offset),
             may_claim=proxy.world.scenario.claims and not proxy.alone(proxy.sim.now),
@@ -984,11 +986,14 @@ class ControlCall:
     def _publish(self, effect: sequencers.PublishBase) -> None:
         proxy = self.proxy
         topic_id = proxy.leader(self.requested.partition)[2]
-        base = FenceBase(
-            ProducerEpoch(effect.producer_epoch), LogEndOffset(effect.base), proxy.identity_of(effect.claim)
+        record = encode_fence_base(
+            topic_id,
+            effect.partition.partition,
+            ProducerEpoch(effect.producer_epoch),
+            UUID(int=proxy.sim.rng.getrandbits(128)),
+            LogEndOffset(effect.base),
+            claim=proxy.identity_of(effect.claim),
         )
-        proposal = UUID(int=proxy.sim.rng.getrandbits(128))
-        record = encode_fence_base(topic_id, effect.partition.partition, proposal, base)
 
         number, epoch = divmod(effect.producer_epoch, proxy.world.scenario.limits.producer_epochs)
 

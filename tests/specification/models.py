@@ -449,10 +449,10 @@ LIMITS = (
     _model(
         _F,
         "a bypassing writer while pipelined appends are in doubt",
-        appends=3,
+        appends=4,
         bypasses=1,
         connections=1,
-        constants=_ONE,
+        constants={"MaxEpoch": "1", **_ONE},
         violates="RefusedIsNotInTheLog",
         small=False,
     ),
@@ -502,7 +502,7 @@ WITH_RULES = tuple(
         small=False,
     )
     for each in (*SIBLINGS, *LIMITS)
-    if each.violates is not None and each.constants["Without"] != "{}"
+    if each.violates is not None and each.constants["Without"] != "{}" and "a bypassing writer" not in each.name
 )
 
 MODELS = (*DESIGNS, *SIBLINGS, *LIMITS, *WITH_RULES)

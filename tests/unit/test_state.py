@@ -44,7 +44,7 @@ def producer(proposal: UUID, producer_id: int, cluster: str = "cluster-1") -> St
 
 
 def base(proposal: UUID, epoch: int, offset: int, topic: UUID = ORDERS, partition: int = 0) -> StateRecord:
-    return encode_fence_base(topic, partition, proposal, FenceBase(ProducerEpoch(epoch), LogEndOffset(offset)))
+    return encode_fence_base(topic, partition, ProducerEpoch(epoch), proposal, LogEndOffset(offset))
 
 
 def test_records_have_the_documented_form() -> None:

@@ -149,7 +149,7 @@ class Admitter:
         # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence. So appends
         # are pipelined, but only while the fence is confirmed and no other instance fences here. Otherwise: 1. This
         # process sends A, B. 2. Another instance's X, with as many records as A, is appended first. 3. Kafka takes A
-        # for a duplicate of X. 4. B's sequence fits, so B is appended after X. After a claim nobody else fences here.
+        # for a duplicate of X. 4. B's sequence fits, so B is appended after X. A claim keeps other processes out.
         fence = self._state.fence
         if not (
             pending.placement.kind.fenced
@@ -158,7 +158,7 @@ class Admitter:
         ):
             return False
         if not (pending.context.alone or fence.exclusive):
-            fence.bases.waited(pending.placement.submitted_as)
+            fence.bases.waited(pending.submitted_at)
             return False
         return True
 

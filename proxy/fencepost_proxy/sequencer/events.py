@@ -247,7 +247,7 @@ class ProducerState:
 
 
 class Claim(Enum):
-    """How the epoch of a fence base began, and who appends under it.
+    """How the epoch of a fence base began, and which processes append under it.
 
     NONE      without a transaction marker: all instances
     SHARED    with a marker: all instances

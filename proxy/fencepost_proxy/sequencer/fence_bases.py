@@ -18,7 +18,7 @@ can have an epoch for itself, and pipeline while others live (`specification/Cla
 1. The process publishes a base after the next offset, which the marker is to take. The first proposal of an epoch wins,
    so each epoch has one marker.
 2. It writes the marker, and reads the log end. If another append came before the marker, the base does not fit, and it
-   claims again with the next epoch. Now nobody else can append.
+   claims again with the next epoch. Now no other process can append.
 3. A process that reads another one's claim, and has an append, begins a shared epoch in the same way: all append under
    it, one append at a time. It waits for nothing.
 
@@ -50,7 +50,7 @@ class FenceBases:
     _claims: int = 0
     _disturbed_at: float = -inf
     _waited: int = 0
-    _waiting: int = 0
+    _waiting: float = -inf
 
     def is_last_epoch(self, epoch: int) -> bool:
         """The last epoch of its producer id."""
@@ -104,10 +104,10 @@ class FenceBases:
         """The log has moved without this process."""
         self._disturbed_at, self._waited = now, 0
 
-    def waited(self, submitted_as: int) -> None:
-        """This append waits for the one before it, because the partition is not claimed."""
-        if submitted_as != self._waiting:
-            self._waiting = submitted_as
+    def waited(self, submitted_at: float) -> None:
+        """An append, submitted then, waits for the one before it, because the partition is not claimed."""
+        if submitted_at != self._waiting:
+            self._waiting = submitted_at
             self._waited += 1
 
     def claims(self, snapshot: LogEndSnapshot, log_end: int, now: float) -> bool:

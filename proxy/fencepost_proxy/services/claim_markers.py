@@ -38,7 +38,7 @@ class ClaimMarkers:
         return not is_denied and self._allows(topic)
 
     async def permitted(self, partition: TopicPartition) -> bool:
-        """Ask Kafka before a claim is published: without its marker, nobody can append.
+        """Query Kafka before a claim is published: without its marker, no process can append.
 
         The probe is a marker for a partition that does not exist. Kafka checks the permission first
         (KafkaApis.handleWriteTxnMarkersRequest).
@@ -52,8 +52,8 @@ class ClaimMarkers:
             if not self._permitted:
                 _limited_log.error(
                     "denied",
-                    "Kafka does not let the proxy write transaction markers, so it cannot claim partitions (grant its "
-                    "user ALTER on the cluster, before Kafka 3.8 CLUSTER_ACTION; or set fencepost.claims=false)",
+                    "Kafka does not let the proxy write transaction markers, so it cannot claim partitions (its user "
+                    "needs ALTER on the cluster, before Kafka 3.8 CLUSTER_ACTION; or set fencepost.claims=false)",
                     partition=partition,
                 )
         return self._permitted

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from uuid import uuid4
 
 from fencepost_proxy import logs
@@ -83,6 +84,16 @@ class ProducerExpiration:
             if requested_at - since >= KNOWN_SECONDS:
                 self.milliseconds, self._raised = self._raised[1], None
         return self.milliseconds < before
+
+
+class _Fence(NamedTuple):
+    """The published fence base, the producer id of its epoch, and what the leader knows of that."""
+
+    base: FenceBase
+    claim: sequencers.Claim
+    producer_id: ProducerId | None
+    state: sequencers.ProducerState | None
+    marker_is_replicated: bool = True
 
 
 class LogReader:
@@ -189,38 +200,22 @@ class LogReader:
             return sequencers.LogEndUnknown(str(error), error.error_code)
         if not reading.consistent:
             return sequencers.LogEndUnknown("the log advanced during the read")
-        base, producer_id, state = self._producer(partition, reading)
-        if (
-            state is not None
-            and state.producer_epoch > base.producer_epoch
-            and self._markers.may_claim(partition.topic)
-        ):
-            # A claim's base is stored before its marker is written, but perhaps not read here yet.
-            try:
-                await self._membership.joined.read_to_end(timeout_seconds=_READ_SECONDS)
-            except FencepostError as error:
-                return sequencers.LogEndUnknown(str(error))
-            base, producer_id, state = self._producer(partition, reading)
-        if producer_id is None:
+        try:
+            fence = await self._fence(partition, reading)
+        except FencepostError as error:
+            return sequencers.LogEndUnknown(str(error))
+        if fence.producer_id is None:
             return sequencers.LogEndUnknown("no producer id is agreed on yet")
-        is_replicated = True
-        if base.claim is not None and state == sequencers.ProducerState(base.producer_epoch, 0):
-            try:
-                end = await self._log_ends.partition_end(partition, timeout_seconds=_READ_SECONDS)
-            except UpstreamUnavailable as error:
-                return sequencers.LogEndUnknown(str(error), error.error_code)
-            same_leader = end.log_end.leader_epoch == reading.log_end.leader_epoch
-            is_replicated = same_leader and end.high_watermark >= reading.log_end.offset
         return sequencers.LogEndRead(
             sequencers.LogEndSnapshot(
                 requested_at=reading.requested_at,
                 log_end_offset=reading.log_end.offset,
                 log_start_offset=reading.log_start_offset,
-                producer_id=producer_id,
-                producer_state=state,
-                fence_base=(base.producer_epoch, base.base),
-                claim=self._membership.claim_of(base),
-                marker_is_replicated=is_replicated,
+                producer_id=fence.producer_id,
+                producer_state=fence.state,
+                fence_base=(fence.base.producer_epoch, fence.base.base),
+                claim=fence.claim,
+                marker_is_replicated=fence.marker_is_replicated,
                 may_claim=self._markers.may_claim(partition.topic) and not self._membership.alone(time.monotonic()),
                 open_transactions=frozenset(reading.open_transactions),
                 in_transaction={
@@ -239,20 +234,35 @@ class LogReader:
             )
         )
 
-    def _producer(
-        self, partition: TopicPartition, reading: PartitionReading
-    ) -> tuple[FenceBase, ProducerId | None, sequencers.ProducerState | None]:
-        """The published fence base, the producer id of its epoch, and what the leader knows of that."""
+    async def _fence(self, partition: TopicPartition, reading: PartitionReading) -> _Fence:
+        """Raises `UpstreamUnavailable`, `StateError`."""
+        fence = self._known_fence(partition, reading)
+        is_ahead = fence.state is not None and fence.state.producer_epoch > fence.base.producer_epoch
+        if is_ahead and self._markers.may_claim(partition.topic):
+            # A claim's base is stored before its marker is written, but perhaps not read here yet.
+            await self._membership.joined.read_to_end(timeout_seconds=_READ_SECONDS)
+            fence = self._known_fence(partition, reading)
+        only_marker = fence.state == sequencers.ProducerState(fence.base.producer_epoch, 0)
+        if fence.claim is sequencers.Claim.NONE or not only_marker:
+            return fence
+        end = await self._log_ends.partition_end(partition, timeout_seconds=_READ_SECONDS)
+        same_leader = end.log_end.leader_epoch == reading.log_end.leader_epoch
+        return fence._replace(marker_is_replicated=same_leader and end.high_watermark >= reading.log_end.offset)
+
+    def _known_fence(self, partition: TopicPartition, reading: PartitionReading) -> _Fence:
         topic, view = self._metadata.topic(partition.topic), self._membership.view
-        base = None if topic is None else view.fence_bases.get(topic.topic_id, partition.partition)
+        base, claim = None, sequencers.Claim.NONE
+        if topic is not None:
+            base = view.fence_bases.get(topic.topic_id, partition.partition)
+            claim = self._membership.claim_of(topic.topic_id, partition.partition)
         base = base or FenceBase(ProducerEpoch(0), LogEndOffset(0))
         number = base.producer_epoch // PRODUCER_EPOCHS
         producer_id = view.producer_ids.get(number)
         known = None if producer_id is None else reading.producers.get(producer_id)
         if known is None:
-            return base, producer_id, None
+            return _Fence(base, claim, producer_id, None)
         epoch, next_sequence = number * PRODUCER_EPOCHS + known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS
-        return base, producer_id, sequencers.ProducerState(epoch, next_sequence)
+        return _Fence(base, claim, producer_id, sequencers.ProducerState(epoch, next_sequence))
 
     async def _transactions(
         self, partition: TopicPartition, transactional_ids: Sequence[str]
@@ -327,21 +337,25 @@ class LogReader:
     async def _publish(self, proposal: sequencers.PublishBase) -> sequencers.BasePublished:
         partition, producer_epoch = proposal.partition, proposal.producer_epoch
         topic = self._metadata.topic(partition.topic)
-        facts = {"partition": partition, "reason": proposal.reason, "new_epoch": producer_epoch}
-        if proposal.claim is sequencers.Claim.NONE:
-            what = "log advanced without fenced appends: proposing a new fence base"
-            _log.warning(what, **facts, new_base=proposal.base)
+        facts = {
+            "partition": partition,
+            "reason": proposal.reason,
+            "new_epoch": producer_epoch,
+            "new_base": proposal.base,
+        }
+        is_claim = proposal.claim is not sequencers.Claim.NONE
+        if is_claim:
+            _log.info("claiming a partition", **facts, shared=proposal.claim is sequencers.Claim.SHARED)
         else:
-            shared = proposal.claim is sequencers.Claim.SHARED
-            _log.info("claiming a partition", **facts, shared=shared)
+            _log.warning("log advanced without fenced appends: proposing a new fence base", **facts)
         if topic is None or (
             proposal.claim is not sequencers.Claim.NONE and not await self._markers.permitted(partition)
         ):
             return sequencers.BasePublished(False)
         epoch, view = ProducerEpoch(producer_epoch), self._membership.view
         claim = self._membership.identity_of(proposal.claim)
-        base = FenceBase(epoch, LogEndOffset(proposal.base), claim)
-        record = encode_fence_base(topic.topic_id, partition.partition, uuid4(), base)
+        base = LogEndOffset(proposal.base)
+        record = encode_fence_base(topic.topic_id, partition.partition, epoch, uuid4(), base, claim=claim)
         older = view.fence_bases.older(topic.topic_id, partition.partition, epoch)
         number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
         try:
@@ -354,6 +368,6 @@ class LogReader:
             _log.error("failed to store the new fence base", partition=partition, reason=error)
             return sequencers.BasePublished(False)
         ours = view.fence_bases.proposal(topic.topic_id, partition.partition, epoch) == record.key
-        if ours and claim is not None:
+        if ours and is_claim:
             await self._markers.write(partition, await self._membership.joined.acquire_producer_id(number), used)
         return sequencers.BasePublished(True, ours=ours)

@@ -19,7 +19,6 @@ from fencepost_proxy.metrics import fencepost_version
 from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.sequencer.events import Claim
-from fencepost_proxy.topics.fencing import FenceBase
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Monotonic
 from fencepost_proxy.wire.state_records import StateRecord
@@ -72,16 +71,15 @@ class Membership(NativeView, remembered=("state", "takeover_until")):
     def alone(self, now: float) -> bool:
         return self.state is not None and self.state.heartbeats.alone(now)
 
-    def claim_of(self, base: FenceBase) -> Claim:
-        """Who appends under this base."""
-        if base.claim is None:
-            return Claim.NONE
-        if not base.claim:
-            return Claim.SHARED
-        return Claim.OURS if base.claim == self.identity_of(Claim.OURS) else Claim.ANOTHERS
+    def claim_of(self, topic_id: UUID, partition: int) -> Claim:
+        """Of the published fence base."""
+        claim = self.view.fence_bases.claim(topic_id, partition)
+        if not claim:
+            return Claim.NONE if claim is None else Claim.SHARED
+        return Claim.OURS if claim == self.identity_of(Claim.OURS) else Claim.ANOTHERS
 
     def identity_of(self, claim: Claim) -> str | None:
-        """For the base of a claim that this process makes (`FenceBase.claim`)."""
+        """For a base that this process publishes (`encode_fence_base`)."""
         if claim is Claim.OURS:
             return str(self.joined.heartbeats.process)
         return "" if claim is Claim.SHARED else None

@@ -5,7 +5,7 @@
 | `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | the lowest offset per number wins |
 | `fence-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, per epoch |
 
-The base of a claim has also `"claim"`: `FenceBase.claim`.
+The base of a claim has also `"claim"`: see `encode_fence_base`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,10 @@ _OLDER_BASES_MAX: Final = 1000
 
 
 class FenceBase(NamedTuple):
-    """Under `producer_epoch`, sequence = expected offset − `base`.
-
-    `claim`: identity of the only process that appends under it; "" if all do; None if it does not begin with a marker.
-    """
+    """Under `producer_epoch`, sequence = expected offset − `base`."""
 
     producer_epoch: ProducerEpoch
     base: LogEndOffset
-    claim: str | None = None
 
 
 def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId, number: int = 0) -> StateRecord:
@@ -42,13 +38,22 @@ def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId,
     return record(f"{PRODUCER_ID}/{proposal}", value)
 
 
-def encode_fence_base(topic_id: UUID, partition: int, proposal: UUID, base: FenceBase) -> StateRecord:
-    """Proposal of the fence base of a partition under its epoch.
+def encode_fence_base(
+    topic_id: UUID,
+    partition: int,
+    producer_epoch: ProducerEpoch,
+    proposal: UUID,
+    base: LogEndOffset,
+    *,
+    claim: str | None = None,
+) -> StateRecord:
+    """Proposal of the fence base of a partition under this epoch.
 
     Epochs continue from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
+    `claim`: identity of the only process that appends under it; "" if all do; None if it does not begin with a marker.
     """
-    value = {"base": base.base, **({} if base.claim is None else {"claim": base.claim})}
-    return record(f"{FENCE_BASE}/{topic_id}/{partition}/{base.producer_epoch}/{proposal}", value)
+    value = {"base": base, **({} if claim is None else {"claim": claim})}
+    return record(f"{FENCE_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", value)
 
 
 class SharedProducerIds:
@@ -81,8 +86,8 @@ class SharedProducerIds:
 
 class FenceBaseRecords:
     def __init__(self) -> None:
-        # Per partition and epoch the proposal that won, and its key.
-        self._won: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, FenceBase]]] = {}
+        # Per partition and epoch the proposal that won: its key, its base, its claim.
+        self._won: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset, str | None]]] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
         _, topic_id, partition, epoch, _ = key.split("/")
@@ -91,8 +96,7 @@ class FenceBaseRecords:
         value = object_of(raw)
         if value is not None:
             claim = typed(value, "claim", str) if "claim" in value else None
-            base = FenceBase(producer_epoch, LogEndOffset(typed(value, "base", int)), claim)
-            bases.setdefault(producer_epoch, (key, base))
+            bases.setdefault(producer_epoch, (key, LogEndOffset(typed(value, "base", int)), claim))
         elif bases.get(producer_epoch, ("",))[0] == key:
             del bases[producer_epoch]
 
@@ -101,12 +105,18 @@ class FenceBaseRecords:
         bases = self._won.get((topic_id, partition))
         if not bases:
             return None
-        return bases[max(bases)][1]
+        epoch = max(bases)
+        return FenceBase(epoch, bases[epoch][1])
+
+    def claim(self, topic_id: UUID, partition: int) -> str | None:
+        """The claim of that base (`encode_fence_base`)."""
+        bases = self._won.get((topic_id, partition))
+        return bases[max(bases)][2] if bases else None
 
     def older(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
         """Tombstones of bases that are not needed once that epoch has one; as many as fit in a batch."""
         bases = self._won.get((topic_id, partition), {})
-        older = (tombstone(key) for epoch, (key, _) in bases.items() if epoch < producer_epoch)
+        older = (tombstone(key) for epoch, (key, *_) in bases.items() if epoch < producer_epoch)
         return list(islice(older, _OLDER_BASES_MAX))
 
     def proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
@@ -117,7 +127,7 @@ class FenceBaseRecords:
     def forget(self, topic_id: UUID) -> list[StateRecord]:
         """Tombstones of all records of a deleted topic."""
         return [
-            tombstone(key) for (found, _), bases in self._won.items() if found == topic_id for key, _ in bases.values()
+            tombstone(key) for (found, _), bases in self._won.items() if found == topic_id for key, *_ in bases.values()
         ]
 
 

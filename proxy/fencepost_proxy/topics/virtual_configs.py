@@ -72,6 +72,7 @@ _PREFIX: Final = "fencepost."
 _STORED_UNCHANGED: Final = frozenset(
     {
         "fencepost.check.expected.offsets",
+        "fencepost.claims",
         "fencepost.expected.offsets.source",
         "fencepost.check.partition.count",
         "fencepost.partitioner",
