@@ -918,7 +918,7 @@ class ControlCall:
             marker_is_replicated=claim is sequencers.Claim.NONE
             or state != sequencers.ProducerState(base.producer_epoch, 0)
             or self._is_replicated(snapshot.log_end_offset),
-            may_claim=proxy.world.scenario.claims and not proxy.alone(proxy.sim.now),
+            may_claim=proxy.world.scenario.claims,
             producer_id=producer_id,
             producer_state=state,
         )

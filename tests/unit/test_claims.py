@@ -186,12 +186,12 @@ def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claims: bool) 
 
 
 @pytest.mark.parametrize(
-    ("answer", "permitted", "may_claim"),
-    [(3, True, True), (31, False, False), (29, False, False), (UpstreamUnavailable("gone"), False, True)],
+    ("answer", "permitted"),
+    [(3, True), (31, False), (29, False), (UpstreamUnavailable("gone"), False)],
     ids=["no such partition", "cluster denied", "topic denied", "no answer"],
 )
 def test_right_to_write_markers_is_asked_before_a_claim(
-    answer: int | Exception, permitted: bool, may_claim: bool, monkeypatch: pytest.MonkeyPatch
+    answer: int | Exception, permitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a marker for a partition that does not exist. A refusal is remembered."""
     asked: list[TopicPartition] = []
@@ -203,8 +203,7 @@ def test_right_to_write_markers_is_asked_before_a_claim(
         return answer
 
     monkeypatch.setattr(claim_markers, "write_abort_marker", write)
-    markers = ClaimMarkers(SimpleNamespace(leader=lambda _: Leader(1, 0)), lambda topic: topic == TP.topic)  # type: ignore[arg-type]
+    markers = ClaimMarkers(SimpleNamespace(leader=lambda _: Leader(1, 0)), lambda _: True)  # type: ignore[arg-type]
     assert asyncio.run(markers.permitted(TP)) == permitted
-    assert (markers.may_claim(TP.topic), markers.may_claim("others")) == (may_claim, False)
     asyncio.run(markers.permitted(TP))
     assert asked == [TopicPartition(TP.topic, (1 << 31) - 1)] * (2 if isinstance(answer, Exception) else 1)

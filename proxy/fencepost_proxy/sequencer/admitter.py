@@ -150,15 +150,14 @@ class Admitter:
         # are pipelined, but only while the fence is confirmed and no other instance fences here. Otherwise: 1. This
         # process sends A, B. 2. Another instance's X, with as many records as A, is appended first. 3. Kafka takes A
         # for a duplicate of X. 4. B's sequence fits, so B is appended after X. A claim keeps other processes out.
-        fence = self._state.fence
         if not (
             pending.placement.kind.fenced
-            and fence.is_confirmed(pending, now)
+            and self._state.fence.is_confirmed(pending, now)
             and all(other.placement.kind.fenced and other.connection == pending.connection for other in in_flight)
         ):
             return False
-        if not (pending.context.alone or fence.exclusive):
-            fence.bases.waited(pending.submitted_at)
+        if not (pending.context.alone or self._state.fence.exclusive):
+            self._state.fence.bases.waited(pending.submitted_at)
             return False
         return True
 

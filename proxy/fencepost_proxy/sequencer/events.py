@@ -269,7 +269,7 @@ class LogEndSnapshot:
     `open_transactions`: producer ids with an open transaction on this partition; `in_transaction`: their states.
     `fence_base`: the published (epoch, base); (0, 0) if none was published. `claim`: of that epoch.
     `marker_is_replicated`: False if the epoch has only its marker yet, which a new leader may lack. `may_claim`: the
-    topic allows claims, and other instances are live.
+    topic allows claims.
     `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
     `expiration_known_until`: from then on, read that setting again before a fence is relied on.
     `clock_offset_seconds`: add it to `now` for Unix time.

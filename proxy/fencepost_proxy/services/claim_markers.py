@@ -1,4 +1,4 @@
-"""Writes the transaction markers of claims (`sequencer/fence_bases.py`)."""
+"""The transaction markers of claims (`sequencer/fence_bases.py`): whether this process may write them, and writes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,13 @@ _NO_PARTITION = (1 << 31) - 1
 
 
 class ClaimMarkers:
-    """`allows`: whether a topic allows claims."""
+    """`may_claim`: whether a topic allows claims."""
 
-    def __init__(self, kafka: KafkaClient, allows: Callable[[str], bool]) -> None:
+    def __init__(self, kafka: KafkaClient, may_claim: Callable[[str], bool]) -> None:
+        self.may_claim = may_claim
         self._kafka = kafka
-        self._allows = allows
         self._permitted = True
         self._as_of = float("-inf")
-
-    def may_claim(self, topic: str) -> bool:
-        """False if the topic does not allow it, or Kafka lately refused to let this process write markers."""
-        is_denied = not self._permitted and time.monotonic() < self._as_of + REMEMBERED_SECONDS
-        return not is_denied and self._allows(topic)
 
     async def permitted(self, partition: TopicPartition) -> bool:
         """Query Kafka before a claim is published: without its marker, no process can append.

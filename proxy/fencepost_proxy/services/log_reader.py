@@ -216,7 +216,7 @@ class LogReader:
                 fence_base=(fence.base.producer_epoch, fence.base.base),
                 claim=fence.claim,
                 marker_is_replicated=fence.marker_is_replicated,
-                may_claim=self._markers.may_claim(partition.topic) and not self._membership.alone(time.monotonic()),
+                may_claim=self._markers.may_claim(partition.topic),
                 open_transactions=frozenset(reading.open_transactions),
                 in_transaction={
                     each: sequencers.ProducerState(state.epoch, (state.last_sequence + 1) % SEQUENCE_MODULUS)
