@@ -81,11 +81,13 @@ class ClusterView:
         self.log_reader = LogReader(
             kafka,
             membership,
-            ClaimMarkers(kafka, lambda topic: (policy := self.policies.policy(topic)) is not None and policy.claims),
             limits.frame_bytes_max,
             rights=self.rights,
             names=self.header_names,
             unpacked_bytes_max=limits.decompressed_bytes_max,
+            markers=ClaimMarkers(
+                kafka, lambda topic: (policy := self.policies.policy(topic)) is not None and policy.claims
+            ),
         )
         self.counts = Counts(
             lambda topic: None if (info := kafka.topic(topic)) is None else (info.topic_id, info.partition_count),

@@ -97,18 +97,19 @@ class _Fence(NamedTuple):
 
 
 class LogReader:
-    """Reads for one process. `frame_bytes_max` bounds a batch that is read, `unpacked_bytes_max` its records."""
+    """Reads for one process. `frame_bytes_max` bounds a batch that is read, `unpacked_bytes_max` its records. `markers`:
+    None if no topic allows claims."""
 
     def __init__(
         self,
         kafka: KafkaClient,
         membership: Membership,
-        markers: ClaimMarkers,
         frame_bytes_max: int,
         *,
         rights: MissingRights,
         names: HeaderNames,
         unpacked_bytes_max: int,
+        markers: ClaimMarkers | None = None,
     ) -> None:
         self._rights = rights
         self._names = names
@@ -121,7 +122,7 @@ class LogReader:
         self._transaction_states = Transactions(kafka)
         self._appends = Appends(kafka)
         self._membership = membership
-        self._markers = markers
+        self._markers = markers or ClaimMarkers(kafka, lambda _: False)
         self._frame_bytes_max = frame_bytes_max
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
         self.expiration = ProducerExpiration()
