@@ -97,8 +97,9 @@ class _Fence(NamedTuple):
 
 
 class LogReader:
-    """Reads for one process. `frame_bytes_max` bounds a batch that is read, `unpacked_bytes_max` its records. `markers`:
-    None if no topic allows claims."""
+    """Reads for one process. `frame_bytes_max` bounds a batch that is read, `unpacked_bytes_max` its records.
+
+    `markers`: None if no topic allows claims."""
 
     def __init__(
         self,
