@@ -263,7 +263,7 @@ def _check_mismatch(attempt: Try, appended_batch: list[Appended]) -> list[str]:
     there = [each for each in appended_batch if each.batch.base == write.expected and _readable(each)]
     if not there:
         return []
-    if write.write_id is not None and write.honest:
+    if write.write_id is not None and write.honest and "too old for a retry" not in attempt.message:
         return [f"RETRY REFUSED: {write} lies there and names itself, an attempt got {attempt.message}"]
     if reported.group(2) is None:
         return [f"POSSIBLY_YOURS MISSING: equal records lie at {write.expected}, {write} got {attempt.message}"]
