@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, Log, batch
 from tests.support.writers import expected_of, value_of
@@ -25,7 +31,7 @@ CONFIG = """
 [limits]
 takeover_seconds = 0.5
 """
-OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
+OK, NOT_LEADER, TIMED_OUT = 0, 6, 7
 WINDOW = 5
 CLAIMING = "claiming a partition"
 
@@ -37,46 +43,49 @@ class Pipeline:
     name: str
     address: str
     topic: str
+    partition: int = 0
     accepted: dict[bytes, int] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
     end: int = 0
+    #: The longest time between two accepted appends.
     paused: float = 0.0
     _number: int = 0
+    _accepted_at: float = 0.0
 
     def run(self, until: Callable[[], bool], seconds: float = 90.0) -> None:
-        deadline, last = time.monotonic() + seconds, time.monotonic()
+        deadline, self._accepted_at = time.monotonic() + seconds, time.monotonic()
         while not until():
             assert time.monotonic() < deadline, f"{self.name}: {len(self.accepted)} accepted"
-            try:
-                with Connection(self.address) as connection:
-                    while not until() and time.monotonic() < deadline:
-                        before = len(self.accepted)
-                        self._once(connection)
-                        if len(self.accepted) > before:
-                            self.paused, last = max(self.paused, time.monotonic() - last), time.monotonic()
-            except (Closed, OSError):
-                time.sleep(0.05)
+            with suppress(Closed, OSError, AssertionError), Log(self.address).connect(self.topic, self.partition) as it:
+                while not until() and time.monotonic() < deadline and self._once(it):
+                    pass
 
-    def _once(self, connection: Connection) -> None:
+    def _once(self, connection: Connection) -> bool:
+        """False if another connection is needed."""
         values = [value_of(self.name, self._number + at, self.end + at) for at in range(WINDOW)]
         self._number += WINDOW
+        leads = True
         for at, value in enumerate(values):
-            connection.send_produce({self.topic: {0: batch(value, expected=self.end + at)}})
+            connection.send_produce({self.topic: {self.partition: batch(value, expected=self.end + at)}})
         for value in values:
-            answer = connection.receive_produce()[1][self.topic, 0]
+            answer = connection.receive_produce()[1][self.topic, self.partition]
             if answer.error_code == OK:
+                now = time.monotonic()
+                self.paused, self._accepted_at = max(self.paused, now - self._accepted_at), now
                 self.accepted[value] = answer.base_offset
                 self.end = answer.base_offset + 1
             elif answer.error_code != TIMED_OUT:
                 self.refused.add(value)
+                leads &= answer.error_code != NOT_LEADER
                 if "OFFSET_MISMATCH" in (answer.message or ""):
                     self.end = answer.base_offset
+        return leads
 
 
-def check(log: Log, topic: str, *pipelines: Pipeline) -> int:
+def check(log: Log, topic: str, *pipelines: Pipeline, partition: int = 0) -> int:
     """What was acknowledged is there, what was refused is not, and each append is where it expected. Returns the number
     of markers."""
-    batches = log.batches(topic)
+    batches = log.batches(topic, partition)
     there = {each.values[0]: each.base_offset for each in batches if not each.is_control}
     for each in pipelines:
         assert {value: there.get(value) for value in each.accepted} == each.accepted
@@ -136,3 +145,62 @@ def test_two_writers_share_a_partition_and_none_is_misplaced(
     assert 2 <= markers <= 30
     assert one.accepted
     assert other.accepted
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_claims_hold_while_processes_and_brokers_fail(
+    tmp_path: Path, unique_topic: Callable[..., str], say: Callable[[str], None]
+) -> None:
+    """Three brokers and three proxies. Each writer goes from proxy to proxy, long enough for claims; proxies are killed
+    and suspended, brokers killed. FENCEPOST_RACE_MINUTES: for how long."""
+    minutes, partitions, rng = float(os.environ.get("FENCEPOST_RACE_MINUTES", "20")), 6, random.Random(7)
+    topic, faults = unique_topic("claimed"), Counter[str]()
+    with ExitStack() as opened:
+        kafka = opened.enter_context(running_kafka(3))
+        proxies = [opened.enter_context(ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG)) for _ in range(3)]
+        with Connection(proxies[0].bootstrap) as connection:
+            settings = {"min.insync.replicas": "2"}
+            created = connection.create_topic(topic, partitions=partitions, replicas=3, configs=settings)
+            assert created == (OK, None)
+        writers = [Pipeline(f"w{each}", "", topic, each) for each in range(partitions)]
+        end = time.monotonic() + 60 * minutes
+
+        def passed(moment: float) -> bool:
+            return time.monotonic() > moment
+
+        def write(writer: Pipeline) -> None:
+            while time.monotonic() < end:
+                writer.address = proxies[rng.randrange(3)].bootstrap
+                until = min(end, time.monotonic() + rng.choice((2.0, 12.0, 25.0)))
+                with suppress(AssertionError):  # the proxy or its broker is down
+                    writer.run(partial(passed, until))
+
+        threads = [threading.Thread(target=write, args=(each,)) for each in writers]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < end - 20:
+            time.sleep(rng.uniform(2.0, 10.0))
+            fault, proxy = rng.choice(("kill", "suspend", "suspend", "broker")), proxies[rng.randrange(3)]
+            faults[fault] += 1
+            if fault == "kill":
+                proxy.kill()
+                proxy.restart()
+            elif fault == "suspend":
+                proxy.pause()
+                time.sleep(rng.uniform(0.5, 8.0))
+                proxy.resume()
+            else:
+                node = rng.choice(kafka.node_ids)
+                kafka.kill(node)
+                time.sleep(rng.uniform(1.0, 5.0))
+                kafka.restart(node)
+        for thread in threads:
+            thread.join(120)
+        log = Log(kafka.bootstrap)
+        markers = sum(check(log, topic, each, partition=each.partition) for each in writers)
+        accepted = sum(len(each.accepted) for each in writers)
+        paused = max(each.paused for each in writers)
+        say(f"{accepted} accepted, {markers} claims, longest pause {paused:.1f} s, faults {dict(faults)}")
+        assert all("Traceback" not in proxy.log for proxy in proxies)
+        assert markers > partitions
