@@ -154,7 +154,7 @@ def test_claims_hold_while_processes_and_brokers_fail(
 ) -> None:
     """Three brokers and three proxies. Each writer goes from proxy to proxy, long enough for claims; proxies are killed
     and suspended, brokers killed. FENCEPOST_RACE_MINUTES: for how long."""
-    minutes, partitions, rng = float(os.environ.get("FENCEPOST_RACE_MINUTES", "20")), 6, random.Random(7)
+    minutes, partitions, rng = float(os.environ.get("FENCEPOST_RACE_MINUTES", "10")), 6, random.Random(7)
     topic, faults = unique_topic("claimed"), Counter[str]()
     with ExitStack() as opened:
         kafka = opened.enter_context(running_kafka(3))
