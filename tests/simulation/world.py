@@ -558,17 +558,12 @@ class Proxy(Counting):
     def fence_base(self, topic_id: UUID, partition: int) -> FenceBase:
         return self._view.fence_bases.get(topic_id, partition) or FenceBase(ProducerEpoch(0), LogEndOffset(0))
 
-    def identity_of(self, claim: sequencers.Claim) -> str | None:
-        if claim is sequencers.Claim.OURS:
-            return f"{self.number}.{self.incarnation}"
-        return "" if claim is sequencers.Claim.SHARED else None
+    @property
+    def identity(self) -> str:
+        return f"{self.number}.{self.incarnation}"
 
     def claim_of(self, topic_id: UUID, partition: int) -> sequencers.Claim:
-        claim = self._view.fence_bases.claim(topic_id, partition)
-        if not claim:
-            return sequencers.Claim.NONE if claim is None else sequencers.Claim.SHARED
-        ours = claim == self.identity_of(sequencers.Claim.OURS)
-        return sequencers.Claim.OURS if ours else sequencers.Claim.ANOTHERS
+        return sequencers.Claim.of(self._view.fence_bases.claim(topic_id, partition), self.identity)
 
     def winning_base(self, topic_id: UUID, partition: int, epoch: int) -> bytes | None:
         return self._view.fence_bases.proposal(topic_id, partition, ProducerEpoch(epoch))
@@ -992,7 +987,7 @@ class ControlCall:
             ProducerEpoch(effect.producer_epoch),
             UUID(int=proxy.sim.rng.getrandbits(128)),
             LogEndOffset(effect.base),
-            claim=proxy.identity_of(effect.claim),
+            claim=effect.claim.stored(proxy.identity),
         )
 
         number, epoch = divmod(effect.producer_epoch, proxy.world.scenario.limits.producer_epochs)

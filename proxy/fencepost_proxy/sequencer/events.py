@@ -260,6 +260,17 @@ class Claim(Enum):
     OURS = auto()
     ANOTHERS = auto()
 
+    @classmethod
+    def of(cls, stored: str | None, identity: str) -> Claim:
+        """From the state topic (`encode_fence_base`), for the process with this identity."""
+        if not stored:
+            return cls.NONE if stored is None else cls.SHARED
+        return cls.OURS if stored == identity else cls.ANOTHERS
+
+    def stored(self, identity: str) -> str | None:
+        """For the state topic, with a base of the process with this identity."""
+        return identity if self is Claim.OURS else "" if self is Claim.SHARED else None
+
 
 @value
 class LogEndSnapshot:

@@ -10,6 +10,7 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.transactions import write_abort_marker
 from fencepost_proxy.errors import Error
+from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.transactions.watched import OpenInLog
 from fencepost_proxy.types import Offset, ProducerId, TopicPartition
 
@@ -20,7 +21,6 @@ _limited_log = logs.RateLimitedLog(_log)
 REMEMBERED_SECONDS = 60.0
 _WRITE_SECONDS = 5.0
 _DENIED = frozenset({Error.CLUSTER_AUTHORIZATION_FAILED, Error.TOPIC_AUTHORIZATION_FAILED})
-_NO_PARTITION = (1 << 31) - 1
 
 
 class ClaimMarkers:
@@ -39,7 +39,7 @@ class ClaimMarkers:
         (KafkaApis.handleWriteTxnMarkersRequest).
         """
         if time.monotonic() >= self._as_of + REMEMBERED_SECONDS:
-            probe = TopicPartition(partition.topic, _NO_PARTITION)
+            probe = TopicPartition(partition.topic, NO_PARTITION)
             error_code = await self._write(partition, probe, ProducerId(0), 0)
             if error_code is None:
                 return False

@@ -256,7 +256,8 @@ class LogReader:
         base, claim = None, sequencers.Claim.NONE
         if topic is not None:
             base = view.fence_bases.get(topic.topic_id, partition.partition)
-            claim = self._membership.claim_of(topic.topic_id, partition.partition)
+            stored = view.fence_bases.claim(topic.topic_id, partition.partition)
+            claim = sequencers.Claim.of(stored, self._membership.identity if stored else "")
         base = base or FenceBase(ProducerEpoch(0), LogEndOffset(0))
         number = base.producer_epoch // PRODUCER_EPOCHS
         producer_id = view.producer_ids.get(number)
@@ -355,7 +356,7 @@ class LogReader:
         ):
             return sequencers.BasePublished(False)
         epoch, view = ProducerEpoch(producer_epoch), self._membership.view
-        claim = self._membership.identity_of(proposal.claim)
+        claim = proposal.claim.stored(self._membership.identity) if is_claim else None
         base = LogEndOffset(proposal.base)
         record = encode_fence_base(topic.topic_id, partition.partition, epoch, uuid4(), base, claim=claim)
         older = view.fence_bases.older(topic.topic_id, partition.partition, epoch)

@@ -18,7 +18,6 @@ from fencepost_proxy.expansion.history import ExpansionHistory
 from fencepost_proxy.metrics import fencepost_version
 from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.observability import readiness
-from fencepost_proxy.sequencer.events import Claim
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import Monotonic
 from fencepost_proxy.wire.state_records import StateRecord
@@ -71,18 +70,10 @@ class Membership(NativeView, remembered=("state", "takeover_until")):
     def alone(self, now: float) -> bool:
         return self.state is not None and self.state.heartbeats.alone(now)
 
-    def claim_of(self, topic_id: UUID, partition: int) -> Claim:
-        """Of the published fence base."""
-        claim = self.view.fence_bases.claim(topic_id, partition)
-        if not claim:
-            return Claim.NONE if claim is None else Claim.SHARED
-        return Claim.OURS if claim == self.identity_of(Claim.OURS) else Claim.ANOTHERS
-
-    def identity_of(self, claim: Claim) -> str | None:
-        """For a base that this process publishes (`encode_fence_base`)."""
-        if claim is Claim.OURS:
-            return str(self.joined.heartbeats.process)
-        return "" if claim is Claim.SHARED else None
+    @property
+    def identity(self) -> str:
+        """As the claims of this process have it."""
+        return str(self.joined.heartbeats.process)
 
     async def join(self, on_change: Callable[[Sequence[StateRecord]], None]) -> StateTopic:
         """Reads the state topic and registers with the other processes; retries until that works.
