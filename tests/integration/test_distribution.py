@@ -308,6 +308,15 @@ def test_every_spark_job_from_its_extra_alone(
     assert "PROVED: every row exactly once" in job("verify", kafka.bootstrap, "--input", rows, "--topic", copied)
 
 
+def test_key_stores_from_their_extra_alone(wheel: Path, tmp_path: Path) -> None:
+    programs = environment(tmp_path / "environment", wheel, "keystores", "all.txt")
+    store = ROOT / "tests" / "unit" / "keystores" / "trust.p12"
+    code = f"""from pathlib import Path
+from fencepost.java_keystores import trusted_certificates
+print(len(trusted_certificates(Path({str(store)!r}).read_bytes(), "changeit")))"""
+    assert run(programs / "python", "-c", code, cwd=tmp_path) == "1\n"
+
+
 def test_every_extra_has_a_test_here() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) == {"proxy", "dev", "spark"}
+    assert set(extras) == {"proxy", "dev", "spark", "keystores"}
