@@ -53,7 +53,7 @@ fuzz: $(VENV)/.installed-all  ## SECONDS=300 of made-up dialogues and messages, 
 	@FENCEPOST_EXAMPLES=500 $(PYTEST) -q -m hypothesis tests/unit
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(or $(SEED),1)
 
-mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes docs/mutants.md
+mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes tests/simulation/mutants.md
 	@$(BIN)/python -m tests.simulation.mutants
 
 specification: jars  ## TLC checks every model of specification/, and each rule by leaving it out: about 15 minutes

@@ -13,7 +13,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "configuration.md": config.page,
     "glossary.md": glossary.page,
     "logs.md": logs.page,
-    "messages.md": messages.page,
+    "../tests/pages/messages.md": messages.page,
     "metrics.md": metrics.page,
     "../deploy/kubernetes/monitoring/prometheusrule.yaml": alerts.page,
     **{f"../contract/cases/{table}.json": partial(cases.page, table) for table in TABLES},

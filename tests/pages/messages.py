@@ -1,4 +1,4 @@
-"""`docs/messages.md`: every text that the product prints, shows or sends, read from the sources."""
+"""`tests/pages/messages.md`: every text that the product prints, shows or sends, read from the sources."""
 
 from __future__ import annotations
 

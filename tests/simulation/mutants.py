@@ -1,6 +1,6 @@
 """Seeded defects: each breaks one rule of the proxy, and the simulation must detect it.
 
-`python -m tests.simulation.mutants` tries all and writes docs/mutants.md.
+`python -m tests.simulation.mutants` tries all and writes tests/simulation/mutants.md.
 """
 
 from __future__ import annotations
@@ -1218,7 +1218,7 @@ def main() -> int:
         label = "" if caught is None else caught[2].split(":")[0]
         print(f"{one.name:<40}{where:<32}{'' if caught is None else caught[2][:90]}", flush=True)
         rows.append(row(one, where, label))
-    Path("docs/mutants.md").write_text(page(rows))
+    Path(__file__).with_suffix(".md").write_text(page(rows))
     print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} caught")
     return 1 if survivors else 0
 

@@ -1,4 +1,4 @@
-"""The simulation detects seeded defects, in the run that docs/mutants.md names or in one of a few others."""
+"""The simulation detects seeded defects, in the run that mutants.md names or in one of a few others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .scenarios import SCENARIOS, run
 pytestmark = pytest.mark.timeout(900)
 
 _QUICK_SEEDS = 100
-_PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
+_PAGE = Path(__file__).with_name("mutants.md")
 #: Mutant → scenario and seed that showed it when `make mutants` wrote the page.
 _SHOWN_BY = {
     name: (scenario, int(seed))
