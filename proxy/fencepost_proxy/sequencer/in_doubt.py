@@ -378,7 +378,14 @@ class Lookups:
 
 @dataclass(slots=True, eq=False)
 class InDoubtResolver:
-    """Resolver: reads the log to find out how in-doubt appends ended, one by one. Phase RESOLVING."""
+    """Resolver: reads the log to find out how in-doubt appends ended, one by one. Phase RESOLVING.
+
+    It reads on after another batch at the expected offset, for the fence may still fit:
+
+    1. F is fenced for offset 10.
+    2. A transaction marker takes 10. The fence's sequence does not move.
+    3. F is appended at 11.
+    """
 
     _state: PartitionState
     _lookups: Lookups

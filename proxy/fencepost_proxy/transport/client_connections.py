@@ -15,7 +15,11 @@ _limited_log = logs.RateLimitedLog(logs.get("transport.client_connections"))
 
 
 class ClientConnections:
-    """`draining` – no more are admitted."""
+    """`draining` – no more are admitted.
+
+    A connection is removed before its socket closes: a client that sees the end reconnects at once, and
+    `connections_max` must not refuse it.
+    """
 
     draining = False
 

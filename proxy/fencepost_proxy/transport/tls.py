@@ -142,7 +142,8 @@ class TlsSocket:
         self._ended = False
         self._greeted = False  # the peer has sent something
         self._unflushed = b""  # encrypted, not yet sent
-        self._owed_bytes = 0  # plaintext size of `_unflushed` that `send` has not returned yet
+        # Plaintext size of `_unflushed` that `send` has not returned yet. To encrypt it again would send it twice.
+        self._owed_bytes = 0
         self._wakes_at = 1  # received bytes that wake the event loop
 
     # ---- the handshake
@@ -341,7 +342,10 @@ class TlsSocket:
         self._unflushed = b""
 
     def unread_bytes(self) -> int:
-        """Exact number of unread plaintext bytes, computed from record headers."""
+        """Exact number of unread plaintext bytes, computed from record headers.
+
+        It decides which pipelined appends the client sent before it knew of a failure.
+        """
         ahead = b""
         if waiting := waiting_bytes(self._raw.fileno()):
             with contextlib.suppress(OSError):

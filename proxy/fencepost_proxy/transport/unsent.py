@@ -17,7 +17,10 @@ _CAN_SPLICE: Final = sys.platform == "linux" and hasattr(os, "splice")
 
 
 class Pipe:
-    """Bytes on their way from one socket to another through the kernel. It contains `filled_bytes`."""
+    """Bytes on their way from one socket to another through the kernel. It contains `filled_bytes`.
+
+    It belongs to one connection until it is empty: another client would get bytes that are left in it.
+    """
 
     __slots__ = ("filled_bytes", "read_fd", "write_fd")
 

@@ -1,4 +1,7 @@
-"""The end of a connection that starts no further request: those in progress are answered first."""
+"""The end of a connection that starts no further request: those in progress are answered first.
+
+It ends between two requests. If it stopped reading within a frame, Kafka would have half of it.
+"""
 
 from __future__ import annotations
 

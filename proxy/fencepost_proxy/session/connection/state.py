@@ -18,7 +18,14 @@ from fencepost_proxy.wire.api_versions import Software
 
 
 class Full:
-    """Which sockets have more unsent bytes than a limit, as bits: their peers do not read."""
+    """Which sockets have more unsent bytes than a limit, as bits: their peers do not read.
+
+    While one is full, the client's appends wait:
+
+    1. A client sends a Fetch and an append, and stops reading.
+    2. The Fetch response fills its socket, so Kafka's socket is not read either.
+    3. The append's partition would wait for an answer that is not read.
+    """
 
     CLIENT: Final = 1
     UPSTREAM: Final = 2

@@ -81,7 +81,8 @@ class TransactionalAppends:
 
     def end_appends(self, produce: ProduceExchange) -> None:
         """The one exit from `waiting_produce` and `in_flight`, whether the client was answered or
-        disconnected: none of its appends are in progress here from now on.
+        disconnected: none of its appends are in progress here from now on. Without it, two refusals whose request
+        still waits for a third partition when its connection breaks delay later commits of that epoch indefinitely.
         """
         transactional_id = produce.request.transactional_id
         if transactional_id is not None:
