@@ -34,7 +34,7 @@ Append modes (`AppendMode`)
 CONDITIONAL   has an expected offset, not transactional. Fenced. One connection at a time; pipelined while the fence is
               confirmed.
 SEQUENCED     no expected offset; not idempotent, or its producer had fenced appends before. Fenced at the log end.
-              Kafka does not know the sequence of a refused append, so the producer's next one, unfenced, would be a gap.
+              Kafka does not know the sequence of a refused append: unfenced, the producer's next one would be a gap.
 PASS_THROUGH  no expected offset; idempotent or transactional. Keeps its producer id. Runs alongside others of its mode.
 TRANSACTIONAL_CONDITIONAL
               transactional with an expected offset. Keeps its producer id. Runs alone, after a read of the log end.
