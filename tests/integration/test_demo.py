@@ -1,9 +1,10 @@
-"""`fencepost demo` cleans up, and its proof distinguishes correct topics from wrong ones."""
+"""`fencepost demo` shows both faults and cleans up, and its proof distinguishes correct topics from wrong ones."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,11 +51,12 @@ def test_interrupted_demo_leaves_no_process_or_file(tmp_path: Path, number: sign
     try:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "PySpark, process" in line:
+            if "Spark is starting" in line:
                 break
         # During the start of Spark, which is a shell, then a JVM, then Python.
         deadline = time.monotonic() + 120
-        while not any("bulk_load.py" in each for each in processes_about(tmp_path)) and time.monotonic() < deadline:
+        job = "kafka_sink_load.py"
+        while not any(job in each for each in processes_about(tmp_path)) and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(2)
         assert any("kafka.Kafka" in each for each in processes_about(tmp_path))
@@ -69,6 +71,31 @@ def test_interrupted_demo_leaves_no_process_or_file(tmp_path: Path, number: sign
     assert "Traceback" not in errors
     assert processes_about(tmp_path) == []
     assert [each for each in tmp_path.iterdir() if each.name.startswith("fencepost-")] == []
+
+
+def shown(*options: str) -> str:
+    command = [sys.executable, "-m", "fencepost_proxy", "demo", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(400)
+def test_demo_of_two_writers_loses_an_update_with_kafka_alone() -> None:
+    output = shown("--without-spark")
+    assert "The log has the balances 100, 150, 70. The last one counts, but 120 is right" in output
+    assert "appends 70: REFUSED, it expected offset 1, but the log ends at offset 2" in output
+    assert "The log has the balances 100, 150, 120. The last one counts, which is right." in output
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.timeout(700)
+def test_demo_duplicates_rows_with_kafka_alone() -> None:
+    alone, checked = re.findall(r"records for 336,776 rows; 0 rows missing, ([\d,]+) too often", shown())
+    assert (alone != "0", checked) == (True, "0")
 
 
 @pytest.mark.kafka

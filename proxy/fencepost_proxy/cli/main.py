@@ -18,7 +18,7 @@ offset that it expects, and the proxy refuses the append if the partition ends a
 
 _EXAMPLES = """\
 examples:
-  fencepost demo                              run a demonstration with real Kafka and Spark
+  fencepost demo                              show what it prevents, with real Kafka and Spark
   fencepost dev                               run Kafka and the proxy on this machine
   fencepost dev --brokers 3 --data ./data     run three brokers, and keep their data
   fencepost append orders first --expect 0    append a record, if it gets offset 0
