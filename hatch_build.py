@@ -1,7 +1,8 @@
 """Builds the native module (`native/`): as hatchling's hook for the wheel, and for a clone as `python hatch_build.py`.
 
 Without cargo, or if the build fails, the wheel and the clone are pure Python, unless FENCEPOST_NATIVE=on requires the
-module. FENCEPOST_NATIVE=off leaves it out.
+module. FENCEPOST_NATIVE=off leaves it out. On Linux, FENCEPOST_MACHINE=aarch64 (or x86_64) builds it for that machine,
+linked by zig.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class NativeModule(BuildHookInterface[Any]):
 
 def platform_tag(library: Path) -> str:
     """Where it can be imported. On Linux by the newest version of a glibc symbol that it names (PEP 600)."""
-    machine = platform.machine()
+    machine = _machine()
     if sys.platform == "darwin":
         return f"macosx_{_macos_oldest().replace('.', '_')}_{machine}"
     named = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library.read_bytes())
@@ -92,7 +93,11 @@ def build(*, zig_first: bool = False) -> Path:
         raise NoCargo("there is no cargo")
     if sys.platform not in LIBRARIES:
         raise NoCargo(f"it is built only on Linux and macOS, not on {sys.platform}")
-    zig = sys.platform == "linux" and find_spec("ziglang") is not None and (zig_first or shutil.which("cc") is None)
+    for_another = sys.platform == "linux" and _machine() != platform.machine()
+    zig = sys.platform == "linux" and find_spec("ziglang") is not None
+    if for_another and not zig:
+        raise BuildFailed(f"only zig links for {_machine()} on {platform.machine()} (the Python package ziglang)")
+    zig = zig and (zig_first or for_another or shutil.which("cc") is None)
     # What one linker has linked is not up to date for the other.
     target = TARGET / "zig" if zig else TARGET
     environment = {
@@ -105,10 +110,22 @@ def build(*, zig_first: bool = False) -> Path:
         **(_zig_linker(target) if zig else {}),
     }
     command = [cargo, "build", "--release", "--locked", "--target-dir", str(target)]
+    if for_another:
+        command += ["--target", triple(_machine())]
     done = subprocess.run(command, cwd=NATIVE, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise BuildFailed(done.stderr.strip())
-    return target / "release" / LIBRARIES[sys.platform]
+    return (target / triple(_machine()) if for_another else target) / "release" / LIBRARIES[sys.platform]
+
+
+def triple(machine: str) -> str:
+    """Rust's name of Linux on that machine."""
+    return f"{machine}-unknown-linux-gnu"
+
+
+def _machine() -> str:
+    """For which the module is built."""
+    return os.environ.get("FENCEPOST_MACHINE") or platform.machine()
 
 
 def _macos_oldest() -> str:
@@ -117,18 +134,27 @@ def _macos_oldest() -> str:
 
 def _zig_linker(target: Path) -> dict[str, str]:
     """Rust runs `cc`; zig links as well, and for an older glibc."""
-    machine, oldest = platform.machine(), ".".join(map(str, GLIBC_OLDEST))
-    is_known = platform.libc_ver()[0] == "glibc" and machine in ("x86_64", "aarch64")
-    options = f"-target {machine}-linux-gnu.{oldest} " if is_known else ""
+    machine, oldest = _machine(), ".".join(map(str, GLIBC_OLDEST))
+    is_glibc = machine != platform.machine() or platform.libc_ver()[0] == "glibc"
+    is_known = is_glibc and machine in ("x86_64", "aarch64")
     target.mkdir(parents=True, exist_ok=True)
-    script = target / "zig-cc"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ziglang cc {options}"$@"\n', "utf-8")
-    script.chmod(0o755)
+    script = _zig_script(target / "zig-cc", f"-target {machine}-linux-gnu.{oldest} " if is_known else "")
     # By its name alone: rustc's options are part of symbols' hashes, and a wheel from another directory is the same.
-    return {
+    variables = {
         "RUSTFLAGS": f"{os.environ.get('RUSTFLAGS', '')} -C linker={script.name}".strip(),
         "PATH": f"{target}{os.pathsep}{os.environ['PATH']}",
     }
+    if machine != platform.machine() and shutil.which("cc") is None:
+        # RUSTFLAGS are for the other machine alone; build scripts run on this one.
+        host = triple(platform.machine()).upper().replace("-", "_")
+        variables[f"CARGO_TARGET_{host}_LINKER"] = _zig_script(target / "zig-cc-host", "").name
+    return variables
+
+
+def _zig_script(script: Path, options: str) -> Path:
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ziglang cc {options}"$@"\n', "utf-8")
+    script.chmod(0o755)
+    return script
 
 
 def _install(module: Path, library: Path) -> None:

@@ -95,6 +95,28 @@ def test_wheel_is_linked_by_zig_for_an_old_glibc(
     assert "-m ziglang cc -target x86_64-linux-gnu.2.17 " in script.read_text()
 
 
+def test_library_for_another_machine_is_linked_by_zig(
+    linux: ModuleType, cargo: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FENCEPOST_MACHINE", "aarch64")
+    library = linux.build()
+    assert library == tmp_path / "zig" / "aarch64-unknown-linux-gnu" / "release" / "libfencepost_native.so"
+    assert "-target aarch64-linux-gnu.2.17 " in (tmp_path / "zig" / "zig-cc").read_text()
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"\0GLIBC_2.17\0")
+    assert linux.platform_tag(library) == "manylinux_2_17_aarch64"
+    # cc links what runs while it is built.
+    host = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER"
+    assert host not in cargo[0]
+    without("cc", monkeypatch)
+    linux.build()
+    assert cargo[1][host] == "zig-cc-host"
+    assert "-target" not in (tmp_path / "zig" / "zig-cc-host").read_text()
+    monkeypatch.setattr(linux, "find_spec", lambda _: None)
+    with pytest.raises(linux.BuildFailed, match="only zig links for aarch64 on x86_64"):
+        linux.build()
+
+
 def test_clone_is_linked_by_zig_only_without_cc(
     linux: ModuleType, cargo: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
