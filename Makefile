@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(wildcard native/src/*.rs) native/Cargo.toml native/Cargo.loc
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants specification soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist native lint lock clean
+.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants specification soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist release native lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -112,6 +112,9 @@ dist: jars $(VENV)/.packages-dist  ## sdist, and wheel with the native module (F
 	@cd build/dist && bin/fencepost --version && bin/fencepost proxy --help >help
 	@DIST=$(if $(filter off,$(FENCEPOST_NATIVE)),,dist) $(PYTEST) -q tests/integration/test_distribution.py
 
+release:  ## TAG=v0.1.0: all that a release consists of, in build/release, each part tried; RELEASE="--without aarch64" (CONTRIBUTING.md)
+	@$(PYTHON) -m release $(if $(TAG),--tag $(TAG)) $(RELEASE)
+
 native: $(VENV)/.installed-run  ## the native module (Rust), which the other targets build only if there is cargo; says why not
 	@$(BIN)/python hatch_build.py --required
 
@@ -129,6 +132,7 @@ lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE
 	@$(COMPILE) --extra proxy --extra dev --extra spark --group build -c locks/all.txt pyproject.toml -o locks/run.txt
 	@$(COMPILE) --extra proxy --group build -c locks/all.txt pyproject.toml -o locks/proxy.txt
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group dist -c locks/all.txt pyproject.toml -o locks/dist.txt
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) --group release --group dist --group build -c locks/all.txt -c locks/dist.txt pyproject.toml -o locks/release.txt
 	@printf 'jgo\nsetuptools\n' | $(COMPILE) --extra spark -c locks/all.txt pyproject.toml - -o locks/spark.txt
 	@$(if $(UPGRADE),echo uv | $(COMPILE) --upgrade - -o locks/bootstrap.txt)
 	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_dev.lock --help"

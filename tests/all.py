@@ -146,6 +146,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/monitoring",
         "tests/rolling_restart",
     ),
+    ("release", "hatch_build.py"): (f"{_I}release", f"{_I}distribution"),
     ("proxy/fencepost_dev", "benchmarks", "tests/support", "tests/kit"): (
         f"{_I}embedded_kafka",
         f"{_I}dev_command",

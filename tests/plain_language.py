@@ -32,6 +32,7 @@ CHECKED = (
     "spark_jobs",
     "examples",
     "benchmarks",
+    "release",
     "README.md",
     "CHANGELOG.md",
     "docs",
@@ -253,6 +254,8 @@ class Left(NamedTuple):
 
 
 LEFT = (
+    # Git's tags, and those of wheels' names.
+    Left(r"^release/|^tests/unit/test_release", "tag, tags"),
     Left(r"^specification/", "tail"),
     Left(r"^tests/native_mutants/|^tests/unit/test_(fast_path|native_mutants)", "for ever, gone, looked at"),
     Left(r"^tests/simulation/scenarios", "asking, chain, notes, stranger"),
