@@ -31,7 +31,7 @@ from fencepost_proxy.config import reference
 from fencepost_proxy.topics import hints
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from tests.kit.waiting import until
-from tests.support.clients import set_check
+from tests.support.clients import create_topic, set_check
 from tests.support.docs import ROOT, Command, blocks, commands
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
@@ -106,7 +106,7 @@ public final class Readme {
 
 def test_readme_producers_append_once(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The first Python block, then the Java block, on the same topic."""
-    topic = unique_topic("readme")
+    topic = create_topic(proxy.bootstrap, "readme", check="required")
     code = {}
     for block in reversed([*blocks(README)]):
         code[block.language] = on_topic(block.text, "orders", topic).replace("get(30)", "get(120)")
@@ -178,6 +178,14 @@ def test_commands_of_the_docker_guide_run_without_docker(kafka: KafkaCluster, tm
     log, rows = Log(kafka.bootstrap), (ROOT / "examples" / "flights.csv").read_text("utf-8").splitlines()[1:]
     loaded = [json.loads(value) for partition in range(4) for value in log.values("checked-flights", partition)]
     assert sorted(",".join(each.values()) for each in loaded) == sorted(rows)
+
+
+def test_readme_leader_writes_after_its_claim(proxy: ProxyProcess) -> None:
+    topic = create_topic(proxy.bootstrap, "ledger", check="required")
+    (block,) = [each for each in blocks(README) if "Leader(" in each.text]
+    code = block.text.replace("127.0.0.1:19092", proxy.bootstrap).replace('"ledger"', f'"{topic}"')
+    exec(compile(code, block.where, "exec"), {"apply": _State().apply})
+    assert Log(proxy.bootstrap).values(topic) == [b"node-1", b"entry 1", b"entry 2"]
 
 
 @pytest.mark.spark
