@@ -149,7 +149,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("release", "hatch_build.py"): (f"{_I}release", f"{_I}distribution"),
     ("proxy/fencepost_dev", "benchmarks", "tests/support", "tests/kit"): (
         f"{_I}embedded_kafka",
-        f"{_I}dev_command",
+        f"{_I}dev_",
         f"{_I}demo",
         f"{_I}bench",
         f"{_I}fake_cluster",

@@ -102,7 +102,7 @@ VOCABULARY = (
     Retired(
         "plain",
         "append mode: PASS_THROUGH",
-        r"PLAIN|sasl_plain|plain\.PlainLoginModule|plain[- ]text|text/plain|OAUTHBEARER",
+        r"PLAIN|sasl_plain|plain\.PlainLoginModule|plain[- ]text|text/plain|plain\.sasl|OAUTHBEARER",
         only=_NAMES,
     ),
     Retired("plain {append,appends,batch,batches,produce,topic,topics}", "append mode: PASS_THROUGH", only=_PROSE),
@@ -171,7 +171,7 @@ VOCABULARY = (
     Retired(
         "slot, slots",
         "pending response",
-        "__slots__|slots ?=|(task|executor|hash|replication) slots?|^slots$",
+        "__slots__|--slot|slots ?=|(task|executor|hash|replication) slots?|^slots$",
         files=r"^(?!examples/sources/postgres|tests/soak/postgres_load)",  # a term of PostgreSQL
     ),
     Retired("exchange, exchanges", "request rewriter, handler", "produce ?exchange|token exchange"),
@@ -211,7 +211,7 @@ VOCABULARY = (
     Retired(
         "go, leaving",
         "close, drain",
-        "leaving ?group|go(lang| client)|(kafka-|franz-|examples.|fencepost.|let )go",
+        r"leaving ?group|go(lang| client| run| mod|/cases)|main\.go|(kafka-|franz-|examples.|fencepost.|let )go",
         only=_NAMES,
     ),
     Retired("well", "healthy", "as well|well[- ]known", only=_NAMES),

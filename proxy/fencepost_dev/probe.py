@@ -13,6 +13,8 @@ from fencepost_proxy.types import Address
 TIMEOUT_SECONDS = 5.0
 GROUP, TRANSACTION = 0, 1
 COORDINATOR_TYPES = (GROUP, TRANSACTION)
+#: The answer of a broker with an authorizer to requests without a login. It is ready for those with one.
+_DENIED = (30, 31, 53)
 
 _METADATA, _FIND_COORDINATOR, _INIT_PRODUCER_ID = 3, 10, 22
 _CLIENT_ID = b"fencepost-probe"
@@ -39,13 +41,13 @@ def has_coordinator(address: Address, key_type: int) -> bool:
     """
     key = b"fencepost-probe"
     body = _query(address, _FIND_COORDINATOR, 1, struct.pack(">h", len(key)) + key + struct.pack(">b", key_type))
-    return _error_after_throttle(body) == 0
+    return _error_after_throttle(body) in (0, *_DENIED)
 
 
 def gives_producer_ids(address: Address) -> bool:
     """Whether the broker assigns producer ids (InitProducerId v0)."""
     body = _query(address, _INIT_PRODUCER_ID, 0, struct.pack(">hi", -1, 60_000))
-    return _error_after_throttle(body) == 0
+    return _error_after_throttle(body) in (0, *_DENIED)
 
 
 def _error_after_throttle(body: bytes) -> int:
