@@ -1,4 +1,4 @@
-"""The programs of examples/clients, as docs/other-clients.md and docs/recipes/loader.md name them."""
+"""The programs of examples/clients, as docs/application-developers.md and docs/recipes/loader.md name them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_every_program_has_a_command() -> None:
     assert {each.name for each in _PROGRAMS.iterdir()} == set(_COMMANDS)
-    page = (ROOT / "docs" / "other-clients.md").read_text("utf-8")
+    page = (ROOT / "docs" / "application-developers.md").read_text("utf-8")
     for client in _COMMANDS:
         assert f"`examples/clients/{client}/" in page
 
