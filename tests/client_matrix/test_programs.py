@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 
 from fencepost import Record
 from fencepost.kafka_python import LogReader
@@ -21,7 +23,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.java import find_jdk
 from fencepost_dev.tools import compile_java
 from tests.client_matrix.releases import Release, installed, must, run
-from tests.support.clients import create_topic
+from tests.support.clients import create_topic, set_check
 from tests.support.docs import ROOT
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Log
@@ -118,6 +120,26 @@ def test_program_appends_recognizes_a_refusal_and_retries(
         assert first.startswith("refused: ")
         assert last == f"appended at {offset}"
     assert Log(proxy.bootstrap).values(topic) == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("client", _COMMANDS)
+def test_program_reads_over_a_transaction_marker(
+    client: str, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    """At the log end, then before the last record."""
+    command = _COMMANDS[client]()
+    topic = create_topic(proxy.bootstrap, unique_topic("marker"))
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=topic)
+    with closing(producer):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"of a transaction", partition=0)
+        producer.commit_transaction()
+    set_check(proxy.bootstrap, topic, "required")
+    for offset in (2, 3):
+        done = run([*command, proxy.bootstrap, topic, "one"])
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1] == f"appended at {offset}"
 
 
 _LOADERS: dict[str, Callable[[], list[str]]] = {"java": lambda: _java("Load"), "go": lambda: _go("franz-go/load")}

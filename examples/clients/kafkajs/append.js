@@ -24,13 +24,13 @@ async function main() {
       console.log('refused: expected', expected)
     }
     // Read what others have appended, then decide again. This also shows whether an earlier attempt succeeded.
-    const records = await readToEnd(expected)
+    const { records, end } = await readToEnd(expected)
     const own = records.find(({ headers }) => `${headers['fencepost-write-id']}` === writeId)
     if (own) {
       console.log('appended at', own.offset)
       break
     }
-    if (records.length) expected = Number(records.at(-1).offset) + 1
+    expected = end
   }
   await producer.disconnect()
 }
@@ -55,25 +55,29 @@ async function readToEnd(from) {
   await admin.disconnect()
   const consumer = kafka.consumer({ groupId: `append-${writeId}`, maxWaitTimeInMs: 100 })
   await consumer.connect()
-  await consumer.subscribe({ topic })
-  const read = []
+  await consumer.subscribe({ topic, fromBeginning: true })
+  const records = []
   let next = from
   await new Promise((done, failed) => {
     consumer.on(consumer.events.CRASH, ({ payload }) => failed(payload.error))
+    // Also of a transaction marker, which is no message.
+    consumer.on(consumer.events.END_BATCH_PROCESS, ({ payload: { partition, lastOffset } }) => {
+      if (partition === 0) next = Math.max(next, Number(lastOffset) + 1)
+      if (next >= end) done()
+    })
     if (next >= end) done()
     consumer.run({
       autoCommit: false,
       eachMessage: async ({ partition, message }) => {
-        if (partition !== 0 || Number(message.offset) !== next) return
-        read.push(message)
-        next += 1
-        if (next >= end) done()
+        if (partition !== 0 || Number(message.offset) < next) return
+        records.push(message)
+        next = Number(message.offset) + 1
       },
     })
     consumer.seek({ topic, partition: 0, offset: `${from}` })
   })
   await consumer.disconnect()
-  return read
+  return { records, end: next }
 }
 
 main().catch((error) => {

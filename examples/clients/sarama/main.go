@@ -45,14 +45,17 @@ func main() {
 		}
 		fmt.Println("refused: expected", expected)
 		// Read what others have appended, then decide again. This also shows whether an earlier attempt succeeded.
-		for _, each := range readToEnd(client, topic, expected) {
-			for _, header := range each.Headers {
-				if string(header.Key) == "fencepost-write-id" && bytes.Equal(header.Value, writeID) {
-					fmt.Println("appended at", each.Offset)
-					return
+		var batches []*sarama.RecordBatch
+		batches, expected = readToEnd(client, topic, expected)
+		for _, batch := range batches {
+			for _, record := range batch.Records {
+				for _, header := range record.Headers {
+					if string(header.Key) == "fencepost-write-id" && bytes.Equal(header.Value, writeID) {
+						fmt.Println("appended at", batch.FirstOffset+record.OffsetDelta)
+						return
+					}
 				}
 			}
-			expected = each.Offset + 1
 		}
 	}
 }
@@ -70,18 +73,29 @@ func requireCheck(client sarama.Client, topic string) {
 	log.Fatal(topic, " does not check expected offsets: they would be ignored")
 }
 
-func readToEnd(client sarama.Client, topic string, from int64) (read []*sarama.ConsumerMessage) {
+// Fetches batches, not messages: the last record may be a transaction marker, which is no message.
+func readToEnd(client sarama.Client, topic string, from int64) (read []*sarama.RecordBatch, end int64) {
 	end, err := client.GetOffset(topic, 0, sarama.OffsetNewest)
 	check(err)
-	consumer, err := sarama.NewConsumerFromClient(client)
-	check(err)
-	reader, err := consumer.ConsumePartition(topic, 0, from)
-	check(err)
-	defer reader.Close()
-	for next := from; next < end; next = read[len(read)-1].Offset + 1 {
-		read = append(read, <-reader.Messages())
+	for next := from; next < end; {
+		leader, err := client.Leader(topic, 0)
+		check(err)
+		fetch := &sarama.FetchRequest{Version: 4, MaxWaitTime: 500, MinBytes: 1, MaxBytes: 1 << 24}
+		fetch.AddBlock(topic, 0, next, 1<<20, -1)
+		response, err := leader.Fetch(fetch)
+		check(err)
+		block := response.GetBlock(topic, 0)
+		if block.Err != sarama.ErrNoError {
+			log.Fatal(block.Err)
+		}
+		for _, set := range block.RecordsSet {
+			if !set.RecordBatch.PartialTrailingRecord {
+				read = append(read, set.RecordBatch)
+				next = set.RecordBatch.LastOffset() + 1
+			}
+		}
 	}
-	return read
+	return read, end
 }
 
 func check(err error) {

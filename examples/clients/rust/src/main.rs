@@ -39,7 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", &proxy).set("enable.idempotence", "true");
     let producer: BaseProducer<Outcome> = config.create_with_context(Outcome::default())?;
-    let consumer: BaseConsumer = config.clone().set("group.id", "append").set("enable.auto.commit", "false").create()?;
+    let mut reading = config.clone();
+    reading.set("group.id", "append").set("enable.auto.commit", "false");
+    reading.set("enable.partition.eof", "true"); // the last record may be a transaction marker, which is no message
+    let consumer: BaseConsumer = reading.create()?;
     let admin: AdminClient<DefaultClientContext> = config.create()?;
     let found = block_on(admin.describe_configs(&[ResourceSpecifier::Topic(&topic)], &AdminOptions::new()))?;
     let configs = found.into_iter().next().ok_or("no configs")??;
@@ -74,8 +77,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         from.add_partition_offset(&topic, 0, Offset::Offset(expected))?;
         consumer.assign(&from)?;
         while expected < end {
-            let Ok(read) = consumer.poll(SECONDS).ok_or("no records")? else {
-                continue; // such as a lost connection: librdkafka reconnects
+            let read = match consumer.poll(SECONDS).ok_or("no records")? {
+                Ok(read) => read,
+                Err(KafkaError::PartitionEOF(_)) => {
+                    expected = end;
+                    break;
+                }
+                Err(_) => continue, // such as a lost connection: librdkafka reconnects
             };
             let id = read.headers().and_then(|all| all.iter().find(|each| each.key == "fencepost-write-id"));
             if id.and_then(|each| each.value) == Some(write_id.as_bytes()) {
