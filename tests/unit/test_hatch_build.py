@@ -45,11 +45,11 @@ def linux(hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.fixture
 def cargo(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The environments of its runs, which all succeed."""
+    """The environments of its runs, which all succeed; `COMMAND` is what was run."""
     runs = []
 
     def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-        runs.append(env)
+        runs.append({**env, "COMMAND": " ".join(command)})
         return subprocess.CompletedProcess(command, 0, stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -101,6 +101,7 @@ def test_library_for_another_machine_is_linked_by_zig(
     monkeypatch.setenv("FENCEPOST_MACHINE", "aarch64")
     library = linux.build()
     assert library == tmp_path / "zig" / "aarch64-unknown-linux-gnu" / "release" / "libfencepost_native.so"
+    assert cargo[0]["COMMAND"].endswith(" --target aarch64-unknown-linux-gnu")
     assert "-target aarch64-linux-gnu.2.17 " in (tmp_path / "zig" / "zig-cc").read_text()
     library.parent.mkdir(parents=True)
     library.write_bytes(b"\0GLIBC_2.17\0")
