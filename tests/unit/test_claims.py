@@ -61,6 +61,19 @@ def test_shared_partition_is_not_pipelined(claim: g.Claim) -> None:
     current.silent()
 
 
+def test_claim_does_not_outlive_its_config() -> None:
+    """A process of an older release, which appends again without the config, knows of no claim."""
+    current = claimed()
+    current.report(g.Forget())
+    first = current.submit(expecting(11, b"b"))
+    current.snapshot(11, epoch=1, next_sequence=1, fence_base=(1, 10), claim=g.Claim.OURS)
+    assert current.admitted(first) == g.Fence(SHARED, 1, 1)
+    current.acknowledged(first, 11)
+    current.sends(expecting(12, b"c"))
+    current.submit(expecting(13, b"d"))
+    current.silent()
+
+
 def test_another_process_takes_over_at_once() -> None:
     """Its claim is after the next offset, which its marker takes."""
     current = talk()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from uuid import UUID
@@ -74,12 +75,13 @@ def test_older_version_refuses_what_must_be_understood(
         assert view.unknown_configs == {}
 
 
-def test_every_config_of_this_version_is_stored_under_its_name() -> None:
-    """Records of earlier development versions, and of the first release, have no prefix."""
+def test_only_claims_are_stored_under_another_name() -> None:
+    """Records of earlier development versions have no prefix. Those that do not know claims must not append."""
     examples = {config.name: config.example for config in VIRTUAL_CONFIGS.values()}
     value = encode_topic_config("orders", ORDERS, examples).value
     assert value is not None
-    assert b"!" not in value
+    assert re.findall(rb'"!([^"]+)"', value) == [b"fencepost.claims"]
+    assert view_of(encode_topic_config("orders", ORDERS, examples)).configs_set_on("orders", ORDERS) == examples
 
 
 def test_older_version_keeps_what_it_does_not_know() -> None:

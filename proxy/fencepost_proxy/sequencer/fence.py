@@ -137,7 +137,8 @@ class PartitionFence:
                 return
             self.epoch, self.sequence_offset = published_epoch, base
             self.accounted = True
-            if snapshot.claim is Claim.OURS:
+            if snapshot.claim is Claim.OURS and snapshot.may_claim:
+                # Else a process may append under the epoch that does not know of claims: one of an older release.
                 self._claimed(snapshot)
         elif state is None:
             self.epoch, self.sequence_offset = published_epoch, base

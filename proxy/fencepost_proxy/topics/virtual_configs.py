@@ -67,12 +67,11 @@ _MANNERS: Final = frozenset(config.name for check in CHECKS for config in check.
 
 _PREFIX: Final = "fencepost."
 
-#: Stored under their own names: every version knows them. A later config must be understood, unless it is listed here,
+#: Stored under their own names: every version knows them. Another config must be understood, unless it is listed here,
 #: because versions that do not know it may ignore it.
 _STORED_UNCHANGED: Final = frozenset(
     {
         "fencepost.check.expected.offsets",
-        "fencepost.claims",
         "fencepost.expected.offsets.source",
         "fencepost.check.partition.count",
         "fencepost.partitioner",
