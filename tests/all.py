@@ -87,6 +87,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}several_proxies",
         f"{_I}restarts",
         f"{_I}rolling_upgrade",
+        f"{_I}upgrade",
         f"{_I}idempotent_producers",
         "tests/soak",
         "tests/rolling_restart",

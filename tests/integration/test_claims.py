@@ -18,7 +18,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, Log, batch
+from tests.support.raw import Closed, Connection, Log, batch, produce_request
 from tests.support.writers import expected_of, value_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
@@ -33,6 +33,7 @@ takeover_seconds = 0.5
 """
 OK, NOT_LEADER, TIMED_OUT = 0, 6, 7
 WINDOW = 5
+_PRODUCE_VERSION = 9
 CLAIMING = "claiming a partition"
 
 
@@ -65,8 +66,10 @@ class Pipeline:
         values = [value_of(self.name, self._number + at, self.end + at) for at in range(WINDOW)]
         self._number += WINDOW
         leads = True
-        for at, value in enumerate(values):
-            connection.send_produce({self.topic: {self.partition: batch(value, expected=self.end + at)}})
+        batches = [batch(value, expected=self.end + at) for at, value in enumerate(values)]
+        # In one write: each is sent before the answer to its predecessor.
+        requests = [produce_request({self.topic: {self.partition: each}}) for each in batches]
+        connection.socket.sendall(b"".join(connection.frame(each, _PRODUCE_VERSION)[1] for each in requests))
         for value in values:
             answer = connection.receive_produce()[1][self.topic, self.partition]
             if answer.error_code == OK:

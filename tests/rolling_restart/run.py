@@ -153,6 +153,7 @@ def run(
                         [each for each in writers if each.name.startswith(tuple(continue_meanwhile))],
                         {name: each for name, each in groups.items() if name.startswith(tuple(continue_meanwhile))},
                     )
+                    stage.before_start(proxy)
                     proxy.restart()
                     _continue(writers, groups)
                     say(f"roll {number + 1}: {proxy.bootstrap} was down; all clients continue")

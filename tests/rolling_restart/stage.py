@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from tests.kit import stage as kit
 from tests.kit.fault_proxy import FaultProxy
 from tests.rolling_restart.run import EVERYBODY
 from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import ProxyProcess
 
 #: Both proxies' addresses; only the first one's, which is restarted like the other; or a load balancer's.
 Know = Literal["both", "first", "balancer"]
@@ -21,15 +22,26 @@ HOST = "127.0.0.1"
 
 
 class Stage(kit.Stage):
-    """`continue_meanwhile` – clients that must make progress while one of the proxies is down."""
+    """`continue_meanwhile` – clients that must make progress while one of the proxies is down. `before_start` – called
+    while it is down."""
 
     bootstrap = ""
     continue_meanwhile: Collection[str] = ()
+    before_start: Callable[[ProxyProcess], None] = staticmethod(lambda proxy: None)
 
 
 @contextmanager
-def two_proxies(kafka: KafkaCluster, directory: Path, config: str, *, know: Know = "both") -> Iterator[Stage]:
-    settings: dict[str, dict[str, Any]] = {f"proxy-{number}": {"config": config} for number in range(2)}
+def two_proxies(
+    kafka: KafkaCluster,
+    directory: Path,
+    config: str,
+    *,
+    know: Know = "both",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Stage]:
+    """`environment` – additional variables of both proxies."""
+    each_has = {"config": config, "environment": environment}
+    settings: dict[str, dict[str, Any]] = {f"proxy-{number}": dict(each_has) for number in range(2)}
     with Stage(kafka, directory) as stage:
         if know == "balancer":
             # both use the same ports of different hosts
