@@ -1,4 +1,4 @@
-"""Records what partition sequencers of a simulation do, as traces for `specification/SequencerTrace.tla`.
+"""Records what partition sequencers do, as traces for `specification/SequencerTrace.tla`.
 
 A trace ends at the first event that the specification does not have, such as an append without an expected offset.
 """
@@ -41,9 +41,17 @@ class Trace:
     def number(self, pending: g.PendingAppend) -> int:
         return self._numbers.get(id(pending), 0)
 
-    def add(self, name: str, **fields: object) -> None:
-        if not self.ended:
-            self.events.append({"name": name, **fields})
+    def add(self, name: str, *, undecided: int = 0, **fields: object) -> None:
+        """`undecided`: the append of which this event says more later."""
+        if self.ended:
+            return
+        self.events.append({"name": name, **fields})
+        if undecided:
+            self.undecided[undecided] = self.events[-1]
+        self.changed()
+
+    def changed(self) -> None:
+        """After each event."""
 
     def end(self) -> None:
         self.ended = True
@@ -65,6 +73,7 @@ class RecordingSequencer(PartitionSequencer):
     """A partition sequencer that records its calls and answers. It changes nothing."""
 
     recorded: list[Trace]
+    new_trace: type[Trace] = Trace
 
     def submit(self, pending: g.PendingAppend, now: float) -> list[g.Effect]:
         trace = self._trace
@@ -101,8 +110,9 @@ class RecordingSequencer(PartitionSequencer):
         return self._answered(super().lost(pending, now))
 
     def cancel(self, pending: g.PendingAppend, now: float) -> list[g.Effect]:
-        self._trace.end()
-        return super().cancel(pending, now)
+        """In the specification as if it was answered: its client has disconnected."""
+        self._trace.add("answer", append=self._trace.number(pending), code="try again")
+        return self._answered(super().cancel(pending, now))
 
     def handle(self, event: g.Event, now: float) -> list[g.Effect]:
         trace = self._trace
@@ -130,7 +140,7 @@ class RecordingSequencer(PartitionSequencer):
     def _trace(self) -> Trace:
         found = self.__dict__.get("trace")
         if found is None:
-            found = self.__dict__["trace"] = Trace()
+            found = self.__dict__["trace"] = self.new_trace()
             self.recorded.append(found)
         assert isinstance(found, Trace)
         return found
@@ -143,6 +153,7 @@ class RecordingSequencer(PartitionSequencer):
         elif (decided := trace.undecided.get(trace.number(pending))) is not None and there is not None:
             decided["there"] = there
             del trace.undecided[trace.number(pending)]
+            trace.changed()
 
     def _decided(self, pending: g.PendingAppend) -> None:
         """The expected offset does not hold. What lies there is read later: `Trace.undecided`."""
@@ -150,9 +161,8 @@ class RecordingSequencer(PartitionSequencer):
         if not number or number in trace.mismatched:
             return
         trace.mismatched.add(number)
-        trace.add("mismatch", append=number, there=_NOTHING)
-        if pending in self.state.appends.being_read and not trace.ended:
-            trace.undecided[number] = trace.events[-1]
+        is_read = pending in self.state.appends.being_read
+        trace.add("mismatch", undecided=number if is_read else 0, append=number, there=_NOTHING)
 
     def _there(self, pending: g.PendingAppend, result: g.BatchReadResult) -> Event | None:
         expected = pending.append.expected_base_offset

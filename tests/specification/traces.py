@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tests.simulation.scenarios import SCENARIOS, run
 from tests.specification import tlc
@@ -17,11 +19,28 @@ def record(scenario: str, seeds: Iterable[int]) -> list[Trace]:
     with recording() as traces:
         for seed in seeds:
             run(replace(SCENARIOS[scenario], start_offsets=(0,), proxies=1), 2 * seed + 1)
+    return _complete(traces)
+
+
+def _complete(traces: Iterable[Trace]) -> list[Trace]:
+    """Without the events from the first one on of which the run ended before they were complete."""
     for trace in traces:
-        if trace.undecided:  # the run ended before it was looked up
+        if trace.undecided:
             first = min(index for index, each in enumerate(trace.events) if each in trace.undecided.values())
             del trace.events[first:]
     return [trace for trace in traces if trace.events]
+
+
+def written(directory: Path) -> list[Trace]:
+    """What proxies wrote (`recorded_proxy.py`)."""
+    traces = []
+    for file in sorted(directory.glob("*.json")):
+        trace, fields = Trace(), json.loads(file.read_text())
+        trace.events, trace.sizes, trace.contents = fields["events"], fields["sizes"], fields["contents"]
+        trace.named = set(fields["named"])
+        trace.undecided = {number: trace.events[index] for number, index in enumerate(fields["undecided"])}
+        traces.append(trace)
+    return _complete(traces)
 
 
 def coverage(traces: Iterable[Trace]) -> Counter[str]:
