@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 
 import pytest
@@ -12,6 +15,28 @@ from tests.specification.traces import coverage, record, validate
 #: Each must occur, or the traces show too little.
 EVENTS = ("submit", "read", "sent", "answered appended", "answer success", "mismatch", "answer failed")
 SEEDS = range(2)
+#: Of `required` topics, without what the specification does not have: old timestamps, LogAppendTime, claims.
+SCENARIOS = [
+    "race",
+    "late",
+    "throttled",
+    "pipelines",
+    "idle-pipelines",
+    "refused-pipelines",
+    "server-errors-required",
+    "retries",
+    "crowd",
+    "one-broker",
+    "cluster",
+    "unclean",
+    "lost-records",
+    "proposals",
+    "hanging",
+    "rolling",
+    "whole-requests",
+    "compacted",
+    "restarted-clients",
+]
 
 
 def _missing(traces: list[Trace]) -> list[str]:
@@ -33,6 +58,17 @@ def test_pipelined_traces_are_behaviors_of_the_specification(traces: list[Trace]
 @pytest.mark.parametrize("scenario", ["refused-pipelines", "late"])
 def test_traces_with_faults_are_behaviors_of_the_specification(scenario: str) -> None:
     assert validate(record(scenario, range(1))) is None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_thousand_traces_are_behaviors_of_the_specification(say: Callable[[str], None]) -> None:
+    traces = [trace for name in SCENARIOS for trace in record(name, range(40))]
+    with ThreadPoolExecutor(os.cpu_count()) as runs:
+        found = [each for each in runs.map(lambda trace: validate([trace]), traces) if each is not None]
+    say(f"{len(traces)} traces, {sum(coverage(traces).values())} events, {len(found)} not in the specification")
+    assert len(traces) >= 1_000
+    assert found == []
 
 
 def _with(trace: Trace, name: str, **fields: object) -> Trace:
