@@ -36,7 +36,7 @@ def kafka_to_kill() -> Iterator[KafkaCluster]:
 
 
 def _write(bootstrap: str, topic: str, seed: int, over: threading.Event) -> None:
-    """Append at the log end as far as it is known, sometimes several batches at once. Connect again after a failure."""
+    """Append at the latest known log end, sometimes several batches at once. Connect again after a failure."""
     rng, expected, tries = random.Random(seed), 0, 0
     while not over.is_set():
         try:
