@@ -50,6 +50,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/expansion/test_library",
         "tests/expansion/test_example",
         f"{_I}docs",
+        f"{_I}remove",
     ),
     (
         "proxy/fencepost_proxy/expansion",

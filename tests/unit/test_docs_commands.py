@@ -26,6 +26,7 @@ _FENCEPOST: Final = r"(\.venv/bin/|/opt/fencepost/bin/)?fencepost"
 #: A command, whole, and the test by which it is run: as it stands there but for addresses, names and paths.
 RUN_BY: Final = {
     r"kafka-(topics|configs)(\.sh)? .*": f"{_DOCS}::test_kafkas_own_tools_do_what_pages_say",
+    r"kafka-(transactions|acls)\.sh .*": "tests/integration/test_remove.py::test_commands_of_the_page_remove_the_proxy",
     r"make demo": "tests/integration/test_demo.py::test_interrupted_demo_leaves_no_process_or_file",
     r"make (lint|test)": ".ci/run::make test",
     r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
