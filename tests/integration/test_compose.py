@@ -183,6 +183,14 @@ def test_conditional_append_is_accepted_and_stale_one_refused(stack: Stack) -> N
     assert read_all(stack.bootstrap, topic) == [(0, b"first"), (1, b"second")]
 
 
+def test_demo_is_refused_where_kafka_alone_loses_an_update(stack: Stack) -> None:
+    profiles = ("--profile", "demo", "--profile", "direct")
+    shown = {service: stack.compose(*profiles, "run", "--rm", "-T", service) for service in ("demo", "direct")}
+    assert "REFUSED" in shown["demo"]
+    assert "which is right" in shown["demo"]
+    assert "an update is LOST" in shown["direct"]
+
+
 def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
     assert not any((stack.inspect("kafka")["NetworkSettings"]["Ports"] or {}).values()), "Kafka has a published port"
     query = ("-c", QUERY_KAFKA)

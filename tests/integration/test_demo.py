@@ -20,6 +20,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.proof import Proof, read_back, row_hash
+from tests.support.proxy import ProxyProcess
 
 
 def processes_about(path: Path) -> list[str]:
@@ -87,6 +88,19 @@ def test_demo_of_two_writers_loses_an_update_with_kafka_alone() -> None:
     assert "The log has the balances 100, 150, 70. The last one counts, but 120 is right" in output
     assert "appends 70: REFUSED, it expected offset 1, but the log ends at offset 2" in output
     assert "The log has the balances 100, 150, 120. The last one counts, which is right." in output
+
+
+@pytest.mark.kafka
+def test_two_writers_of_the_compose_file_append_again(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
+    """In containers, the data is kept."""
+    for option, shown in (
+        (f"--kafka={kafka.bootstrap}", "The log has the balances 100, 150, 70. The last one counts, but 120 is right"),
+        (f"--proxy={proxied.bootstrap}", "The log has the balances 100, 150, 120. The last one counts, which is right"),
+    ):
+        for _ in range(2):
+            command = [sys.executable, "-m", "fencepost_dev.two_writers", option]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            assert shown in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.kafka

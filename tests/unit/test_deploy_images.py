@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fencepost_dev import two_writers
 from fencepost_dev.jars import release
 from fencepost_proxy.cli import main
 from fencepost_proxy.cli.proxy import read_config
@@ -192,6 +193,20 @@ def test_compose_gives_proxies_minimal_privileges(compose: dict[str, Any]) -> No
         assert int(service["stop_grace_period"].removesuffix("s")) >= drain + 5
         words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", each) for each in service["command"]]
         main.command_parser("proxy").parse_args(["proxy", *words])
+
+
+def test_demonstrations_run_where_their_address_is(compose: dict[str, Any]) -> None:
+    """They need nothing but the proxy's image, and are only started by name of their profile."""
+    services = compose["services"]
+    for name, option in (("demo", "proxy"), ("direct", "kafka")):
+        service = services[name]
+        assert service["profiles"] == [name]
+        assert service["image"] == services["proxy"]["image"]
+        assert service["entrypoint"] == ["python3", "-m", "fencepost_dev.two_writers"]
+        address = getattr(two_writers.parser().parse_args(service["command"]), option)
+        host = address.partition(":")[0]
+        assert set(service["networks"]) <= set(services[host]["networks"])
+        assert list(service["depends_on"]) == [host]
 
 
 def test_what_compose_publishes_is_on_the_loopback(compose: dict[str, Any]) -> None:

@@ -62,6 +62,8 @@ RUN_BY: Final = {
     r"docker-compose up -d|docker build .*|(FENCEPOST_BASE_IMAGE=\S+ )?deploy/docker/build-local\.sh": f"{_IMAGES}"
     "::test_clients_on_the_host_produce_and_consume",
     r"docker run .*": f"{_IMAGES}::test_image_runs_alone_with_minimal_rights",
+    r"docker-compose --profile demo --profile direct up demo direct": f"{_IMAGES}"
+    "::test_demo_is_refused_where_kafka_alone_loses_an_update",
     r"docker-compose run --rm spark .*": f"{_IMAGES}::test_every_spark_job_runs",
     r"export FENCEPOST_BOOTSTRAP_SERVER=.*": f"{_DOCS}::test_commands_of_the_docker_guide_run_without_docker",
     r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
