@@ -213,6 +213,7 @@ class Metrics:
         self.expansions = Counts()
         self.commits = Counts()
         self.downgrades = Counts()
+        self.claims = Counts()
         self.tls_handshakes = Counts()
         self.upstream_tls_failures = Counts()
         self.logins = Counts()

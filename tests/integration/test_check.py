@@ -304,6 +304,20 @@ def test_a_sidecar_before_a_listener_without_tls(secured: Secured, tmp_path: Pat
 
 
 @pytest.mark.brokers
+def test_right_to_claim_is_reported_with_its_command(secured: Secured, kafka: KafkaCluster, tmp_path: Path) -> None:
+    claims = '[topics."claimed-*"]\n"fencepost.check.expected.offsets" = "required"\n"fencepost.claims" = "true"\n'
+
+    lacking = Checked(by(ALICE, secured, tmp_path, claims), tmp_path)
+    allowed = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{claims}', tmp_path)
+    without = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{CHECKED_TOPICS}', tmp_path)
+
+    assert "may not write transaction markers" in lacking.of("warning")["claims"]
+    assert "--operation Alter --cluster" in lacking.todo("claims")
+    assert "claims" in allowed.of("ok")
+    assert "claims" not in [each["what"] for each in without.findings]
+
+
+@pytest.mark.brokers
 def test_missing_acl_is_reported_with_its_command(secured: Secured, tmp_path: Path) -> None:
     # Given: a topic that the file checks, and a user without ACLs.
     topic = "checked-orders"

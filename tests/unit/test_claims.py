@@ -11,6 +11,7 @@ import pytest
 from fencepost_policies.append import Check
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.metadata import Leader
+from fencepost_proxy.metrics import Counts
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.services import claim_markers
@@ -216,7 +217,10 @@ def test_right_to_write_markers_is_asked_before_a_claim(
         return answer
 
     monkeypatch.setattr(claim_markers, "write_abort_marker", write)
-    markers = ClaimMarkers(SimpleNamespace(leader=lambda _: Leader(1, 0)), lambda _: True)  # type: ignore[arg-type]
+    counts = Counts()
+    kafka: Any = SimpleNamespace(leader=lambda _: Leader(1, 0))
+    markers = ClaimMarkers(kafka, lambda _: True, counts)
     assert asyncio.run(markers.permitted(TP)) == permitted
     asyncio.run(markers.permitted(TP))
     assert asked == [TopicPartition(TP.topic, (1 << 31) - 1)] * (2 if isinstance(answer, Exception) else 1)
+    assert counts == ({} if permitted or isinstance(answer, Exception) else {"denied": 2})

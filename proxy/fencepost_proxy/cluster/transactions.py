@@ -89,6 +89,20 @@ async def write_abort_marker(
 
     Needs ALTER on the cluster (before Kafka 3.8 CLUSTER_ACTION). Raises UpstreamUnavailable.
     """
+
+    def calls(connection: BrokerConnection) -> list[Call]:
+        return [connection.call(apis.WRITE_TXN_MARKERS, abort_marker(tp, opened), at_most=1)]
+
+    (answer,) = await kafka.query_broker(leader, calls, timeout_seconds=timeout_seconds)
+    return marker_error(answer)
+
+
+#: Kafka checks this first (KafkaApis.handleWriteTxnMarkersRequest), also for a partition that does not exist.
+MARKERS_DENIED: Final = frozenset({Error.CLUSTER_AUTHORIZATION_FAILED, Error.TOPIC_AUTHORIZATION_FAILED})
+
+
+def abort_marker(tp: TopicPartition, opened: OpenInLog) -> Message:
+    """The WriteTxnMarkers request for one partition."""
     marker = Message(
         producer_id=opened.producer_id,
         producer_epoch=opened.producer_epoch,
@@ -96,10 +110,10 @@ async def write_abort_marker(
         topics=[Message(name=tp.topic, partition_indexes=[tp.partition])],
         coordinator_epoch=max(opened.coordinator_epoch, 0),
     )
+    return Message(markers=[marker])
 
-    def calls(connection: BrokerConnection) -> list[Call]:
-        return [connection.call(apis.WRITE_TXN_MARKERS, Message(markers=[marker]), at_most=1)]
 
-    (answer,) = await kafka.query_broker(leader, calls, timeout_seconds=timeout_seconds)
+def marker_error(answer: Message) -> int:
+    """Kafka's error code in the answer to `abort_marker`. Raises UpstreamUnavailable if it is for other partitions."""
     topic = only(only(answer.markers, "WriteTxnMarkers").topics, "WriteTxnMarkers")
     return int(only(topic.partitions, "WriteTxnMarkers").error_code)

@@ -331,6 +331,14 @@ def fencepost_idempotence_downgraded_batches_total(s: Scrape) -> Labelled:
     return _by(s.metrics.downgrades)
 
 
+@_CONDITIONAL.counter("result")
+def fencepost_claims_total(s: Scrape) -> Labelled:
+    """Claims of partitions with fencepost.claims=true: the marker was written, refused, of unknown outcome, or denied
+    because the proxy may not write markers. Many claims of few partitions: processes compete for them.
+    """
+    return _by(s.metrics.claims)
+
+
 # ---- partition expansion
 
 _EXPANSION = Section("Partition expansion", "For topics with partition-count checks or ordered partition expansion.")

@@ -24,14 +24,17 @@ from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_
 from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
 from fencepost_proxy.cluster.state_log import read_stored
 from fencepost_proxy.cluster.state_topic_settings import created_with
+from fencepost_proxy.cluster.transactions import MARKERS_DENIED, abort_marker, marker_error
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error, StateError, error_name
 from fencepost_proxy.preflight.bypassing import AUTHORIZER_CONFIGS, Acl, Authorizer, acls_of, bypassing
 from fencepost_proxy.preflight.findings import Finding, Group, State, some
 from fencepost_proxy.services.unknown_configs import problems
 from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
-from fencepost_proxy.types import NodeId
+from fencepost_proxy.transactions.watched import OpenInLog
+from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
@@ -60,7 +63,14 @@ async def rights(
     about_cluster = (query.authorizer, query.state_topic, query.stored, query.producer_ids, query.broker_configs)
     return [
         finding
-        for probe in (*about_cluster, query.topics, query.groups, query.transactional_ids, query.bypassing)
+        for probe in (
+            *about_cluster,
+            query.topics,
+            query.markers,
+            query.groups,
+            query.transactional_ids,
+            query.bypassing,
+        )
         for finding in await _tried(probe)
     ]
 
@@ -386,6 +396,19 @@ class _Probe:
         return [
             ACLS.warning(what, f"{state}: {some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
         ]
+
+    async def markers(self) -> list[Finding]:
+        """After `topics`, which has the configs set by admins. Written for a partition that does not exist."""
+        what = "claims"
+        if not any(policy.claims for policy in self._policies):
+            return []
+        nowhere = TopicPartition(self._config.state_topic, NO_PARTITION)
+        marker = abort_marker(nowhere, OpenInLog(ProducerId(0), 0, 0, Offset(-1), -1))
+        answer = await self._query(apis.WRITE_TXN_MARKERS, marker, at_most=1)
+        if marker_error(answer) in MARKERS_DENIED:
+            stated = "the proxy may not write transaction markers: topics with fencepost.claims=true have no claims"
+            return [ACLS.warning(what, stated, self._allow(("ALTER",), "--cluster"))]
+        return [ACLS.ok(what, "transaction markers may be written (ALTER on the cluster)")]
 
     async def _described(self, names: Sequence[str] | None) -> list[Message]:
         answer = await self._query(apis.METADATA, query_of(names), at_least=10, at_most=13)

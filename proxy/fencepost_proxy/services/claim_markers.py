@@ -8,8 +8,8 @@ from collections.abc import Callable
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
-from fencepost_proxy.cluster.transactions import write_abort_marker
-from fencepost_proxy.errors import Error
+from fencepost_proxy.cluster.transactions import MARKERS_DENIED, write_abort_marker
+from fencepost_proxy.metrics import Counts
 from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.transactions.watched import OpenInLog
 from fencepost_proxy.types import Offset, ProducerId, TopicPartition
@@ -20,14 +20,14 @@ _limited_log = logs.RateLimitedLog(_log)
 #: How long Kafka's permission or refusal is remembered.
 REMEMBERED_SECONDS = 60.0
 _WRITE_SECONDS = 5.0
-_DENIED = frozenset({Error.CLUSTER_AUTHORIZATION_FAILED, Error.TOPIC_AUTHORIZATION_FAILED})
 
 
 class ClaimMarkers:
-    """`may_claim`: whether a topic allows claims."""
+    """`may_claim`: whether a topic allows claims. `counts`: results, for the metric."""
 
-    def __init__(self, kafka: KafkaClient, may_claim: Callable[[str], bool]) -> None:
+    def __init__(self, kafka: KafkaClient, may_claim: Callable[[str], bool], counts: Counts) -> None:
         self.may_claim = may_claim
+        self._counts = counts
         self._kafka = kafka
         self._permitted = True
         self._as_of = float("-inf")
@@ -35,15 +35,14 @@ class ClaimMarkers:
     async def permitted(self, partition: TopicPartition) -> bool:
         """Query Kafka before a claim is published: without its marker, no process can append.
 
-        The probe is a marker for a partition that does not exist. Kafka checks the permission first
-        (KafkaApis.handleWriteTxnMarkersRequest).
+        The probe is a marker for a partition that does not exist: Kafka checks the permission first.
         """
         if time.monotonic() >= self._as_of + REMEMBERED_SECONDS:
             probe = TopicPartition(partition.topic, NO_PARTITION)
             error_code = await self._write(partition, probe, ProducerId(0), 0)
             if error_code is None:
                 return False
-            self._permitted, self._as_of = error_code not in _DENIED, time.monotonic()
+            self._permitted, self._as_of = error_code not in MARKERS_DENIED, time.monotonic()
             if not self._permitted:
                 _limited_log.error(
                     "denied",
@@ -51,11 +50,14 @@ class ClaimMarkers:
                     "needs ALTER on the cluster, before Kafka 3.8 CLUSTER_ACTION; or set fencepost.claims=false)",
                     partition=partition,
                 )
+        if not self._permitted:
+            self._counts.inc("denied")
         return self._permitted
 
     async def write(self, partition: TopicPartition, producer_id: ProducerId, producer_epoch: int) -> None:
         """Once: the log shows whether it was written. If not, the next claim has another epoch."""
         error_code = await self._write(partition, partition, producer_id, producer_epoch)
+        self._counts.inc("unknown" if error_code is None else "refused" if error_code else "written")
         if error_code:
             _limited_log.warning("refused", "a claim's marker was refused", partition=partition, error_code=error_code)
 

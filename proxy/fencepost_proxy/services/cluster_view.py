@@ -86,7 +86,9 @@ class ClusterView:
             names=self.header_names,
             unpacked_bytes_max=limits.decompressed_bytes_max,
             markers=ClaimMarkers(
-                kafka, lambda topic: (policy := self.policies.policy(topic)) is not None and policy.claims
+                kafka,
+                lambda topic: (policy := self.policies.policy(topic)) is not None and policy.claims,
+                metrics.claims,
             ),
         )
         self.counts = Counts(

@@ -19,6 +19,7 @@ from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.producers import PartitionReading, Producers
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import Error, FencepostError
+from fencepost_proxy.metrics import Counts
 from fencepost_proxy.sequencer import events as sequencers
 from fencepost_proxy.sequencer.log_view import decoded
 from fencepost_proxy.services.claim_markers import ClaimMarkers
@@ -123,7 +124,7 @@ class LogReader:
         self._transaction_states = Transactions(kafka)
         self._appends = Appends(kafka)
         self._membership = membership
-        self._markers = markers or ClaimMarkers(kafka, lambda _: False)
+        self._markers = markers or ClaimMarkers(kafka, lambda _: False, Counts())
         self._frame_bytes_max = frame_bytes_max
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
         self.expiration = ProducerExpiration()
