@@ -83,7 +83,10 @@ def _config(constants: Mapping[str, str], invariants: tuple[str, ...], symmetry:
 
 
 def _run(folder: Path, timeout_seconds: float) -> Checked:
-    command = [find_jdk().java, *QUICK_JVM, HEAP, "-cp", jars.classpath(jars.TLC_LOCK), "tlc2.TLC", "-workers", "1"]
+    # TLC unpacks its standard modules there, and two runs at once would disturb each other.
+    own_files = f"-Djava.io.tmpdir={folder}"
+    command = [find_jdk().java, *QUICK_JVM, HEAP, own_files, "-cp", jars.classpath(jars.TLC_LOCK)]
+    command += ["tlc2.TLC", "-workers", "1"]
     # A state without successors is the end of a run, not a deadlock. One order of states makes counts repeatable.
     command += ["-deadlock", "-nowarning", "-difftrace", "-fp", "0", "-metadir", str(folder / "states"), "Model"]
     try:
