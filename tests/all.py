@@ -51,6 +51,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         "tests/expansion/test_example",
         f"{_I}docs",
         f"{_I}remove",
+        f"{_I}testcontainers",
     ),
     (
         "proxy/fencepost_proxy/expansion",
