@@ -67,6 +67,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}in_doubt_expansion",
         f"{_I}replaced_topics",
     ),
+    ("proxy/fencepost_proxy/services/homes", "proxy/fencepost_proxy/addresses"): (f"{_I}homes",),
     ("proxy/fencepost_proxy/transactions", "proxy/fencepost_proxy/session/transactions"): (
         f"{_I}atomic_",
         f"{_I}checked_transactions",

@@ -10,7 +10,7 @@ learns a broker from the first response that names it. For such a response the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from fencepost_proxy.errors import ConfigError, Error
 from fencepost_proxy.types import Address, NodeId
@@ -38,6 +38,8 @@ class AddressBook:
         self._advertised_host = advertised_host
         self._ports: dict[NodeId, int] = dict(ports or {})
         self._upstream: dict[NodeId, Address] = {}
+        #: The bootstrap address of another process through which clients should reach a broker; None: this one.
+        self.home_of: Callable[[NodeId], Address | None] = lambda node_id: None
 
     @property
     def nodes(self) -> Mapping[NodeId, Address]:
@@ -80,7 +82,9 @@ class AddressBook:
 
         Raises `ConfigError` as `listener_port` does, and `LookupError` if the listener has no port yet.
         """
-        port = self.listener_port(node_id)
+        port, home = self.listener_port(node_id), self.home_of(node_id)
+        if home is not None and home.port + 1 + node_id <= _PORT_MAX:
+            return Address(home.host, home.port + 1 + node_id)
         if not port:
             raise LookupError(f"broker {node_id} has no listener yet")
         return Address(self._advertised_host or local_host, port)

@@ -27,6 +27,7 @@ from fencepost_proxy.sequencer.events import SequencerLimits
 from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import AddedTime, Driver
+from fencepost_proxy.services.homes import Homes
 from fencepost_proxy.services.housekeeping import Housekeeping
 from fencepost_proxy.services.process_status import ProcessStatus
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
@@ -103,6 +104,11 @@ class Proxy:
             connector=self._upstreams.connector,
             spawn=self._tasks.spawn,
         )
+        self._homes: Homes | None = None
+        if config.homes:
+            here = Address(str(config.advertised_host), config.listen.port)
+            self._homes = Homes(here, lambda: cluster.kafka.brokers, cluster.membership.others_addresses)
+            self._book.home_of = self._homes.of
         self._topic_warnings = TopicWarnings(
             cluster.kafka, cluster.policies.policy, self._tasks.spawn, shared_ports=config.reuse_port
         )
@@ -223,6 +229,8 @@ class Proxy:
         cluster.expansions.start()
         self._listeners.accept(self._socket_server.accepted)
         spawn(housekeeping.run(), "housekeeping")
+        if self._homes is not None:
+            spawn(self._homes.run(), "homes")
         spawn(housekeeping.watch_broker_settings(), "broker settings")
         spawn(cluster.groups.run(), "groups")
         spawn(cluster.commits.run(), "old transactions")
@@ -241,6 +249,7 @@ class Proxy:
             warnings=self._topic_warnings,
             connections=self._connections,
             stalled=StalledConnections(self._live.limits, self._dispatcher, self._metrics),
+            homes=self._homes,
             spawn=self._tasks.spawn,
             lease_seconds=self._live.config.config_lease_seconds,
         )
@@ -255,6 +264,8 @@ class Proxy:
         """
         limits = self._live.limits()
         self._status.ends = True
+        if self._homes is not None:
+            await self._cluster.membership.retire_address()
         if limits.drain_notice_seconds:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limits.drain_notice_seconds):

@@ -224,3 +224,34 @@ def test_memory_is_enough_for_what_the_limits_allow() -> None:
         limit = proxy(directory)["resources"]["limits"]["memory"]
         assert limit.endswith("Mi")
         assert int(limit.removesuffix("Mi")) * 2**20 > needed
+
+
+def patched(document: dict[str, Any], patch: str) -> dict[str, Any]:
+    """As `kustomize` applies a JSON patch: to members of objects, and of the first container."""
+    for each in yaml.safe_load(patch):
+        *path, last = each["path"].removeprefix("/").split("/")
+        place: Any = document
+        for name in path:
+            place = place[int(name) if name.isdigit() else name]
+        if each["op"] == "remove":
+            del place[last]
+        else:
+            assert (last in place) is (each["op"] == "replace"), each
+            place[last] = each["value"]
+    return document
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_fleet_with_homes_is_the_patched_gateway(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlay = yaml.safe_load((ROOT / "homes" / "kustomization.yaml").read_text("utf-8"))
+    (patch,) = overlay["patches"]
+    workload = patched(one("gateway", "Deployment"), patch["patch"])
+    service = one("homes", "Service")
+    for document in (workload, service, one("homes", "NetworkPolicy")):
+        kubernetes_validate.validate(document, release, strict=True)
+    assert set(overlay["resources"]) == {"../gateway", *(file for file, _ in documents("homes"))}
+    assert workload["spec"]["serviceName"] == service["metadata"]["name"]
+    for each in workload["spec"]["template"]["spec"]["containers"][0]["env"]:
+        monkeypatch.setenv(each["name"], each.get("value", "").replace("$(POD)", "fencepost-1"))
+    config = configuration("gateway", tmp_path)
+    assert (config.homes, config.advertised_host) == (True, "fencepost-1.fencepost-pods.kafka.svc.cluster.local")

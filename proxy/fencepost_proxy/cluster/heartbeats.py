@@ -81,7 +81,7 @@ class Topic(Protocol):
 class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_until",)):
     """`live_until`: until when the other instances consider this one live.
 
-    `about`: what this process reports of itself (`host`, `version`, `status`).
+    `about`: what this process reports of itself (`host`, `version`, `status`, and `clients`: where they reach it).
     """
 
     def __init__(self, topic: Topic, kafka: KafkaClient, limits: Limits) -> None:
@@ -153,6 +153,23 @@ class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_un
             Instance(instance_id(process), *_reported(self._about.get(process, NOTHING)), now - at, process in live)
             for process, at in others
         ]
+
+    def reported(self, what: str, now: float) -> list[str]:
+        """What the other live processes report under that name in their heartbeats."""
+        reports = (self._about.get(each, NOTHING).get(what) for each in self.live(now))
+        return [each for each in reports if isinstance(each, str)]
+
+    async def report(self, about: Mapping[str, str]) -> None:
+        """Report this at once, and in later heartbeats."""
+        self.about = about
+        if self.process is None:
+            return
+        try:
+            await self._topic.append(
+                [encode_heartbeat(self.process, int(time.time() * 1000), about)], timeout_seconds=_LEAVE_SECONDS
+            )
+        except (UpstreamUnavailable, StateError) as error:
+            _log.warning("heartbeat not stored", reason=error)
 
     def may_append(self, now: float) -> frozenset[UUID]:
         """The other processes that may append, or whose appends Kafka may still have queued.

@@ -274,6 +274,9 @@ class ProxyConfig:
     proxy without it."""
     advertised_host: str | None = _key(None, option="--advertised-host", example="kafka.example.com")
     """Host advertised to clients. Default: the address by which the client reached the proxy."""
+    homes: bool = False
+    """Whether clients reach each broker through one of the proxies, which share the brokers among them. All proxies
+    need it, and each an `advertised_host` and port of `listen` that lead to it alone."""
     broker_ports: Mapping[NodeId, int] = _key(factory=dict, example={"1": 20001, "2": 20002})
     """Listener port by broker id. Default: port of `listen` + 1 + broker id."""
     refusal_scope: RefusalScope = _key("partition", option="--refusal-scope")
@@ -335,6 +338,11 @@ class ProxyConfig:
             yield "broker_tls", f"broker = {self.broker} is not on the loopback: logins would be sent in plaintext"
         if self.reuse_port and sys.platform != "linux":
             yield "reuse_port", "needs Linux"
+        if self.homes:
+            if self.mode == "sidecar" or self.reuse_port or self.broker_ports:
+                yield "homes", 'cannot be combined with mode = "sidecar", reuse_port or broker_ports'
+            if self.advertised_host is None or not self.listen.port:
+                yield "homes", "needs advertised_host and a port in listen, where clients reach this proxy alone"
         ports = [*self.broker_ports.values()] + ([self.listen.port] if self.listen.port else [])
         if len(set(ports)) != len(ports):
             yield "broker_ports", "two brokers share a port, or one uses the port of the bootstrap listener"

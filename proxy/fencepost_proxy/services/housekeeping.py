@@ -14,9 +14,11 @@ from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.services.checked_topics import CheckedTopics
 from fencepost_proxy.services.cluster_view import ClusterView
 from fencepost_proxy.services.driver import Driver
+from fencepost_proxy.services.homes import Homes
 from fencepost_proxy.services.log_reader import FACTS_SECONDS
 from fencepost_proxy.services.replaced_topics import ReplacedTopics
 from fencepost_proxy.services.topic_warnings import TopicWarnings
+from fencepost_proxy.session.frames import messages
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.stalled import StalledConnections
 
@@ -24,6 +26,8 @@ _log = logs.get("services.housekeeping")
 _limited_log = logs.RateLimitedLog(_log)
 
 _HOUSEKEEPING_SECONDS = 1.0
+#: For the requests in progress of a connection to a broker whose home is now another process.
+_MOVE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -37,6 +41,7 @@ class Housekeeping:
     warnings: TopicWarnings
     connections: ClientConnections
     stalled: StalledConnections
+    homes: Homes | None
     spawn: Spawn
     lease_seconds: float
 
@@ -48,6 +53,7 @@ class Housekeeping:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             now = time.monotonic()
             self.stalled.close(list(self.connections.by_number.values()), now)
+            self._end_moved(now)
             self.topics.probe(time.monotonic())
             logs.report_suppressed()
             if self.cluster.membership.joined.heartbeats.instance_id_expires:
@@ -57,6 +63,13 @@ class Housekeeping:
             if time.monotonic() - probed_at >= seconds:
                 probed_at = time.monotonic()
                 await self.maintain_topics()
+
+    def _end_moved(self, now: float) -> None:
+        """Ends some connections to brokers whose home is another process, between two requests."""
+        if self.homes is None:
+            return
+        for each in self.homes.moved(self.connections.by_number.values(), now):
+            self.driver.session_event(each.connection, messages.Drain(now + _MOVE_SECONDS))
 
     async def _renew_instance_id(self) -> None:
         try:

@@ -6,7 +6,8 @@ import asyncio
 import platform
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Final, TypeVar
 from uuid import UUID
 
 from fencepost_proxy import logs
@@ -19,7 +20,7 @@ from fencepost_proxy.metrics import fencepost_version
 from fencepost_proxy.native_view import NativeView
 from fencepost_proxy.observability import readiness
 from fencepost_proxy.topics.state import StateView
-from fencepost_proxy.types import Monotonic
+from fencepost_proxy.types import Address, Monotonic
 from fencepost_proxy.wire.state_records import StateRecord
 
 _T = TypeVar("_T")
@@ -27,6 +28,8 @@ _log = logs.get("services.membership")
 _limited_log = logs.RateLimitedLog(_log)
 
 _START_AGAIN_SECONDS = 2.0
+#: In heartbeats: the bootstrap address by which clients reach this process alone.
+_CLIENTS: Final = "clients"
 
 
 class Membership(NativeView, remembered=("state", "takeover_until")):
@@ -70,6 +73,22 @@ class Membership(NativeView, remembered=("state", "takeover_until")):
     def alone(self, now: float) -> bool:
         return self.state is not None and self.state.heartbeats.alone(now)
 
+    def others_addresses(self) -> list[Address]:
+        """Where clients reach each of the other live processes, as far as they announce it."""
+        if self.state is None:
+            return []
+        found = []
+        for each in self.state.heartbeats.reported(_CLIENTS, time.monotonic()):
+            with suppress(ValueError):
+                found.append(Address.parse(each))
+        return found
+
+    async def retire_address(self) -> None:
+        """Clients should reach this process no longer."""
+        if self.state is not None:
+            about = {name: each for name, each in self.state.heartbeats.about.items() if name != _CLIENTS}
+            await self.state.heartbeats.report(about)
+
     @property
     def identity(self) -> str:
         """As the claims of this process have it."""
@@ -92,7 +111,11 @@ class Membership(NativeView, remembered=("state", "takeover_until")):
                 on_change=on_change,
             )
             about = {"host": platform.node(), "version": fencepost_version()}
-            state.heartbeats.about = about if config.status is None else {**about, "status": str(config.status)}
+            if config.status is not None:
+                about["status"] = str(config.status)
+            if config.homes:
+                about[_CLIENTS] = str(Address(str(config.advertised_host), config.listen.port))
+            state.heartbeats.about = about
             try:
                 await state.start()
                 await state.acquire_producer_id()

@@ -1,0 +1,108 @@
+"""Homes: with `homes = true`, clients reach each broker through one process of the fleet.
+
+Every process announces in its heartbeats where clients reach it, and names in Metadata, FindCoordinator and
+DescribeCluster responses for each broker the address of its home. So the appends to a partition, and what a process
+remembers of it, are in one process. Homes decide about speed only: a client that uses another process, because two
+processes know different fleets for a moment, is served as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from typing import Final
+
+from fencepost_proxy import logs
+from fencepost_proxy.transport.proxied_connection import ProxiedConnection
+from fencepost_proxy.types import Address, NodeId
+
+_log = logs.get("services.homes")
+
+_PROBE_SECONDS: Final = 1.0
+#: Of probes in a row, after which a process is no home. Its heartbeats would show it only after 90 seconds.
+_FAILURES_MAX: Final = 2
+#: A client gets the new address when it refreshes its metadata, which most do after a lost connection. One that returns
+#: to the former home is disconnected again after this time.
+_STAY_SECONDS: Final = 30.0
+#: Connections to former homes that are ended in a second.
+_MOVED_AT_ONCE: Final = 10
+
+
+def assign(brokers: Iterable[NodeId], processes: Iterable[Address]) -> dict[NodeId, Address]:
+    """The home of each broker: of the processes that do not have their share, the one with the highest hash.
+
+    Rendezvous hashing with bounded loads: shares differ by one at most, and few homes move if a process comes or goes.
+    """
+    nodes, known = sorted(brokers), sorted(set(processes))
+    if not known:
+        return {}
+    (share, left), load, homes = divmod(len(nodes), len(known)), Counter[Address](), dict[NodeId, Address]()
+    for node in nodes:
+        free = [each for each in known if load[each] < share or (left and load[each] == share)]
+        homes[node] = home = max(free, key=lambda each: blake2b(f"{node} {each}".encode(), digest_size=8).digest())
+        left -= load[home] == share
+        load[home] += 1
+    return homes
+
+
+class Homes:
+    """`here`: where clients reach this process. `brokers`: of the cluster, by id. `others`: what the other live
+    processes announce."""
+
+    def __init__(
+        self, here: Address, brokers: Callable[[], Iterable[NodeId]], others: Callable[[], Iterable[Address]]
+    ) -> None:
+        self.here = here
+        self._brokers, self._others = brokers, others
+        self._failures: dict[Address, int] = {}
+        self._homes: Mapping[NodeId, Address] = {}
+
+    def of(self, node_id: NodeId) -> Address | None:
+        """Where clients reach the broker's home; None: here. May be called in a thread."""
+        home = self._homes.get(node_id, self.here)
+        return None if home == self.here else home
+
+    async def run(self) -> None:
+        while True:
+            await self.update()
+            await asyncio.sleep(_PROBE_SECONDS)
+
+    async def update(self) -> None:
+        """Connect to the other processes, and assign the brokers to those that accept."""
+        others = {each for each in self._others() if each != self.here}
+        accepts = await asyncio.gather(*map(_accepts, others))
+        failures = {}
+        for each, accepted in zip(others, accepts, strict=True):
+            # A process that is new here becomes a home once it accepts.
+            before = self._failures.get(each, _FAILURES_MAX)
+            failures[each] = 0 if accepted else before + 1
+        self._failures = failures
+        homes = assign(self._brokers(), [self.here, *(each for each in others if failures[each] < _FAILURES_MAX)])
+        if homes != self._homes:
+            of_this = sum(each == self.here for each in homes.values())
+            _log.info("homes changed", processes=len(set(homes.values())), brokers=len(homes), here=of_this)
+        self._homes = homes
+
+    def moved(self, connections: Iterable[ProxiedConnection], now: float) -> list[ProxiedConnection]:
+        """Some connections to brokers whose home is another process: they end between two requests."""
+        found = (
+            each
+            for each in connections
+            if each.node_id is not None
+            and self.of(each.node_id) is not None
+            and now - each.opened_at > _STAY_SECONDS
+            and each.client.closing_since is None
+        )
+        return [each for each, _ in zip(found, range(_MOVED_AT_ONCE), strict=False)]
+
+
+async def _accepts(address: Address) -> bool:
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.close()
+        return True
+    return False

@@ -1,0 +1,106 @@
+"""A fleet of proxies with `homes = true` before three brokers: each partition's appends are in one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from fencepost.kafka_python import ConditionalProducer
+from fencepost_dev.cluster import KafkaCluster
+from tests.kit.waiting import until
+from tests.support.clients import create_topic
+from tests.support.kafka import unique_topic
+from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
+from tests.support.raw import Connection, Log
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+_CONFIG = 'homes = true\nadvertised_host = "127.0.0.1"\n'
+_PARTITIONS = 12
+
+
+@pytest.fixture
+def fleet(kafka3: KafkaCluster, tmp_path: Path) -> Iterator[list[ProxyProcess]]:
+    with ExitStack() as running:
+        proxies = []
+        for number in range(3):
+            (directory := tmp_path / str(number)).mkdir()
+            status = ("--status", f"127.0.0.1:{free_ports_in_a_row(1)}")
+            proxy = ProxyProcess(kafka3.bootstrap, directory, config=_CONFIG + CHECKED_BY_NAME, arguments=status)
+            proxies.append(running.enter_context(proxy))
+        until_shared(proxies, 3)
+        yield proxies
+
+
+def brokers_at(proxy: ProxyProcess) -> dict[int, str]:
+    """The addresses that a client gets."""
+    with Connection(proxy.bootstrap) as client:
+        return {each.node_id: f"{each.host}:{each.port}" for each in client.metadata().brokers}
+
+
+def homes(proxy: ProxyProcess) -> list[int]:
+    """The bootstrap ports of the brokers' homes."""
+    return sorted(int(at.rpartition(":")[2]) - 1 - node for node, at in brokers_at(proxy).items())
+
+
+def until_shared(proxies: list[ProxyProcess], processes: int) -> None:
+    """All name the same homes, and these are all of them."""
+
+    def probe() -> list[list[int]]:
+        return [homes(each) for each in proxies]
+
+    expected = {each.port for each in proxies}
+    assert len(expected) == processes
+    until(probe, "the same homes", accept=lambda found: all(set(each) == expected for each in found))
+    assert len({tuple(sorted(brokers_at(each).items())) for each in proxies}) == 1
+
+
+def append(proxy: ProxyProcess, topic: str, offset: int) -> None:
+    with closing(ConditionalProducer(bootstrap_servers=proxy.bootstrap)) as producer:
+        sent = [producer.send(topic, b"x", partition=each, expected_offset=offset) for each in range(_PARTITIONS)]
+        assert [each.get(60).offset for each in sent] == [offset] * _PARTITIONS
+
+
+def test_each_partition_is_in_one_process(fleet: list[ProxyProcess]) -> None:
+    topic = create_topic(fleet[0].bootstrap, unique_topic("required-homes"), partitions=_PARTITIONS)
+    for offset, proxy in enumerate(fleet):
+        append(proxy, topic, offset)
+    shares = [
+        sum(value for name, value in each.metrics().items() if name.startswith("fencepost_sequencers{"))
+        for each in fleet
+    ]
+    assert sum(shares) == _PARTITIONS
+    assert all(shares)
+
+
+def test_killed_home_is_replaced_soon(fleet: list[ProxyProcess]) -> None:
+    topic = create_topic(fleet[0].bootstrap, unique_topic("required-homes"), partitions=_PARTITIONS)
+    append(fleet[0], topic, 0)
+    fleet[2].kill()
+    until_shared(fleet[:2], 2)
+    append(fleet[0], topic, 1)
+    fleet[2].restart()
+    until_shared(fleet, 3)
+    append(fleet[1], topic, 2)
+    log = Log(fleet[0].bootstrap)
+    assert Counter(len(log.values(topic, each)) for each in range(_PARTITIONS)) == {3: _PARTITIONS}
+
+
+def test_stopping_process_is_no_home_before_it_ends(fleet: list[ProxyProcess]) -> None:
+    until_shared(fleet, 3)
+    config = fleet[2].config
+    fleet[2].stop()
+    fleet[2].config = config + "\n[limits]\ndrain_notice_seconds = 20\n"
+    fleet[2].restart()
+    until_shared(fleet, 3)
+    os.kill(fleet[2].pid, signal.SIGTERM)
+    until_shared(fleet[:2], 2)
+    assert fleet[2].running, "it still serves clients that have its address"
+    assert set(homes(fleet[2])) <= {each.port for each in fleet}

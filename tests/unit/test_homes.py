@@ -1,0 +1,91 @@
+"""Which process of a fleet is the home of which broker."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.services.homes import Homes, assign
+from fencepost_proxy.types import Address, NodeId
+
+BROKERS = [NodeId(each) for each in range(100)]
+
+
+def fleet(count: int) -> list[Address]:
+    return [Address(f"proxy-{number}", 19092) for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 40])
+def test_shares_differ_by_one_at_most(count: int) -> None:
+    loads = Counter(assign(BROKERS, fleet(count)).values())
+    assert len(loads) == count
+    assert max(loads.values()) <= -(-len(BROKERS) // count)
+
+
+def test_order_does_not_matter() -> None:
+    assert assign(BROKERS, fleet(5)) == assign(reversed(BROKERS), reversed(fleet(5)))
+
+
+def test_few_homes_move_if_a_process_ends() -> None:
+    """Its own share of 25, and some for the new balance."""
+    before, after = assign(BROKERS, fleet(4)), assign(BROKERS, fleet(3))
+    assert sum(before[each] != after[each] for each in BROKERS) < 50
+
+
+def test_without_processes_there_are_no_homes() -> None:
+    assert assign(BROKERS, []) == {}
+
+
+def listening() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def test_process_that_does_not_accept_is_no_home() -> None:
+    async def run() -> None:
+        here = Address("127.0.0.1", 1)
+        with listening() as other:
+            address = Address(*other.getsockname())
+            homes = Homes(here, lambda: BROKERS, lambda: [address])
+            assert homes.of(BROKERS[0]) is None, "here until it is known"
+            await homes.update()
+            assert Counter(map(homes.of, BROKERS)) == {None: 50, address: 50}
+        await homes.update()
+        assert set(map(homes.of, BROKERS)) == {None, address}, "one failure may be by chance"
+        await homes.update()
+        assert set(map(homes.of, BROKERS)) == {None}
+
+    asyncio.run(run())
+
+
+def test_new_process_is_no_home_before_it_accepts() -> None:
+    homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [Address("127.0.0.1", 2)])
+    asyncio.run(homes.update())
+    assert set(map(homes.of, BROKERS)) == {None}
+
+
+def test_address_of_a_broker_is_that_of_its_home() -> None:
+    book = AddressBook(19092)
+    book.learn(NodeId(1), Address("kafka", 9092))
+    assert book.advertised(NodeId(1), "here") == Address("here", 19094)
+    book.home_of = lambda node_id: Address("there", 20000)
+    assert book.advertised(NodeId(1), "here") == Address("there", 20002)
+
+
+def test_connections_to_former_homes_end_gradually() -> None:
+    def connection(node_id: int | None, opened_at: float, closing_since: float | None = None) -> Any:
+        return SimpleNamespace(
+            node_id=node_id, opened_at=opened_at, client=SimpleNamespace(closing_since=closing_since)
+        )
+
+    homes = Homes(Address("a", 1), lambda: (), lambda: ())
+    homes._homes = {NodeId(1): Address("b", 1), NodeId(2): homes.here}
+    elsewhere = [connection(1, 0.0) for _ in range(25)]
+    stay = [connection(2, 0.0), connection(None, 0.0), connection(1, 90.0), connection(1, 0.0, closing_since=99.0)]
+    assert homes.moved([*stay, *elsewhere], 100.0) == elsewhere[:10]
+    assert homes.moved(stay, 100.0) == []
