@@ -181,17 +181,13 @@ def engine() -> str:
 
 
 def build_images(source: Source) -> list[str]:
-    """Their names, in the engine's own store. For this machine's kind of processor."""
+    """Their names, in the engine's own store. The builds check the native module."""
     command, names = engine(), []
     for image, dockerfile in IMAGES.items():
         name = f"{image}:{source.version}"
         labels = {"version": source.version, "revision": source.commit, "licenses": "Apache-2.0"}
         options = [f"--label=org.opencontainers.image.{key}={value}" for key, value in labels.items()]
         run(command, "build", *options, "-f", f"deploy/docker/{dockerfile}", "-t", name, ".", cwd=source.tree)
-        if image == "fencepost":
-            printed = run(command, "run", "--rm", "--entrypoint", "fencepost", name, "--version")
-            if f"(native {source.version})" not in printed:
-                raise ReleaseError(f"image {name} runs without its native module: {printed.strip()}")
         names.append(name)
     return names
 
