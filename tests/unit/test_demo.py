@@ -43,18 +43,6 @@ def test_without_terminal_equal_lines_are_rare(clock: Callable[[float], None]) -
     assert len(out.getvalue().splitlines()) == 2 + 6
 
 
-def test_refusals_print_no_lines_while_spark_starts(clock: Callable[[float], None], tmp_path: Path) -> None:
-    out, writer = io.StringIO(), SimpleNamespace(refused=0)
-    with demo.Demo(screen.Screen(out), tmp_path / "logs") as running:
-        for writer.refused in range(4 * 50):
-            running._show("load", [3, 4], 14, writer, from_rows=7)  # type: ignore[arg-type]
-            clock(0.25)
-        running._show("load", [4, 4], 14, writer, from_rows=7)  # type: ignore[arg-type]
-    starting, loading = out.getvalue().splitlines()
-    assert "Spark is starting" in starting
-    assert "rows 4 4; 199 refused" in loading
-
-
 def test_slow_load_goes_on_and_standing_one_ends(
     clock: Callable[[float], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +82,7 @@ def test_cpu_time_of_a_session_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jars", "said"), [(45, "45 jars of Kafka are downloaded first"), (0, "Nothing is downloaded.")]
+    ("jars", "said"), [(45, "90 jars are downloaded first"), (0, "Nothing is downloaded.")]
 )
 def test_duration_and_downloads_are_said_first(
     jars: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,5 +92,5 @@ def test_duration_and_downloads_are_said_first(
     out = io.StringIO()
     with demo.Demo(screen.Screen(out), tmp_path / "logs") as running, pytest.raises(DevError, match="is missing"):
         running.run()
-    assert "It takes about a minute" in out.getvalue()
+    assert "This takes about two minutes" in out.getvalue()
     assert said in out.getvalue()
