@@ -81,9 +81,7 @@ def test_cpu_time_of_a_session_is_read() -> None:
     assert 0.4 <= found < 30
 
 
-@pytest.mark.parametrize(
-    ("jars", "said"), [(45, "90 jars are downloaded first"), (0, "Nothing is downloaded.")]
-)
+@pytest.mark.parametrize(("jars", "said"), [(45, "90 jars are downloaded first"), (0, "Nothing is downloaded.")])
 def test_duration_and_downloads_are_said_first(
     jars: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
