@@ -63,8 +63,9 @@ def test_process_that_does_not_accept_is_no_home() -> None:
     asyncio.run(run())
 
 
-def test_new_process_is_no_home_before_it_accepts() -> None:
-    homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [Address("127.0.0.1", 2)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "a..b", "x" * 70, "no\0name"])
+def test_process_that_never_accepted_is_no_home(host: str) -> None:
+    homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [Address(host, 2)])
     asyncio.run(homes.update())
     assert set(map(homes.of, BROKERS)) == {None}
 

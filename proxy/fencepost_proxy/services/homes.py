@@ -100,7 +100,8 @@ class Homes:
 
 
 async def _accepts(address: Address) -> bool:
-    with contextlib.suppress(OSError, TimeoutError):
+    # ValueError: of a name that no DNS query can have.
+    with contextlib.suppress(OSError, TimeoutError, ValueError):
         async with asyncio.timeout(_PROBE_SECONDS):
             _, writer = await asyncio.open_connection(address.host, address.port)
         writer.close()
