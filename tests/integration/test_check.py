@@ -192,7 +192,8 @@ def test_java_client_properties_connect_each_command(
     assert "\nrequired      " in capsys.readouterr().out
     assert refused.status == 1
     assert "Authentication failed" in refused.of("failed")[f"upstream {upstream}"]
-    arguments = "--command-config", str(file), "--log-level", "debug"
+    status = f"127.0.0.1:{free_port()}"
+    arguments = "--command-config", str(file), "--log-level", "debug", "--status", status
     with (
         Connection(secured.kafka.bootstrap) as admin,
         without_state_topic(admin),
@@ -211,6 +212,8 @@ def test_java_client_properties_connect_each_command(
         until(lambda: "connection closed before its TLS handshake" in proxy.log, "the port check")
         handshakes = [line for line in proxy.log.splitlines() if "WARNING" in line and "TLS" in line]
         assert handshakes == [], "a tool that connects and closes is no failed handshake"
+        counted = {name for name in proxy.metrics() if name.startswith("fencepost_tls_handshakes_total")}
+        assert counted == {'fencepost_tls_handshakes_total{result="ok"}'}
 
 
 def test_kafka_without_authorizer_succeeds_and_proxy_upstream_fails(

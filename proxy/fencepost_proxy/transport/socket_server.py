@@ -119,15 +119,18 @@ class SocketServer:
         _limited_log.info(("accepts", node_id), "listener accepts clients again", of=of)
 
     async def _secure(self, proxied: ProxiedConnection, near: TlsSocket) -> None:
-        seconds, unused = self.limits().handshake_seconds, False
+        seconds = self.limits().handshake_seconds
         try:
             async with asyncio.timeout(seconds):
                 await secure(near, self._handshakes.next)
         except TimeoutError:
             kind, why = "timeout", f"no TLS handshake within {seconds:g} s (limits.handshake_seconds)"
+        except Unused:
+            _log.debug("connection closed before its TLS handshake", peer=proxied.peer)
+            proxied.client.abort()
+            return
         except OSError as error:
             kind, why = of_client(error)
-            unused = isinstance(error, Unused)
         else:
             self.metrics.tls_handshakes.inc("ok")
             proxied.opened_at = time.monotonic()
@@ -135,10 +138,7 @@ class SocketServer:
             return
         self.metrics.tls_handshakes.inc(kind)
         self.metrics.connections_closed.inc("tls")
-        if unused:
-            _log.debug("connection closed before its TLS handshake", peer=proxied.peer)
-        else:
-            _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
+        _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
         proxied.close_reason = why
         proxied.client.abort()
 
