@@ -50,6 +50,15 @@ def test_idle_connection_closes_after_the_read_time() -> None:
     talk.hangs_up()
 
 
+def test_log_says_why_a_connection_was_drained() -> None:
+    talk = Draining()
+    talk.report(m.Drain(talk.until, "its home moved"))
+    talk.drains()
+    talk.next(m.ReadClient)
+    talk.drains(after=READ_SECONDS)
+    assert talk.next(m.CloseClient).reason == "its home moved"
+
+
 def test_started_request_completes_and_later_ones_are_unread() -> None:
     """A client that pauses within a request is cut off at the bound."""
     talk = Draining()
@@ -111,7 +120,7 @@ def test_pending_append_gets_retriable_error_before_the_bound() -> None:
     talk.metric()
     code, offset, message = read(talk.answer())[("checked-a", 0)]
     assert (code, offset) == (NOT_LEADER, -1)
-    assert "shutting down" in (message or "")
+    assert "closes this connection" in (message or "")
     talk.silent()
     talk.drains(at=talk.until)
     talk.hangs_up()

@@ -69,7 +69,8 @@ class Housekeeping:
         if self.homes is None:
             return
         for each in self.homes.moved(self.connections.by_number.values(), now):
-            self.driver.session_event(each.connection, messages.Drain(now + _MOVE_SECONDS))
+            moved = messages.Drain(now + _MOVE_SECONDS, "clients reach this broker through another process now")
+            self.driver.session_event(each.connection, moved)
 
     async def _renew_instance_id(self) -> None:
         try:

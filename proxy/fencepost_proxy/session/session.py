@@ -283,8 +283,8 @@ class Session:
                 self._appends.completion.resolve_late(pending_appends)
             case TopicNews():
                 self._appends.arrival.news()
-            case Drain(until):
-                self._core.draining.begin(until)
+            case Drain(until, because):
+                self._core.draining.begin(until, because)
                 self._tick(now)
             case QuotaRenewed():
                 self._holds.renew_quota()

@@ -25,13 +25,11 @@ class Draining:
     def nothing_under_way(self) -> bool:
         return self._holds.waiting_produce is None and not self._holds.waits_for and self._queue.empty
 
-    def begin(self, until: float) -> None:
+    def begin(self, until: float, because: str) -> None:
         """Start no further request. A partly received one is read to its end, see `may_close`."""
         if self._holds.draining_until is None or until < self._holds.draining_until:
             self._holds.draining_until = until
-        self._holds.draining_because = (
-            self._holds.draining_because or "this process is shutting down; its requests are answered"
-        )
+        self._holds.draining_because = self._holds.draining_because or because
 
     def may_close(self, now: float) -> bool:
         """Whether a drained client has its answers, and has had the time to read them."""

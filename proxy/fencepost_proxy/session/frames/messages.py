@@ -117,12 +117,13 @@ class TopicNews:
 
 @value
 class Drain:
-    """The process is shutting down: start no further request, answer those in progress until then, and hang up.
+    """Start no further request, answer those in progress until then, and hang up.
 
     Repeated until then, it serves as a `Tick`.
     """
 
     until: float
+    because: str = "this process is shutting down; its requests are answered"
 
 
 @value

@@ -337,7 +337,7 @@ class Admission:
             ):
                 left = set(produce.partitions()) - produce.results.keys() | set(self._refusals.unproved(produce))
                 for key in left:
-                    produce.results.override(key, retriable(key, "TRY_AGAIN this proxy is shutting down"))
+                    produce.results.override(key, retriable(key, "TRY_AGAIN the proxy closes this connection"))
                 self._state.commands.append(Count("refusal", "try_again"))
                 self._queue.end(
                     pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]

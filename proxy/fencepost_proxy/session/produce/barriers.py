@@ -64,10 +64,10 @@ class Barriers:
         for topic in came.guesses:
             services.record_guess(self._state.connection, self._state.client_id, topic, now)
         if came.stale:
-            self._holds.draining_because = (
-                "the client's partition count is outdated; disconnected to refresh its metadata"
+            self._draining.begin(
+                now + services.request_timeout_seconds,
+                "the client's partition count is outdated; disconnected to refresh its metadata",
             )
-            self._draining.begin(now + services.request_timeout_seconds)
             self._holds.pause_client()
         return False
 
