@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -15,6 +17,7 @@ from fencepost.kafka_python import ConditionalProducer
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support.clients import create_topic
+from tests.support.docs import ROOT
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
@@ -104,3 +107,11 @@ def test_stopping_process_is_no_home_before_it_ends(fleet: list[ProxyProcess]) -
     until_shared(fleet[:2], 2)
     assert fleet[2].running, "it still serves clients that have its address"
     assert set(homes(fleet[2])) <= {each.port for each in fleet}
+
+
+def test_transactions_through_several_homes_lose_no_transfer(fleet: list[ProxyProcess]) -> None:
+    """The coordinator's home validates the commit of appends that other homes checked."""
+    options = ("--topic", unique_topic("homes"), "--bootstrap-server", fleet[0].bootstrap, "--transfers", "8")
+    command = [sys.executable, str(ROOT / "examples" / "transfer.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
