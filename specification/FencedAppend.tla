@@ -266,11 +266,12 @@ TakeAnswer(p, answer) ==
               ELSE Unconfirmed(@)]
         /\ UNCHANGED requests
 
-\* The connection to Kafka is lost: the outcome of what it has not answered is unknown.
-LoseConnection(p) ==
+\* A connection to Kafka is lost: the outcome of what it has not answered is unknown. Each client has its own, so it may
+\* be that of one append in flight alone.
+LoseConnection(p, lost) ==
     /\ Live(p)
     /\ append' = [a \in Appends |->
-            IF a \notin InFlight(p) THEN append[a]
+            IF a \notin InFlight(p) \cap lost THEN append[a]
             ELSE IF Rule("a lost acknowledgement proves nothing") THEN [append[a] EXCEPT !.status = "in doubt"]
             ELSE [append[a] EXCEPT !.status = "answered", !.result = "success"]]
     /\ proc' = [proc EXCEPT ![p] = IF Rule("a new connection is unconfirmed") THEN Unconfirmed(@) ELSE @]
@@ -415,12 +416,14 @@ ReceiveAnswer == \E p \in Processes :
     /\ responses' = [responses EXCEPT ![p] = Tail(@)]
     /\ UNCHANGED <<kafka, late, faults>>
 
-ConnectionLost == \E p \in Processes :
-    /\ Fault("connections")
-    /\ LoseConnection(p)
-    /\ late' = late \union {requests[p][i] : i \in 1..Len(requests[p])}
-    /\ requests' = [requests EXCEPT ![p] = <<>>] /\ responses' = [responses EXCEPT ![p] = <<>>]
-    /\ UNCHANGED kafka
+ConnectionLost == \E p \in Processes : \E lost \in {Appends} \union {{a} : a \in InFlight(p)} :
+    LET Stays(each) == each.append \notin lost
+    IN  /\ Fault("connections")
+        /\ LoseConnection(p, lost)
+        /\ late' = late \union {each \in {requests[p][i] : i \in 1..Len(requests[p])} : ~Stays(each)}
+        /\ requests' = [requests EXCEPT ![p] = SelectSeq(@, Stays)]
+        /\ responses' = [responses EXCEPT ![p] = SelectSeq(@, Stays)]
+        /\ UNCHANGED kafka
 
 LookUp == \E p \in Processes, a \in Appends :
     LET i == IndexAt(log, append[a].expected)

@@ -43,7 +43,7 @@ Step ==
           [] e.name = "sent" -> /\ Send(P, e.append)
                                 /\ append'[e.append].epoch = e.epoch /\ append'[e.append].seq = e.seq
           [] e.name = "answered" -> TakeAnswer(P, e)
-          [] e.name = "lost" -> IF append[e.append].status = "sent" THEN LoseConnection(P) /\ UNCHANGED requests ELSE Same
+          [] e.name = "lost" -> IF append[e.append].status = "sent" THEN LoseConnection(P, {e.append}) /\ UNCHANGED requests ELSE Same
           [] e.name = "lookup" -> TakeLookup(P, e.append, e.there)
           [] e.name = "mismatch" -> TakeMismatch(P, e.append, e.there)
           [] e.name = "answer" -> Answer(e.append, e.code)

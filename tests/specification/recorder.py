@@ -81,7 +81,8 @@ class RecordingSequencer(PartitionSequencer):
         known = self.state.retries.unresolved(pending) is not None
         effects = super().submit(pending, now)
         waits = pending in self.state.appends.queue or pending is self.state.appends.admitted
-        if known or not (waits or any(isinstance(each, g.Answer) for each in effects)):
+        answers = [each.result.error_code for each in effects if isinstance(each, g.Answer) and each.pending is pending]
+        if known or Error.NONE in answers or not (waits or answers):
             trace.end()  # a retry
         return self._answered(effects)
 
