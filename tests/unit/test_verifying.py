@@ -164,6 +164,12 @@ def test_report_for_people_and_for_machines(capsys: pytest.CaptureFixture[str]) 
     assert "retention and compaction" in stated["not_tested"]
 
 
+def test_promise_that_holds_names_cases_that_did_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    verify_broker._print(Report(CLUSTER, results({"transaction_states_v2": Outcome.ABSENT}), 12.3))
+
+    assert "\ntransactions  holds (cases that this cluster cannot run: In v2 too)\n" in capsys.readouterr().out
+
+
 def test_command_needs_a_cluster(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FENCEPOST_BOOTSTRAP_SERVER", raising=False)
     assert main(["verify-broker"]) == 2

@@ -106,7 +106,7 @@ def _like_ctrl_c(number: signal.Signals) -> Iterator[None]:
 
 def _print(report: Report) -> None:
     from fencepost_proxy.preflight.conformance.case import Promise  # noqa: PLC0415 - keeps `--help` fast
-    from fencepost_proxy.preflight.verifying import Outcome, not_tested  # noqa: PLC0415
+    from fencepost_proxy.preflight.verifying import Outcome, Status, not_tested  # noqa: PLC0415
 
     cluster = report.cluster
     release = "release unknown" if cluster.release is None else f"features of Kafka {cluster.release}"
@@ -115,7 +115,8 @@ def _print(report: Report) -> None:
     print()
     for promise in Promise:
         status, reason = report.status(promise)
-        _wrapped(f"{promise.value:<14}", f"{status.value}: {reason}" if reason else status.value)
+        because = f" ({reason})" if status is Status.HOLDS else f": {reason}"
+        _wrapped(f"{promise.value:<14}", f"{status.value}{because if reason else ''}")
     _wrapped(f"{'not tested':<14}", "; ".join(not_tested()))
     for outcome in (Outcome.DIFFERS, Outcome.UNKNOWN, Outcome.ABSENT, Outcome.HOLDS):
         its = [each for each in report.results if each.outcome is outcome and each.reason]

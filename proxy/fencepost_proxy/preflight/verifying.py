@@ -90,7 +90,7 @@ class Report:
         if unknown := _of(needed, Outcome.UNKNOWN):
             return Status.UNKNOWN, f"not tested: {_facts(unknown)}"
         absent = _of(needed, Outcome.ABSENT)
-        return Status.HOLDS, f"not available: {_facts(absent)}" if absent else ""
+        return Status.HOLDS, f"cases that this cluster cannot run: {_facts(absent)}" if absent else ""
 
     @property
     def holds(self) -> bool:
