@@ -138,7 +138,7 @@ def test_check_says_whether_bypassing_is_prevented(dev: Dev, answers: list[tuple
     found = dev.bypassing()
     assert found["state"] == "ok"
     assert "bypassing is prevented by Kafka" in found["reported"]
-    assert "only from this host User:app: app-orders" in found["reported"]
+    assert "and User:app from this host only: app-orders" in found["reported"]
 
     acl = ("--allow-principal", "User:app", "--operation", "Write", "--topic", "app-orders")
     assert dev.fencepost("kafka-acls", "--command-config", "secure/admin.properties", "--add", *acl)[0] == 0

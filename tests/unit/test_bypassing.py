@@ -83,7 +83,7 @@ def test_write_from_the_proxys_host_alone_is_prevention() -> None:
     (finding,) = found(acl(host=HERE), acl("User:proxy"))
     assert finding.state is State.OK
     assert "bypassing is prevented by Kafka" in finding.reported
-    assert "only from this host User:app: orders" in finding.reported
+    assert "may WRITE, and User:app from this host only: orders" in finding.reported
 
 
 def test_write_from_another_host_is_unknown() -> None:

@@ -153,7 +153,7 @@ def _prevented(authorizer: Authorizer, config: ProxyConfig, topics: Sequence[str
         return BYPASSING.unknown(WHAT, stated, allow_command(config, ("DESCRIBE_CONFIGS",), "--cluster"))
     user = _proxy_user(config)
     users = sorted({acl.principal for topic in topics for acl in permitting(authorizer.acls, topic)} - {user})
-    from_here = f", and only from this host {some(users)}" if users else ""
+    from_here = f", and {some(users)} from this host only" if users else ""
     stated = (
         f"bypassing is prevented by Kafka: only the proxy's user and super users may WRITE{from_here}: {some(topics)}"
     )
