@@ -70,6 +70,27 @@ def test_process_that_never_accepted_is_no_home(host: str) -> None:
     assert set(map(homes.of, BROKERS)) == {None}
 
 
+def test_slow_lookup_is_neither_canceled_nor_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups = []
+
+    async def slow(*_: object, **__: object) -> None:
+        lookups.append("begun")
+        await asyncio.sleep(0.2)
+        lookups.append("ended")
+        raise socket.gaierror
+
+    async def run() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", slow)
+        homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [Address("gone", 2)])
+        for _ in range(3):
+            await homes.update()
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr("fencepost_proxy.services.homes._PROBE_SECONDS", 0.03)
+    asyncio.run(run())
+    assert lookups == ["begun", "ended"]
+
+
 def test_address_of_a_broker_is_that_of_its_home() -> None:
     book = AddressBook(19092)
     book.learn(NodeId(1), Address("kafka", 9092))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -164,3 +165,18 @@ async def _attempt(info: _Info) -> socket.socket:
 def _close_result(task: asyncio.Task[socket.socket]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().close()
+
+
+async def accepts(address: Address, seconds: float) -> bool:
+    """Whether a connection to that address is accepted. `seconds` – once its host has been resolved."""
+    # ValueError: of a name that no DNS query can have.
+    with contextlib.suppress(OSError, TimeoutError, ValueError):
+        # Without a time limit: a canceled lookup goes on in its thread, and uvloop logs its failure.
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(seconds):
+            for *_, name in found:
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection(str(name[0]), address.port)
+                    writer.close()
+                    return True
+    return False

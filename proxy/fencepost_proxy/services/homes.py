@@ -9,13 +9,13 @@ processes know different fleets for a moment, is served as well.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Final
 
 from fencepost_proxy import logs
+from fencepost_proxy.cluster.connecting import accepts
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address, NodeId
 
@@ -58,6 +58,7 @@ class Homes:
         self.here = here
         self._brokers, self._others = brokers, others
         self._failures: dict[Address, int] = {}
+        self._probes: dict[Address, asyncio.Task[bool]] = {}  # in progress, one for each process at most
         self._homes: Mapping[NodeId, Address] = {}
 
     def of(self, node_id: NodeId) -> Address | None:
@@ -73,13 +74,15 @@ class Homes:
     async def update(self) -> None:
         """Connect to the other processes, and assign the brokers to those that accept."""
         others = {each for each in self._others() if each != self.here}
-        accepts = await asyncio.gather(*map(_accepts, others))
+        probes = {each: self._probes.get(each) or asyncio.create_task(accepts(each, _PROBE_SECONDS)) for each in others}
+        if probes:
+            await asyncio.wait(probes.values(), timeout=_PROBE_SECONDS)
         failures = {}
-        for each, accepted in zip(others, accepts, strict=True):
+        for each, probe in probes.items():
             # A process that is new here becomes a home once it accepts.
             before = self._failures.get(each, _FAILURES_MAX)
-            failures[each] = 0 if accepted else before + 1
-        self._failures = failures
+            failures[each] = 0 if probe.done() and probe.result() else before + 1
+        self._failures, self._probes = failures, {each: probe for each, probe in probes.items() if not probe.done()}
         homes = assign(self._brokers(), [self.here, *(each for each in others if failures[each] < _FAILURES_MAX)])
         if homes != self._homes:
             of_this = sum(each == self.here for each in homes.values())
@@ -97,13 +100,3 @@ class Homes:
             and each.client.closing_since is None
         )
         return [each for each, _ in zip(found, range(_MOVED_AT_ONCE), strict=False)]
-
-
-async def _accepts(address: Address) -> bool:
-    # ValueError: of a name that no DNS query can have.
-    with contextlib.suppress(OSError, TimeoutError, ValueError):
-        async with asyncio.timeout(_PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(address.host, address.port)
-        writer.close()
-        return True
-    return False
