@@ -61,7 +61,7 @@ def test_stops_come_on_top_of_those_of_tests(
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_process_is_resumed_at_the_end(end: signal.Signals, tmp_path: Path) -> None:
     options = [*_options(tmp_path, _LEAVES_A_CHILD)]
-    command = [sys.executable, "-m", "tests.stopped", "--shortest=60", "--longest=60", "--gap=0.1", "--", *options]
+    command = [sys.executable, "-m", "tests.stopped", "--shortest=20", "--longest=20", "--gap=0.1", "--", *options]
     with subprocess.Popen(command, cwd=stopped.ROOT, start_new_session=True, stdout=subprocess.PIPE) as tool:
         child = int(until((tmp_path / "child").read_text, "the child to start"))
         try:
