@@ -265,6 +265,7 @@ class Proxy:
         limits = self._live.limits()
         self._status.ends = True
         if self._homes is not None:
+            self._homes.retiring = True
             await self._cluster.membership.retire_address()
         if limits.drain_notice_seconds:
             with suppress(TimeoutError):

@@ -91,6 +91,21 @@ def test_slow_lookup_is_neither_canceled_nor_repeated(monkeypatch: pytest.Monkey
     assert lookups == ["begun", "ended"]
 
 
+def test_retiring_process_names_the_others() -> None:
+    async def run() -> None:
+        with listening() as other:
+            address = Address(*other.getsockname())
+            homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [address])
+            homes.retiring = True
+            await homes.update()
+            assert set(map(homes.of, BROKERS)) == {address}
+        await homes.update()
+        await homes.update()
+        assert set(map(homes.of, BROKERS)) == {None}, "it is the last one"
+
+    asyncio.run(run())
+
+
 def test_address_of_a_broker_is_that_of_its_home() -> None:
     book = AddressBook(19092)
     book.learn(NodeId(1), Address("kafka", 9092))

@@ -20,6 +20,7 @@ from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address, NodeId
 
 _log = logs.get("services.homes")
+_limited_log = logs.RateLimitedLog(_log)
 
 _PROBE_SECONDS: Final = 1.0
 #: Of probes in a row, after which a process is no home. Its heartbeats would show it only after 90 seconds.
@@ -60,6 +61,8 @@ class Homes:
         self._failures: dict[Address, int] = {}
         self._probes: dict[Address, asyncio.Task[bool]] = {}  # in progress, one for each process at most
         self._homes: Mapping[NodeId, Address] = {}
+        #: This process stops: the others are the homes, if there are any.
+        self.retiring = False
 
     def of(self, node_id: NodeId) -> Address | None:
         """Where clients reach the broker's home; None: here. May be called in a thread."""
@@ -82,8 +85,11 @@ class Homes:
             # A process that is new here becomes a home once it accepts.
             before = self._failures.get(each, _FAILURES_MAX)
             failures[each] = 0 if probe.done() and probe.result() else before + 1
+            if failures[each] in (_FAILURES_MAX, _FAILURES_MAX + 1):
+                _limited_log.warning(each, "no connection to another proxy: clients are not sent there", address=each)
         self._failures, self._probes = failures, {each: probe for each, probe in probes.items() if not probe.done()}
-        homes = assign(self._brokers(), [self.here, *(each for each in others if failures[each] < _FAILURES_MAX)])
+        accepting = [each for each in others if failures[each] < _FAILURES_MAX]
+        homes = assign(self._brokers(), accepting if self.retiring and accepting else [self.here, *accepting])
         if homes != self._homes:
             of_this = sum(each == self.here for each in homes.values())
             _log.info("homes changed", processes=len(set(homes.values())), brokers=len(homes), here=of_this)
