@@ -87,9 +87,9 @@ _SLOW: dict[str, tuple[tuple[Change, ...], dict[str, Any]]] = {
     ),
     "CreateTopics of 20,000 topics": (_CONTROL_READ_HERE, _control(CREATE_TOPICS, 7, 0)),
     "a DescribeConfigs response of 20,000 resources": (_CONTROL_READ_HERE, _control(DESCRIBE_CONFIGS, 4, 2)),
-    "a Produce response of 65,536 partitions that names brokers": (
+    "a Produce response of 100,000 partitions that names brokers": (
         (put(response_reader, "PRODUCED_HERE_BYTES_MAX", _UNLIMITED),),
-        {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 1, "topic": 2, "version": 12},
+        {"kind": "partitions", "topics": 1, "count": 100_000, "ours": 1, "topic": 2, "version": 12},
     ),
 }
 
