@@ -193,7 +193,7 @@ class RecordingSequencer(PartitionSequencer):
                     self._trace.end()
                     continue
                 code = "success" if each.result.error_code == Error.NONE else "failed"
-                if each.result.error_code == Error.REQUEST_TIMED_OUT:
+                if each.result.error_code in IN_DOUBT:
                     code = "unknown"
                 elif each.result.error_code == Error.NOT_LEADER_OR_FOLLOWER:
                     code = "try again"
