@@ -105,8 +105,7 @@ class Proxy:
             spawn=self._tasks.spawn,
         )
         self._homes: Homes | None = None
-        if config.homes:
-            here = Address(str(config.advertised_host), config.listen.port)
+        if (here := config.home_address) is not None:
             self._homes = Homes(here, lambda: cluster.kafka.brokers, cluster.membership.others_addresses)
             self._book.home_of = self._homes.of
         self._topic_warnings = TopicWarnings(

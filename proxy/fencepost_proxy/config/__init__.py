@@ -348,6 +348,11 @@ class ProxyConfig:
             yield "broker_ports", "two brokers share a port, or one uses the port of the bootstrap listener"
 
     @property
+    def home_address(self) -> Address | None:
+        """The bootstrap address by which clients reach this process alone; None without `homes`."""
+        return Address(str(self.advertised_host), self.listen.port) if self.homes else None
+
+    @property
     def given_configs(self) -> tuple[Mapping[str, str], ...]:
         """All virtual configs of this file: of the topics without a pattern first."""
         return self.unlisted_topics, *self.topics.values()

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 from fencepost_proxy import logs
@@ -105,4 +106,4 @@ class Homes:
             and now - each.opened_at > _STAY_SECONDS
             and each.client.closing_since is None
         )
-        return [each for each, _ in zip(found, range(_MOVED_AT_ONCE), strict=False)]
+        return list(islice(found, _MOVED_AT_ONCE))

@@ -113,8 +113,8 @@ class Membership(NativeView, remembered=("state", "takeover_until")):
             about = {"host": platform.node(), "version": fencepost_version()}
             if config.status is not None:
                 about["status"] = str(config.status)
-            if config.homes:
-                about[_CLIENTS] = str(Address(str(config.advertised_host), config.listen.port))
+            if config.home_address is not None:
+                about[_CLIENTS] = str(config.home_address)
             state.heartbeats.about = about
             try:
                 await state.start()
