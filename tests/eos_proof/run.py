@@ -33,6 +33,8 @@ import confluent_kafka
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
+from tests.kit.reading import read
+from tests.kit.waiting import until
 from tests.support.instances import CLIENTS, Process, Reported
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import CHECKED_BY_NAME
@@ -58,10 +60,6 @@ _PROPERTIES = {
 VICTIMS = ("application", "proxy", "broker", "zombie")
 #: The error that a zombie gets, by client and protocol version.
 FENCED = re.compile(r"fenced|INVALID_PRODUCER_EPOCH|InvalidProducerEpoch|InvalidProducerIdMapping", re.IGNORECASE)
-
-
-class NeverHappened(AssertionError):
-    """An event that a run waits for did not happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,27 +379,36 @@ def _replace(applications: Sequence[Application], feeder: Feeder) -> None:
     """Add input meanwhile. Otherwise a predecessor could finish before its successor has started."""
     for each in applications:
         each.replace()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(each.haunted for each in applications):
-        if time.monotonic() > deadline:
-            raise NeverHappened(f"a zombie was not fenced: {[(a.client, a.counts.fenced) for a in applications]}")
-        feeder.more(1)
-        time.sleep(_POLL_SECONDS)
+
+    def all_fenced() -> bool:
+        if any(each.haunted for each in applications):
+            feeder.more(1)
+            return False
+        return True
+
+    def fenced() -> str:
+        return f"zombies to be fenced: {[(each.client, each.counts.fenced) for each in applications]}"
+
+    until(all_fenced, fenced, seconds=PATIENCE_SECONDS, pause_seconds=_POLL_SECONDS)
 
 
 def _all_reach(offset: int, what: str, applications: Sequence[Application]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not all(each.reached >= offset for each in applications):
-        if time.monotonic() > deadline:
-            stood = {each.client: (each.reached, dict(each.counts.gave_up)) for each in applications}
-            raise NeverHappened(f"never beyond {offset} after {what} within {PATIENCE_SECONDS:g} s: {stood}")
-        time.sleep(_POLL_SECONDS)
+    def reached() -> str:
+        stood = {each.client: (each.reached, dict(each.counts.gave_up)) for each in applications}
+        return f"all to go beyond {offset} after {what}: {stood}"
+
+    until(
+        lambda: all(each.reached >= offset for each in applications),
+        reached,
+        seconds=PATIENCE_SECONDS,
+        pause_seconds=_POLL_SECONDS,
+    )
 
 
 def _count(bootstrap: str, topic: str, application: Application, written: int) -> None:
     counts = application.counts
-    committed = _read(bootstrap, topic, application.partition, "committed")
-    everything = _read(bootstrap, topic, application.partition, "uncommitted")
+    committed = _read(bootstrap, topic, application.partition, "read_committed")
+    everything = _read(bootstrap, topic, application.partition, "read_uncommitted")
     found = Counter(committed)
     counts.inputs, counts.outputs = written, len(committed)
     counts.missing = sum(number not in found for number in range(written))
@@ -410,33 +417,8 @@ def _count(bootstrap: str, topic: str, application: Application, written: int) -
     counts.out_of_order = sum(a > b for a, b in pairwise(committed))
 
 
-def _read(bootstrap: str, topic: str, partition: int, level: str) -> list[int]:
-    """Read directly from Kafka, to the last stable offset or to the end."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "checker",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": f"read_{level}",
-        }
-    )
-    consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING)])
-    values: list[int] = []
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    try:
-        while time.monotonic() < deadline:
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                values.append(int(message.value()))
-            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                return values
-        raise NeverHappened(f"the end of {topic}-{partition} was not reached")
-    finally:
-        consumer.close()
+def _read(bootstrap: str, topic: str, partition: int, isolation: str) -> list[int]:
+    return [int(message.value()) for message in read(bootstrap, (topic, partition), isolation=isolation)]
 
 
 def table(result: Result) -> list[str]:

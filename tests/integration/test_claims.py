@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.threads import working
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, Log, batch, produce_request
@@ -60,6 +61,9 @@ class Pipeline:
             with suppress(Closed, OSError, AssertionError), Log(self.address).connect(self.topic, self.partition) as it:
                 while not until() and time.monotonic() < deadline and self._once(it):
                     pass
+
+    def append(self, over: threading.Event) -> None:
+        self.run(over.is_set, 300.0)
 
     def _once(self, connection: Connection) -> bool:
         """False if another connection is needed."""
@@ -136,13 +140,9 @@ def test_two_writers_share_a_partition_and_none_is_misplaced(
         assert connection.create_topic(topic, partitions=1) == (OK, None)
     one = Pipeline("one", proxies[0].bootstrap, topic)
     one.run(lambda: CLAIMING in proxies[0].log)
-    until = time.monotonic() + 15.0
     other = Pipeline("other", proxies[1].bootstrap, topic)
-    threads = [threading.Thread(target=each.run, args=(lambda: time.monotonic() > until,)) for each in (one, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with working(one.append, other.append):
+        time.sleep(15.0)
     markers = check(log, topic, one, other)
     say(f"{len(one.accepted)} and {len(other.accepted)} appends accepted, {markers} claims")
     assert 2 <= markers <= 30
@@ -167,39 +167,33 @@ def test_claims_hold_while_processes_and_brokers_fail(
             created = connection.create_topic(topic, partitions=partitions, replicas=3, configs=settings)
             assert created == (OK, None)
         writers = [Pipeline(f"w{each}", "", topic, each) for each in range(partitions)]
-        end = time.monotonic() + 60 * minutes
+        end = time.monotonic() + 60 * minutes - 20
 
-        def passed(moment: float) -> bool:
-            return time.monotonic() > moment
-
-        def write(writer: Pipeline) -> None:
-            while time.monotonic() < end:
+        def write(writer: Pipeline, over: threading.Event) -> None:
+            while not over.is_set():
                 writer.address = proxies[rng.randrange(3)].bootstrap
-                until = min(end, time.monotonic() + rng.choice((2.0, 12.0, 25.0)))
+                moment = time.monotonic() + rng.choice((2.0, 12.0, 25.0))
                 with suppress(AssertionError):  # the proxy or its broker is down
-                    writer.run(partial(passed, until))
+                    writer.run(lambda moment=moment: over.is_set() or time.monotonic() > moment)
 
-        threads = [threading.Thread(target=write, args=(each,)) for each in writers]
-        for thread in threads:
-            thread.start()
-        while time.monotonic() < end - 20:
-            time.sleep(rng.uniform(2.0, 10.0))
-            fault, proxy = rng.choice(("kill", "suspend", "suspend", "broker")), proxies[rng.randrange(3)]
-            faults[fault] += 1
-            if fault == "kill":
-                proxy.kill()
-                proxy.restart()
-            elif fault == "suspend":
-                proxy.pause()
-                time.sleep(rng.uniform(0.5, 8.0))
-                proxy.resume()
-            else:
-                node = rng.choice(kafka.node_ids)
-                kafka.kill(node)
-                time.sleep(rng.uniform(1.0, 5.0))
-                kafka.restart(node)
-        for thread in threads:
-            thread.join(120)
+        with working(*(partial(write, each) for each in writers), seconds=120):
+            while time.monotonic() < end:
+                time.sleep(rng.uniform(2.0, 10.0))
+                fault, proxy = rng.choice(("kill", "suspend", "suspend", "broker")), proxies[rng.randrange(3)]
+                faults[fault] += 1
+                if fault == "kill":
+                    proxy.kill()
+                    proxy.restart()
+                elif fault == "suspend":
+                    proxy.pause()
+                    time.sleep(rng.uniform(0.5, 8.0))
+                    proxy.resume()
+                else:
+                    node = rng.choice(kafka.node_ids)
+                    kafka.kill(node)
+                    time.sleep(rng.uniform(1.0, 5.0))
+                    kafka.restart(node)
+            time.sleep(20)
         log = Log(kafka.bootstrap)
         markers = sum(check(log, topic, each, partition=each.partition) for each in writers)
         accepted = sum(len(each.accepted) for each in writers)

@@ -5,16 +5,15 @@ Every check reads the log directly from Kafka.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_claims import CLAIMING, WINDOW, Pipeline, check
+from tests.kit.threads import working
 from tests.kit.waiting import until
 from tests.rolling_restart.run import run
 from tests.rolling_restart.stage import two_proxies
@@ -60,21 +59,6 @@ def test_upgrade_and_rollback_lose_nothing(
     assert result.holds, result.table()
 
 
-@contextmanager
-def appending(pipelines: Sequence[Pipeline]) -> Iterator[None]:
-    """Each in a thread."""
-    end = threading.Event()
-    threads = [threading.Thread(target=each.run, args=(end.is_set, 300.0), name=each.name) for each in pipelines]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join(60)
-
-
 def once(proxy: ProxyProcess, topic: str, records: bytes) -> Answer:
     with Connection(proxy.bootstrap) as client:
         return client.append(topic, records)
@@ -110,7 +94,7 @@ def test_older_version_does_not_append_to_a_claimed_partition(
         replaced.environment = dict(older)
         replaced.restart()
         before = len(one.accepted)
-        with appending([one, other]):
+        with working(one.append, other.append):
             time.sleep(APPENDING_SECONDS)
         assert not other.accepted
         assert len(one.accepted) > before + 100
@@ -123,7 +107,7 @@ def test_older_version_does_not_append_to_a_claimed_partition(
         with Connection(replaced.bootstrap) as admin:
             assert admin.alter_topic(topic, {CLAIMS: None}) == (OK, None)
         time.sleep(3 * LEASE_SECONDS)
-        with appending([one, other]):
+        with working(one.append, other.append):
             until(lambda: len(other.accepted) >= 50 and len(one.accepted) > before + 200, "both to append")
             time.sleep(APPENDING_SECONDS)
         check(log, topic, one, other)
@@ -131,7 +115,7 @@ def test_older_version_does_not_append_to_a_claimed_partition(
 
         # The other one is rolled back, and both are upgraded again.
         for proxy, version in ((newer, older), (newer, {}), (replaced, {})):
-            with appending([one, other]):
+            with working(one.append, other.append):
                 proxy.stop()
                 proxy.environment = dict(version)
                 proxy.restart()

@@ -63,3 +63,9 @@ def test_coroutine_functions_are_awaited() -> None:
     assert asyncio.run(until_async(condition, "it")) == "yes"
     with pytest.raises(AssertionError, match="the answer"):
         asyncio.run(until_async(lambda: asyncio.sleep(60), "the answer", seconds=0.02))
+
+
+def test_message_describes_the_state_at_the_end() -> None:
+    states = iter(["first", "second"])
+    with pytest.raises(AssertionError, match="for second"):
+        until(lambda: next(states) == "never", lambda: next(states), seconds=0)

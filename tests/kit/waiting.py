@@ -13,9 +13,13 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 _NOT_YET = (OSError, UpstreamUnavailable)
 
 
+class NeverHappened(AssertionError):
+    """An event that a test waits for did not happen."""
+
+
 def until(
     condition: Callable[[], Any],
-    what: str,
+    what: str | Callable[[], str],
     *,
     seconds: float = 60.0,
     pause_seconds: float = 0.05,
@@ -23,7 +27,8 @@ def until(
 ) -> Any:
     """Call `condition` until its result is truthy, and return the result.
 
-    `accept` replaces the test for truth, for results such as offset 0. Raises AssertionError with `what`.
+    `accept` replaces the test for truth, for results such as offset 0. Raises NeverHappened with `what`, which may be
+    a function that describes the state then.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -34,7 +39,9 @@ def until(
         else:
             if accept(found):
                 return found
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}; last result: {found!r}"
+        if time.monotonic() >= deadline:
+            missing = what if isinstance(what, str) else what()
+            raise NeverHappened(f"waited {seconds:g} s for {missing}; last result: {found!r}")
         time.sleep(pause_seconds)
 
 
@@ -62,4 +69,4 @@ async def until_async(
                         return found
                 await asyncio.sleep(pause_seconds)
     except TimeoutError:
-        raise AssertionError(f"waited {seconds:g} s for {what}; last result: {found!r}") from None
+        raise NeverHappened(f"waited {seconds:g} s for {what}; last result: {found!r}") from None

@@ -31,7 +31,7 @@ from fencepost import jump_hash
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_policies.partitioners import Partitioner, partition_for
 from tests.kit import stage as kit
-from tests.kit.waiting import until
+from tests.kit.waiting import NeverHappened, until
 from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
 from tests.order_proof.observed import NANOS, WARM_UP, Decision, Expanded, Observed, validate
 from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Place, Querying, Work, Writer
@@ -169,10 +169,6 @@ class Result:
     def complete(self) -> bool:
         """Whether each group read all records, in any order."""
         return not self.late and not any(decision.missing for decision in self.decisions.values())
-
-
-class NeverHappened(AssertionError):
-    """An event that a run waits for did not happen."""
 
 
 class Stage(kit.Stage):
@@ -370,7 +366,8 @@ def run(
         for group in groups:
             group.end()
         for writer in writers:
-            writer.stop()
+            with contextlib.suppress(AssertionError):  # an error before this one is reported
+                writer.end()
 
 
 def _of(group: Group, writer: Writer) -> list[Observed]:
@@ -460,8 +457,7 @@ def _until_each(
     while left:
         left = [group for group in left if not condition(group)]
         for writer in writers:
-            if writer.error is not None:
-                raise writer.error
+            writer.raise_error()
         if left and time.monotonic() >= deadline:
             stuck = "; ".join(f"{group.id} has read {group.standing()}" for group in left)
             raise NeverHappened(f"never {what} within {plan.patience_seconds:g} s: {stuck} (logs: {left[0].directory})")

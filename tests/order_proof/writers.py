@@ -10,7 +10,6 @@ Each writer has separate keys, so all of them write to one topic at the same tim
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.kit.java import JavaError
+from tests.kit.threads import Worker
 from tests.support.keyed import Java
 from tests.support.ordered_producers import producer
 
@@ -50,48 +50,36 @@ class Work:
     rounds_per_second: float
 
 
-class Writer:
+class Writer(Worker):
     """`written` – acknowledged records by key. `refused` – how many records were resent because of the topic's count
     (unknown for the library's producers)."""
 
     kind = ""
 
     def __init__(self, work: Work) -> None:
-        self.name = self.kind
+        super().__init__(self.kind)
         self.written: dict[str, int] = {}
         self.refused = 0
-        self.error: BaseException | None = None
         self._bootstrap, self._topic, self._partition, self._count = work.bootstrap, work.topic, work.place, work.count
         self._keys, self._pause = work.keys, 1 / work.rounds_per_second
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         self.written = {f"{self.name.replace(' ', '-')}-{i}": 0 for i in range(self._keys)}
-        self._thread.start()
+        super().start()
 
     @property
     def rounds(self) -> int:
         return min(self.written.values())
 
-    def stop(self) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(PATIENCE_SECONDS)
-
     def end(self) -> None:
         self.stop()
-        if self.error is not None:
-            raise self.error
-        assert not self._thread.is_alive(), f"{self.name} does not end"
+        self.join(PATIENCE_SECONDS)
 
-    def _run(self) -> None:
+    def work(self) -> None:
         try:
             self._open()
-            while not self._ended.wait(self._pause):
+            while not self.over.wait(self._pause):
                 self._round()
-        except BaseException as error:
-            self.error = error
         finally:
             self._close()
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.kit.checker import Decision, check, report
 from tests.kit.history import OK, History, Operation
 from tests.kit.java import JavaProducers
 from tests.kit.producers import CLIENTS
+from tests.kit.threads import working
 from tests.kit.waiting import until
 from tests.rolling_restart.transactions import ConditionalTransactions, Transactions
 from tests.rolling_restart.writers import PARTITIONS, Conditional, Plain, Shared, Writer, finish
@@ -139,7 +141,7 @@ def run(
             name: stack.enter_context(MEMBERS[name](bootstrap, unchecked, f"{name}-{unchecked}", "earliest"))
             for name in readers
         }
-        with _committing(groups.values()):
+        with working(*(partial(_commit, each) for each in groups.values()), seconds=PATIENCE_SECONDS):
             _continue(writers, groups)
             stops = []
             for number in range(rolls):
@@ -190,27 +192,13 @@ def _continue(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
         )
 
 
-@contextmanager
-def _committing(members: Collection[Member]) -> Iterator[None]:
-    """Commit repeatedly, in one thread per member. The table shows commits that take too long."""
-    end = threading.Event()
-
-    def commit(member: Member) -> None:
-        while not end.wait(_COMMIT_EVERY_SECONDS):
-            try:
-                member.commit()
-            except AssertionError:
-                member.errors.append("a commit took too long")
-
-    threads = [threading.Thread(target=commit, args=(each,), daemon=True) for each in members]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join(PATIENCE_SECONDS)
+def _commit(member: Member, over: threading.Event) -> None:
+    """Commit repeatedly. The table shows commits that take too long."""
+    while not over.wait(_COMMIT_EVERY_SECONDS):
+        try:
+            member.commit()
+        except AssertionError:
+            member.errors.append("a commit took too long")
 
 
 def _read(name: str, member: Member, stored: Collection[str | None]) -> Read:

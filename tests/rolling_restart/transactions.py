@@ -68,15 +68,15 @@ class Transactions(Writer):
 
     # ---- one transaction
 
-    def _work(self) -> None:
+    def work(self) -> None:
         number = 0
-        while not self._end.is_set():
+        while not self.over.is_set():
             began, attempt, aborts = time.monotonic(), 0, number % _ABORT_EVERY == _ABORT_EVERY - 1
             while not self._is_done(f"{self.name}/{number}.{attempt}", aborts=aborts):
                 attempt += 1
             self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
             number += 1
-            self._end.wait(_PAUSE_SECONDS)
+            self.over.wait(_PAUSE_SECONDS)
         self._close()
 
     def _is_done(self, name: str, *, aborts: bool) -> bool:

@@ -7,7 +7,6 @@ producer with the headers of the contract.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from fencepost import Record
 from tests.kit import producers
 from tests.kit.history import OK, UNKNOWN, History, Manner, Operation, Reported
 from tests.kit.java import JavaProducers
+from tests.kit.threads import Worker
 from tests.support.clients import log_writer
 
 PARTITIONS = 3
@@ -36,41 +36,26 @@ class Shared:
     java: JavaProducers
 
 
-class Writer:
+class Writer(Worker):
     """Runs from its construction until `finish`. Its name is the prefix of its values, which are numbered."""
 
     manner = Manner(resends=True, idempotent=True)
 
     def __init__(self, name: str, topic: str, shared: Shared) -> None:
-        self.name = name
+        super().__init__(name)
         self.topic = topic
         self.appended = 0
-        self.crashed: BaseException | None = None
         self._shared = shared
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self.start()
 
     def progress(self) -> int:
         """Records that were reported as appended."""
-        if self.crashed is not None:
-            raise AssertionError(f"writer {self.name} has ended") from self.crashed
+        self.raise_error()
         return self.appended
 
     def finish(self) -> None:
-        self._end.set()
-        self._thread.join(2 * _REPORTED_SECONDS)
-        assert not self._thread.is_alive(), f"writer {self.name} does not end"
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.crashed = error
-            raise
-
-    def _work(self) -> None:
-        raise NotImplementedError
+        self.stop()
+        self.join(2 * _REPORTED_SECONDS)
 
     def _call(self, value: str, expected: int | None = None, **more: Any) -> Operation:
         return self._shared.history.call(self.name, self.topic, [value], expected=expected, manner=self.manner, **more)
@@ -91,11 +76,11 @@ class Plain(Writer):
         self._client = client
         super().__init__(f"{client}-plain", topic, shared)
 
-    def _work(self) -> None:
+    def work(self) -> None:
         java, settings = self._shared.java, {"acks": "all", "enable_idempotence": True}
         producer = producers.start(self._client, java, self._shared.bootstrap, seconds=_REPORTED_SECONDS, **settings)
         number = 0
-        while not self._end.is_set():
+        while not self.over.is_set():
             pipeline_key, sent = f"{self.name}/{number}", []
             for _ in range(_AT_ONCE):
                 value, partition = f"{self.name}/{number}", number % PARTITIONS
@@ -104,7 +89,7 @@ class Plain(Writer):
                 number += 1
             for operation, future in sent:
                 self._reported(operation, producers.outcome(future, _REPORTED_SECONDS))
-            self._end.wait(_PAUSE_SECONDS)
+            self.over.wait(_PAUSE_SECONDS)
         producer.close()
 
 
@@ -117,7 +102,7 @@ class Conditional(Writer):
         self._client = client
         super().__init__(f"{client}-conditional", topic, shared)
 
-    def _work(self) -> None:
+    def work(self) -> None:
         bootstrap = self._shared.bootstrap
         if self._client == "java":
             producer = producers.Java(self._shared.java, bootstrap, acks="all", seconds=_REPORTED_SECONDS)
@@ -136,7 +121,7 @@ class Conditional(Writer):
 
     def _append_all(self, append: Callable[[str, int], int]) -> None:
         number = end = 0
-        while not self._end.is_set():
+        while not self.over.is_set():
             value = f"{self.name}/{number}"
             operation = self._call(value, end)
             try:
@@ -147,7 +132,7 @@ class Conditional(Writer):
                 self._reported(operation, offset)
                 end = offset + 1
             number += 1
-            self._end.wait(_PAUSE_SECONDS)
+            self.over.wait(_PAUSE_SECONDS)
 
 
 def finish(writers: Sequence[Writer]) -> None:

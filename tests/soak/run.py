@@ -159,8 +159,11 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
             finally:
                 crew.over.set()
             deadline = time.monotonic() + _JOIN_SECONDS
-            hanging = [writer.name for writer in writers if not writer.join(max(0.1, deadline - time.monotonic()))]
-            problems += [f"{name} does not come back from its client" for name in hanging]
+            for writer in writers:
+                try:
+                    writer.join(max(0.1, deadline - time.monotonic()))
+                except AssertionError as problem:
+                    problems.append(f"{problem}")
         hits = stage.fault_proxies.hits()
         for proxy in stage.proxies:
             proxy.close()

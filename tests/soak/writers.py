@@ -23,6 +23,7 @@ from fencepost import RetryPolicy
 from tests.kit import producers
 from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported
 from tests.kit.java import JavaError, JavaProducers
+from tests.kit.threads import Worker
 from tests.soak.stage import Stage
 from tests.support import clients
 from tests.support.raw import Closed, Connection, Producer, batch, produce_request
@@ -96,44 +97,36 @@ class Crew:
         self.over = threading.Event()
 
 
-class Writer:
+class Writer(Worker):
     """Calls `open`, then `step` repeatedly. After an exception or too many unknown outcomes it reopens its client."""
 
     kind = "writer"
     manner = Manner()
 
     def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
+        super().__init__(f"{self.kind}-{topic}/{proxy}{number}", crew.over)
         self.crew = crew
         self.topic = topic
         self.proxy = proxy
-        self.name = f"{self.kind}-{topic}/{proxy}{number}"
         self.random = random.Random(f"{crew.seed}/{self.name}")
         self._numbers = itertools.count(1)
         self._unknown_in_a_row = 0
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
 
     @property
     def bootstrap(self) -> str:
         return self.crew.stage.bootstrap(self.proxy)
 
-    def _run(self) -> None:
-        while not self.crew.over.is_set():
+    def work(self) -> None:
+        while not self.over.is_set():
             self._unknown_in_a_row = 0
             try:
                 self.open()
-                while not self.crew.over.is_set() and self._unknown_in_a_row < 3:
+                while not self.over.is_set() and self._unknown_in_a_row < 3:
                     self.step()
-                    self.crew.over.wait(self.random.uniform(0.3, 1.7) * self.crew.pace_seconds)
+                    self.over.wait(self.random.uniform(0.3, 1.7) * self.crew.pace_seconds)
             except Exception as error:
                 self.crew.history.event(REOPENED, f"{self.kind} {type(error).__name__}: {error}")
-                self.crew.over.wait(0.3)
+                self.over.wait(0.3)
             finally:
                 # a library may wait indefinitely
                 closing = threading.Thread(target=self._close_quietly, daemon=True)
@@ -286,7 +279,7 @@ class RawRetrier(RawWriter):
             if reported.outcome not in (UNKNOWN, TRY_AGAIN) or time.monotonic() > give_up:
                 break
             self.close()
-            if self.crew.over.wait(0.1):
+            if self.over.wait(0.1):
                 break
         if reported.outcome == TRY_AGAIN:
             reported = Reported(UNKNOWN, code=reported.code)

@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -33,7 +32,8 @@ from fencepost.spark import stated
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import fetch
 from fencepost_dev.java import find_jdk
-from tests.kit import waiting
+from tests.kit import reading, waiting
+from tests.kit.waiting import NeverHappened
 from tests.spark_faults import gates
 from tests.spark_faults.query import FENCEPOST, ROWS_AT_ONCE
 from tests.support.kafka import running_kafka, unique_topic
@@ -66,10 +66,6 @@ _CONFIG = """
 "fencepost.check.expected.offsets" = "required"
 """
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
-class NeverHappened(AssertionError):
-    """An event that a trial waits for did not happen."""
 
 
 class QueryFailed(Exception):
@@ -554,32 +550,7 @@ def _number(value: bytes) -> int:
     return int(value.removeprefix(CHANGED).split()[0])
 
 
-def _reader(bootstrap: str) -> dict[str, Any]:
-    return {
-        "bootstrap.servers": bootstrap,
-        "group.id": "checker",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "isolation.level": "read_uncommitted",
-        "log_level": 0,
-    }
-
-
 def read(bootstrap: str, topic: str, partition: int) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each record, read directly from Kafka."""
-    consumer = confluent_kafka.Consumer(_reader(bootstrap))
-    consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING)])
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    try:
-        while time.monotonic() < deadline:
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                yield message.key(), message.value()
-            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                return
-        raise NeverHappened(f"the end of {topic}-{partition} was not reached")
-    finally:
-        consumer.close()
+    """Key and value of each record."""
+    for message in reading.read(bootstrap, (topic, partition), isolation="read_uncommitted"):
+        yield message.key(), message.value()

@@ -8,12 +8,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.threads import working
 from tests.specification.recorded_proxy import DIRECTORY
 from tests.specification.recorder import Trace
 from tests.specification.traces import coverage, validate, written
@@ -82,18 +84,12 @@ def traces_of(kafka: KafkaCluster, directory: Path, runs: range) -> list[Trace]:
     with ProxyProcess(kafka.bootstrap, directory, module=module, environment=environment) as proxy:
         for run in runs:
             topic = create_topic(proxy.bootstrap, unique_topic("traced"), "required")
-            over = threading.Event()
-            writers = []
-            for seed in (2 * run, 2 * run + 1):
-                writers.append(threading.Thread(target=_write, args=(proxy.bootstrap, topic, seed, over)))
-                writers[-1].start()
-            time.sleep(random.Random(run).uniform(0.3, 0.6))
-            _FAULTS[run % 2](proxy, kafka)
-            time.sleep(0.3)
-            over.set()
-            for writer in writers:
-                writer.join(120)
-                assert not writer.is_alive()
+            with working(
+                *(partial(_write, proxy.bootstrap, topic, seed) for seed in (2 * run, 2 * run + 1)), seconds=120
+            ):
+                time.sleep(random.Random(run).uniform(0.3, 0.6))
+                _FAULTS[run % 2](proxy, kafka)
+                time.sleep(0.3)
     return written(directory)
 
 

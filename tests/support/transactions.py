@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import confluent_kafka
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
+from tests.kit.reading import read
 from tests.kit.waiting import until
 from tests.support.messages import RawConnection
 from tests.support.raw import Answer, Connection, Producer, batch, produce_request
@@ -169,32 +169,9 @@ def write_abort_marker(admin: RawConnection, topic: str, producer: Producer, *, 
 
 def committed(bootstrap: str, *partitions: tuple[str, int]) -> dict[tuple[str, int], list[bytes]]:
     """The records that a read_committed consumer reads, up to the last stable offset."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "nobody",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-            "log_level": 0,
-        }
-    )
     found: dict[tuple[str, int], list[bytes]] = {where: [] for where in partitions}
-    ended: set[tuple[str, int]] = set()
-    try:
-        consumer.assign([confluent_kafka.TopicPartition(*where, 0) for where in partitions])
-        while ended != found.keys():
-            message = consumer.poll(_PATIENCE_SECONDS)
-            assert message is not None, f"the end of {found.keys() - ended} was not reached"
-            where, error = (message.topic(), message.partition()), message.error()
-            if error is None:
-                found[where].append(message.value())
-            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                ended.add(where)
-            else:
-                assert error.retriable(), error
-    finally:
-        consumer.close()
+    for message in read(bootstrap, *partitions):
+        found[message.topic(), message.partition()].append(message.value())
     return found
 
 

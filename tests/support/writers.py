@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from tests.kit.checker import verify
 from tests.kit.history import OK as ACCEPTED
 from tests.kit.history import REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported, listed
 from tests.kit.stage import PATIENCE_SECONDS, Stage
+from tests.kit.threads import Worker
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request
@@ -146,8 +146,8 @@ def check_fences(batches: Sequence[Logged]) -> None:
     assert all(epoch == 0 and sequence_offset == 0 for _, epoch, sequence_offset in fences), fences
 
 
-class Writer:
-    """Appends conditionally at its last known log end, in a separate thread, until `stop`.
+class Writer(Worker):
+    """Appends conditionally at its last known log end.
 
     `pipeline_key`: number of batches in flight. `idempotent`: with a producer id. `named`: every write has a write-id.
     With either, batches with unknown outcomes are resent unchanged. Several writers may share a ledger. Uses the first
@@ -167,7 +167,7 @@ class Writer:
         pause_seconds: float = 0.0,
         timeout_ms: int = 4_000,
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self.topic = ledger.name
         self.ledger = ledger
         self._proxies = list(proxies)
@@ -177,42 +177,21 @@ class Writer:
         self._conditional = conditional
         self._pause_seconds = pause_seconds
         self._timeout_ms = timeout_ms
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
         self._end = 0
         self._number = 0
         self._retries = itertools.count(1)
         self._producer: Producer | None = None
         self._again: list[tuple[bytes, bytes]] = []  # value and batch
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self) -> None:
-        self._thread.join(PATIENCE_SECONDS)
-        assert not self._thread.is_alive(), f"{self.name} hangs"
-        self.raise_failure()
-
-    def raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                with contextlib.suppress(Closed, MessagesClosed, OSError), self._connect() as connection:
-                    while not self._stop.is_set():
-                        if not self._round(connection):
-                            break
-                if not self._stop.is_set():
-                    self._proxies.append(self._proxies.pop(0))
-                    time.sleep(0.05)
-        except BaseException as failure:
-            self._failure = failure
+    def work(self) -> None:
+        while not self.over.is_set():
+            with contextlib.suppress(Closed, MessagesClosed, OSError), self._connect() as connection:
+                while not self.over.is_set():
+                    if not self._round(connection):
+                        break
+            if not self.over.is_set():
+                self._proxies.append(self._proxies.pop(0))
+                time.sleep(0.05)
 
     def _connect(self) -> Connection:
         """Connect to the leader that the proxy reports."""
@@ -306,7 +285,7 @@ def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
         for each in writers:
             each.stop()
     for each in writers:
-        each.join()
+        each.join(PATIENCE_SECONDS)
 
 
 def await_more(stage: Stage, writers: Sequence[Writer], appends: int) -> None:
@@ -316,7 +295,7 @@ def await_more(stage: Stage, writers: Sequence[Writer], appends: int) -> None:
 
     def moved() -> bool:
         for each in writers:
-            each.raise_failure()
+            each.raise_error()
         return stage.log.end(topic) >= end + appends
 
     stage.until(moved, f"{appends} more appends to {topic}")
