@@ -165,9 +165,7 @@ class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_un
         if self.process is None:
             return
         try:
-            await self._topic.append(
-                [encode_heartbeat(self.process, int(time.time() * 1000), about)], timeout_seconds=_LEAVE_SECONDS
-            )
+            await self._topic.append([self._heartbeat(self.process)], timeout_seconds=_LEAVE_SECONDS)
         except (UpstreamUnavailable, StateError) as error:
             _log.warning("heartbeat not stored", reason=error)
 
@@ -216,11 +214,10 @@ class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_un
         The first record also checks that Kafka accepts any first sequence from a new producer, as fenced appends need:
         it uses a new producer id and does not start at sequence 0. (Transactions v2 no longer allow this.)
         """
-        process, now_ms = uuid4(), int(time.time() * 1000)
+        process = uuid4()
         producer_id, _ = await self._producer_ids.init(timeout_seconds=timeout_seconds)
         before = self.process
-        beat = encode_heartbeat(process, now_ms, self.about)
-        records = [encode_process(process, now_ms, process_identity.own_identity()), beat]
+        records = [encode_process(process, _now_ms(), process_identity.own_identity()), self._heartbeat(process)]
         self.names |= {process}
         if before is not None:
             records.append(encode_heartbeat_tombstone(before))
@@ -259,13 +256,15 @@ class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_un
             former = frozenset(self._former)
             ended = [*self._long_dead(sent_at), *former]
             assert self.process is not None
-            beat = encode_heartbeat(self.process, int(time.time() * 1000), self.about)
             try:
-                await self._topic.append([beat, *map(encode_heartbeat_tombstone, ended)])
+                await self._topic.append([self._heartbeat(self.process), *map(encode_heartbeat_tombstone, ended)])
                 self.live_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
             except (UpstreamUnavailable, StateError) as error:
                 _limited_log.warning("heartbeat", "heartbeat not stored", reason=error)
+
+    def _heartbeat(self, process: UUID) -> StateRecord:
+        return encode_heartbeat(process, _now_ms(), self.about)
 
     def _long_dead(self, now: float) -> list[UUID]:
         """Crashed processes, to be removed, or the list would be unbounded.
@@ -295,6 +294,10 @@ class Heartbeats(NativeView, remembered=("process", "_sending"), until=("live_un
         age_seconds = 0.0 if loaded else max(0.0, time.time() - beat.at_ms / 1000)
         self._others.set(beat.process, time.monotonic() - age_seconds)
         self._about[beat.process] = beat.about
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _reported(about: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
