@@ -14,7 +14,7 @@ from fencepost_proxy.cluster.broker import BrokerConnection, Call
 from fencepost_proxy.cluster.client import TRANSACTION_COORDINATOR, KafkaClient
 from fencepost_proxy.cluster.responses import Retry, check, only
 from fencepost_proxy.errors import Error
-from fencepost_proxy.transactions.watched import Described, OpenInLog
+from fencepost_proxy.transactions.watched import Described, OpenInLog, abort_marker
 from fencepost_proxy.types import Monotonic, NodeId, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
@@ -97,20 +97,8 @@ async def write_abort_marker(
     return marker_error(answer)
 
 
-#: Kafka checks this first (KafkaApis.handleWriteTxnMarkersRequest), also for a partition that does not exist.
+#: Kafka's answers to `marker_probe` of a user that may not write markers.
 MARKERS_DENIED: Final = frozenset({Error.CLUSTER_AUTHORIZATION_FAILED, Error.TOPIC_AUTHORIZATION_FAILED})
-
-
-def abort_marker(tp: TopicPartition, opened: OpenInLog) -> Message:
-    """The WriteTxnMarkers request for one partition."""
-    marker = Message(
-        producer_id=opened.producer_id,
-        producer_epoch=opened.producer_epoch,
-        transaction_result=False,
-        topics=[Message(name=tp.topic, partition_indexes=[tp.partition])],
-        coordinator_epoch=max(opened.coordinator_epoch, 0),
-    )
-    return Message(markers=[marker])
 
 
 def marker_error(answer: Message) -> int:

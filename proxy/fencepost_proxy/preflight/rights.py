@@ -24,17 +24,16 @@ from fencepost_proxy.cluster.configs import TOPICS_DESCRIBED_AT_ONCE, described_
 from fencepost_proxy.cluster.metadata import ClusterMetadata, Leader
 from fencepost_proxy.cluster.state_log import read_stored
 from fencepost_proxy.cluster.state_topic_settings import created_with
-from fencepost_proxy.cluster.transactions import MARKERS_DENIED, abort_marker, marker_error
+from fencepost_proxy.cluster.transactions import MARKERS_DENIED, marker_error
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import Error, StateError, error_name
 from fencepost_proxy.preflight.bypassing import AUTHORIZER_CONFIGS, Acl, Authorizer, acls_of, bypassing
 from fencepost_proxy.preflight.findings import Finding, Group, State, some
 from fencepost_proxy.services.unknown_configs import problems
 from fencepost_proxy.topics.state import StateView
-from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
-from fencepost_proxy.transactions.watched import OpenInLog
-from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
+from fencepost_proxy.transactions.watched import abort_marker, marker_probe
+from fencepost_proxy.types import NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
@@ -398,13 +397,12 @@ class _Probe:
         ]
 
     async def markers(self) -> list[Finding]:
-        """After `topics`, which has the configs set by admins. Written for a partition that does not exist."""
+        """After `topics`, which has the configs set by admins."""
         what = "claims"
         if not any(policy.claims for policy in self._policies):
             return []
-        nowhere = TopicPartition(self._config.state_topic, NO_PARTITION)
-        marker = abort_marker(nowhere, OpenInLog(ProducerId(0), 0, 0, Offset(-1), -1))
-        answer = await self._query(apis.WRITE_TXN_MARKERS, marker, at_most=1)
+        probe = abort_marker(*marker_probe(self._config.state_topic))
+        answer = await self._query(apis.WRITE_TXN_MARKERS, probe, at_most=1)
         if marker_error(answer) in MARKERS_DENIED:
             stated = "the proxy may not write transaction markers: topics with fencepost.claims=true have no claims"
             return [ACLS.warning(what, stated, self._allow(("ALTER",), "--cluster"))]

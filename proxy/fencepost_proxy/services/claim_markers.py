@@ -10,8 +10,7 @@ from fencepost_proxy.cluster.broker import UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.transactions import MARKERS_DENIED, write_abort_marker
 from fencepost_proxy.metrics import Counts
-from fencepost_proxy.topics.transactions import NO_PARTITION
-from fencepost_proxy.transactions.watched import OpenInLog
+from fencepost_proxy.transactions.watched import OpenInLog, marker_probe
 from fencepost_proxy.types import Offset, ProducerId, TopicPartition
 
 _log = logs.get("services.claim_markers")
@@ -33,13 +32,9 @@ class ClaimMarkers:
         self._as_of = float("-inf")
 
     async def permitted(self, partition: TopicPartition) -> bool:
-        """Query Kafka before a claim is published: without its marker, no process can append.
-
-        The probe is a marker for a partition that does not exist: Kafka checks the permission first.
-        """
+        """Query Kafka before a claim is published: without its marker, no process can append."""
         if time.monotonic() >= self._as_of + REMEMBERED_SECONDS:
-            probe = TopicPartition(partition.topic, NO_PARTITION)
-            error_code = await self._write(partition, probe, ProducerId(0), 0)
+            error_code = await self._write(partition, *marker_probe(partition.topic))
             if error_code is None:
                 return False
             self._permitted, self._as_of = error_code not in MARKERS_DENIED, time.monotonic()
@@ -56,19 +51,17 @@ class ClaimMarkers:
 
     async def write(self, partition: TopicPartition, producer_id: ProducerId, producer_epoch: int) -> None:
         """Once: the log shows whether it was written. If not, the next claim has another epoch."""
-        error_code = await self._write(partition, partition, producer_id, producer_epoch)
+        marker = OpenInLog(producer_id, producer_epoch, 0, Offset(-1), -1)
+        error_code = await self._write(partition, partition, marker)
         self._counts.inc("unknown" if error_code is None else "refused" if error_code else "written")
         if error_code:
             _limited_log.warning("refused", "a claim's marker was refused", partition=partition, error_code=error_code)
 
-    async def _write(
-        self, partition: TopicPartition, at: TopicPartition, producer_id: ProducerId, producer_epoch: int
-    ) -> int | None:
+    async def _write(self, partition: TopicPartition, at: TopicPartition, marker: OpenInLog) -> int | None:
         """Kafka's error code; None if it is not known."""
         leader = self._kafka.leader(partition)
         if leader is None:
             return None
-        marker = OpenInLog(producer_id, producer_epoch, 0, Offset(-1), -1)
         try:
             return await write_abort_marker(self._kafka, leader.node_id, at, marker, timeout_seconds=_WRITE_SECONDS)
         except UpstreamUnavailable as error:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fencepost_proxy.topics.transactions import NO_PARTITION
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
+from fencepost_proxy.wire.schema import Message
 
 ONGOING: Final = "Ongoing"
 PREPARED: Final = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
@@ -60,6 +62,26 @@ class OpenInLog:
     coordinator_epoch: int
     start_offset: Offset
     last_timestamp_ms: int
+
+
+def abort_marker(tp: TopicPartition, opened: OpenInLog) -> Message:
+    """The WriteTxnMarkers request for one partition."""
+    marker = Message(
+        producer_id=opened.producer_id,
+        producer_epoch=opened.producer_epoch,
+        transaction_result=False,
+        topics=[Message(name=tp.topic, partition_indexes=[tp.partition])],
+        coordinator_epoch=max(opened.coordinator_epoch, 0),
+    )
+    return Message(markers=[marker])
+
+
+def marker_probe(topic: str) -> tuple[TopicPartition, OpenInLog]:
+    """For `abort_marker`: Kafka's answer shows whether the sender may write transaction markers.
+
+    The partition does not exist. Kafka checks the permission first (KafkaApis.handleWriteTxnMarkersRequest).
+    """
+    return TopicPartition(topic, NO_PARTITION), OpenInLog(ProducerId(0), 0, 0, Offset(-1), -1)
 
 
 @dataclass(frozen=True, slots=True)

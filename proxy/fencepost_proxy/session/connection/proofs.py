@@ -32,7 +32,7 @@ from fencepost_proxy.session.frames.pending_responses import inner_response
 from fencepost_proxy.session.frames.request_template import NO_TEMPLATE
 from fencepost_proxy.session.frames.services import Settings
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
-from fencepost_proxy.topics.transactions import NO_PARTITION
+from fencepost_proxy.transactions.watched import abort_marker, marker_probe
 from fencepost_proxy.wire.apis import END_TXN, METADATA, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
@@ -119,14 +119,8 @@ class Proofs:
         return True
 
     def prove_markers(self, topic: str, version: int, correlation_id: int, client_id: str | None) -> Steps[bool]:
-        """Whether it may write transaction markers (CLUSTER_ACTION or ALTER).
-
-        The probe is a marker for a partition that does not exist. Kafka checks the permission first
-        (KafkaApis.handleWriteTxnMarkersRequest).
-        """
-        partitions = [Message(name=topic, partition_indexes=[NO_PARTITION])]
-        marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
-        message = Message(markers=[marker])
+        """Whether it may write transaction markers (CLUSTER_ACTION or ALTER)."""
+        message = abort_marker(*marker_probe(topic))
         frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
         request = WRITE_TXN_MARKERS, version, correlation_id
         response = yield from self._query("write transaction markers", request, frame)
