@@ -59,7 +59,7 @@ _EXPANSIONS = ("expansion", "expansion-required")
 
 
 def _cancel_sent(client_lost: Callable[..., None], self: Session, now: float) -> None:
-    for produce in self._queue.in_flight.values():
+    for produce in self._queue.in_flight:
         for key, pending in produce.pending_appends.items():
             if key in produce.sent and key not in produce.results:
                 self.state.sequencers.cancel(pending)

@@ -181,7 +181,7 @@ class Session:
     def produce_requests(self) -> list[ProduceExchange]:
         """Produce requests with checked appends that wait, or are sent and not completely answered."""
         produce = self._holds.waiting_produce
-        return [*(() if produce is None else (produce,)), *self._queue.in_flight.values()]
+        return [*(() if produce is None else (produce,)), *self._queue.in_flight]
 
     @property
     def entered_barriers(self) -> int:
@@ -355,7 +355,7 @@ class Session:
             # The client's connection may take long to close. An append admitted meanwhile would count as sent, and its
             # sequencer would wait indefinitely.
             self._appends.admission.cancel_waiting()
-            for produce in self._queue.in_flight.values():
+            for produce in self._queue.in_flight:
                 self._appends.completion.stop_waiting(produce)
                 self._appends.transactions.end_appends(produce)
         self._leave_all()

@@ -20,8 +20,9 @@ from fencepost_proxy.session.batches.levels import LeveledProduce
 from fencepost_proxy.session.batches.partition_counts import CountCheckedProduce
 from fencepost_proxy.session.batches.reading import Readings
 from fencepost_proxy.session.batches.results import Results
-from fencepost_proxy.session.frames.pending_responses import PendingResponse, PipelineKey
+from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse, PipelineKey
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
@@ -29,6 +30,7 @@ from fencepost_proxy.wire.produce import (
     ProduceResponse,
     TopicData,
     TopicResult,
+    encode_produce_response,
 )
 
 ACKS_ALL = -1
@@ -112,7 +114,7 @@ class Answering:
 class ProduceExchange:
     """`results` fills up with the final result of each partition; `pending_appends` are the appends to checked ones.
 
-    - `answer_by` – when the client must get an answer, monotonic seconds.
+    - `pending_response` – of its client. `answer_by` – when it must get an answer, monotonic seconds.
     - `sent` – the partitions whose batches went upstream.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
     """
@@ -128,6 +130,11 @@ class ProduceExchange:
     checks: Checks = field(default_factory=Checks)
     submission: Submission = field(default_factory=Submission)
     answering: Answering = field(default_factory=Answering)
+    pending_response: PendingResponse = field(init=False)
+
+    def __post_init__(self) -> None:
+        version, correlation_id = self.request.api_version, self.request.correlation_id
+        self.pending_response = PendingResponse(PRODUCE, version, correlation_id, Answer.MADE_HERE)
 
     @property
     def is_muted(self) -> bool:
@@ -218,8 +225,8 @@ class ProduceExchange:
 
     # ---- what comes back
 
-    def response(self, reported: Results | None = None) -> ProduceResponse:
-        """`reported` – in place of its results, some of which are unknown."""
+    def response(self, reported: Results | None = None) -> list[bytes | memoryview]:
+        """The frame. `reported` – in place of its results, some of which are unknown."""
         results = self.results if reported is None else reported
         topics = tuple(
             TopicResult(
@@ -234,7 +241,8 @@ class ProduceExchange:
             TopicResult("", topic.topic_id, tuple(PartitionResult(data.partition, error) for data in topic.partitions))
             for topic, error in self.received.not_found
         )
-        return ProduceResponse(self.request.correlation_id, topics + not_found, self.throttle_time_ms)
+        response = ProduceResponse(self.request.correlation_id, topics + not_found, self.throttle_time_ms)
+        return [encode_produce_response(response, self.request.api_version)]
 
 
 def retriable(key: TopicPartition, message: str) -> PartitionResult:
@@ -243,4 +251,4 @@ def retriable(key: TopicPartition, message: str) -> PartitionResult:
 
 
 #: Continues what waits for an answer of Kafka, or for a record to be stored.
-Finish = Callable[[PendingResponse, ProduceExchange], None]
+Finish = Callable[[ProduceExchange], None]

@@ -13,7 +13,7 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.read_holds import ReadHolds
 from fencepost_proxy.session.connection.state import ConnectionState
-from fencepost_proxy.session.frames.pending_responses import Failed, PendingResponse, PipelineKey
+from fencepost_proxy.session.frames.pending_responses import Failed, PipelineKey
 from fencepost_proxy.session.frames.services import Memory
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -29,15 +29,15 @@ class FailedPipelines:
         self._holds = holds
         self.failed: dict[PipelineKey, Failed] = {}
 
-    def fail(self, pending_response: PendingResponse, pipeline_key: PipelineKey, result: PartitionResult) -> None:
-        """What `pending_response` reports as `result` fails what follows it."""
+    def fail(self, produce: ProduceExchange, pipeline_key: PipelineKey, result: PartitionResult) -> None:
+        """What its answer reports as `result` fails what follows it."""
         self.failed[pipeline_key] = Failed(result)
-        pending_response.pipeline_keys.append(pipeline_key)
+        produce.pending_response.pipeline_keys.append(pipeline_key)
 
-    def fail_with(self, pending_response: PendingResponse, pending: PendingAppend, result: PartitionResult) -> None:
+    def fail_with(self, produce: ProduceExchange, pending: PendingAppend, result: PartitionResult) -> None:
         """The same for an append, if it has failed and is not answered yet."""
-        if result.error_code and not pending_response.done:
-            self.fail(pending_response, (pending.partition, pending.pipeline), result)
+        if result.error_code and not produce.pending_response.done:
+            self.fail(produce, (pending.partition, pending.pipeline), result)
 
     def before(self, pipeline_key: PipelineKey, starts_at: int) -> PartitionResult | None:
         """The failure that a request starting at this byte of the connection was sent without knowledge of."""

@@ -6,7 +6,6 @@ from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.connection.throttling import Throttling
 from fencepost_proxy.session.frames.messages import ReadClient, ReadUpstream
-from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.frames.services import Settings
 
 #: Bytes of control messages decoded for one connection before others are served: 3 ms, measured with Metadata.
@@ -18,7 +17,7 @@ _MADE_HERE_MAX = 16
 
 
 class ReadHolds:
-    """- `waiting_produce`, `waiting_response` – the request that waits for a sequencer, a barrier or metadata.
+    """- `waiting_produce` – the request that waits for a sequencer, a barrier or metadata.
     - `waits_for` – what another request waits for before it is sent; empty if none does.
     - `draining_until` – no further request is started; then the connection closes.
     - `made_here` – answers without Kafka since the last read. `quota` – what is left of it until `QuotaRenewed`.
@@ -37,7 +36,6 @@ class ReadHolds:
         "throttling",
         "upstream_paused",
         "waiting_produce",
-        "waiting_response",
         "waits_for",
     )
 
@@ -45,7 +43,6 @@ class ReadHolds:
         self._settings: Settings = state.services
         self._state = state
         self.waiting_produce: ProduceExchange | None = None
-        self.waiting_response: PendingResponse | None = None
         self.waits_for = ""
         self.draining_until: float | None = None
         self.draining_because = ""

@@ -51,8 +51,8 @@ class ResponseQueue:
         self._pipelines = pipelines
         self.to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
         self.from_upstream: list[PendingResponse] = []
-        self.in_flight: dict[PendingResponse, ProduceExchange] = {}
-        self.answer_by: dict[PendingResponse, float] = {}
+        self.in_flight: dict[ProduceExchange, None] = {}
+        self.answer_by: dict[ProduceExchange, float] = {}
         self.client_out: list[bytes | memoryview] = []
         self.upstream_out: list[bytes | memoryview] = []
         self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
@@ -149,7 +149,7 @@ class ResponseQueue:
         self.to_client.clear()
 
     def upstream_lost(self) -> None:
-        for pending_response in (*self.to_client, *self.in_flight):
+        for pending_response in (*self.to_client, *(produce.pending_response for produce in self.in_flight)):
             self.release(pending_response)
         self.in_flight.clear()
         self.answer_by.clear()

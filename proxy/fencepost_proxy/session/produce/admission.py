@@ -9,7 +9,6 @@ from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, re
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.state import Full
 from fencepost_proxy.session.frames.messages import Count
-from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.frames.services import Observation, Settings
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.session.produce.barriers import Barriers
@@ -17,7 +16,7 @@ from fencepost_proxy.session.produce.completion import Completion
 from fencepost_proxy.session.produce.forwarding import Forwarding
 from fencepost_proxy.session.produce.refusals import Refusals
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
-from fencepost_proxy.wire.produce import PartitionResult, encode_produce_response
+from fencepost_proxy.wire.produce import PartitionResult
 
 _LOGIN_IS_OVER = "the client's login expired"
 _IS_MUTED = "Kafka does not read this client's requests at the moment: it may be over a quota"
@@ -69,33 +68,33 @@ class Admission:
         self._completion = completion
         self._decided: Resume | None = None  # continues the request that waits for a sequencer
 
-    def send(self, pending_response: PendingResponse, produce: ProduceExchange) -> Steps[None]:
+    def send(self, produce: ProduceExchange) -> Steps[None]:
         """Submit its appends, one sequencer after the other; send what is admitted, and answer what is refused."""
         produce.submission.to_submit = [
             produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)
         ]
         while True:
-            while (pending := self._next(pending_response, produce)) is not None:
-                yield from self._decide(pending_response, produce, pending)
+            while (pending := self._next(produce)) is not None:
+                yield from self._decide(produce, pending)
                 if self._holds.waiting_produce is not produce:
                     return  # its connection ends
             if self._settings.refuse_whole_requests and produce.refused:
                 self._refuse_the_rest(produce)
             first = not produce.sent
-            sent = self._send_admitted(pending_response, produce, self._state.now)
+            sent = self._send_admitted(produce, self._state.now)
             if not produce.submission.to_submit:
                 break
-        self._holds.waiting_produce, self._holds.waiting_response = None, None
-        self._queue.in_flight[pending_response] = produce
+        self._holds.waiting_produce = None
+        self._queue.in_flight[produce] = None
         if produce.sent:
-            self._queue.answer_by[pending_response] = produce.answer_by
+            self._queue.answer_by[produce] = produce.answer_by
         if sent and first:
             self._observation.forwarded(max(0.0, self._state.now - produce.received.at - produce.sequencer_seconds))
         if not sent:
             self._holds.made_here += not produce.sent
-            self._completion.finish(pending_response, produce)
+            self._completion.finish(produce)
 
-    def _next(self, pending_response: PendingResponse, produce: ProduceExchange) -> PendingAppend | None:
+    def _next(self, produce: ProduceExchange) -> PendingAppend | None:
         """The next append to submit; refuses those that failed or became late while others were waited for."""
         while produce.submission.to_submit and not (self._settings.refuse_whole_requests and produce.refused):
             pending = produce.submission.to_submit.pop()
@@ -107,12 +106,10 @@ class Admission:
             why = self._why_muted() if self._is_muted() else "the partitions before it took too long"
             message = f"TRY_AGAIN {where}: {why}"
             self._state.refuse(produce, pending.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
-            self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
+            self._pipelines.fail_with(produce, pending, produce.results[pending.partition])
         return None
 
-    def _decide(
-        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend
-    ) -> Steps[None]:
+    def _decide(self, produce: ProduceExchange, pending: PendingAppend) -> Steps[None]:
         """Wait until its sequencer admits or completes it; if Kafka would not read it now, only until then."""
         submission = produce.submission
         if self._is_muted():
@@ -134,7 +131,7 @@ class Admission:
         submission.waiting_for = None
         if result is not None:
             submission.alone = False
-            self._completion.complete(pending_response, produce, pending, result)
+            self._completion.complete(produce, pending, result)
             return
         now = self._state.now
         if not submission.admitted:
@@ -172,23 +169,17 @@ class Admission:
         if produce is not None and pending is produce.submission.waiting_for:
             self._resume(None)
             return
-        pending_response, sent = self._completion.sent_produce_of(pending)
-        if (
-            pending_response is None
-            or sent is None
-            or pending_response.done
-            or self._state.client_closed
-            or self._state.upstream_closed
-        ):
+        sent = self._completion.sent_produce_of(pending)
+        if sent is None or sent.pending_response.done or self._state.client_closed or self._state.upstream_closed:
             self._sequencers.cancel(pending)
             return
         # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
         why = self._why_not_resent(sent, pending, now)
         if why is not None:
-            self._completion.not_sent(pending_response, sent, pending, why)
-            self._completion.finish(pending_response, sent)
+            self._completion.not_sent(sent, pending, why)
+            self._completion.finish(sent)
             return
-        self._completion.forward(pending_response, sent, sent.request_for(pending))
+        self._forwarding.forward(sent, sent.request_for(pending))
         if pending.append.transactional:
             self._transactions.sends(pending)
         self._sequencers.sent(pending)
@@ -210,12 +201,12 @@ class Admission:
         if produce is not None and pending is produce.submission.waiting_for:
             self._resume(result)
             return
-        pending_response, sent = self._completion.sent_produce_of(pending)
-        if pending_response is not None and sent is not None:
-            self._completion.complete(pending_response, sent, pending, result)
-            self._completion.finish(pending_response, sent)
+        sent = self._completion.sent_produce_of(pending)
+        if sent is not None:
+            self._completion.complete(sent, pending, result)
+            self._completion.finish(sent)
 
-    def _send_admitted(self, pending_response: PendingResponse, produce: ProduceExchange, now: float) -> bool:
+    def _send_admitted(self, produce: ProduceExchange, now: float) -> bool:
         """Send what is admitted, and what needs no admission, in one request; False if there is nothing."""
         submission = produce.submission
         if self._pipelines.failed:
@@ -230,7 +221,7 @@ class Admission:
             return False
         for pending in self._forwarding.without_id(produce, submission.admitted):
             submission.admitted.remove(pending)
-            self._completion.not_sent(pending_response, produce, pending, _unknown_id(pending))
+            self._completion.not_sent(produce, pending, _unknown_id(pending))
         unsent = produce.unsent()
         if not unsent:
             return False
@@ -241,7 +232,7 @@ class Admission:
                 self._transactions.sends(pending)
             self._sequencers.sent(pending)
         submission.admitted = []
-        self._completion.forward(pending_response, produce, request)
+        self._forwarding.forward(produce, request)
         return True
 
     def send_ahead(self, now: float) -> None:
@@ -250,8 +241,8 @@ class Admission:
         Not if a refusal of the rest would refuse these too (`refusal_scope = "request"`). Then they are returned until
         the slow partition admits its append, and after that all are submitted in order.
         """
-        produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
-        if produce is None or pending_response is None:
+        produce = self._holds.waiting_produce
+        if produce is None:
             return
         submission = produce.submission
         if not submission.admitted or submission.waiting_for is None or now < submission.admitted_at + _BLOCKS_SECONDS:
@@ -260,8 +251,8 @@ class Admission:
             submission.alone = True
             self._resubmit_admitted(produce)
             return
-        if self._send_admitted(pending_response, produce, now):
-            self._queue.in_flight[pending_response] = produce
+        if self._send_admitted(produce, now):
+            self._queue.in_flight[produce] = None
 
     def _resubmit_admitted(self, produce: ProduceExchange) -> None:
         submission = produce.submission
@@ -289,12 +280,10 @@ class Admission:
 
         The client retries: on a connection that ends here, or after it has logged in again.
         """
-        pending_response = self._holds.waiting_response
-        assert pending_response is not None
         for key in produce.unsent():
             produce.results.refuse(key, retriable(key, f"TRY_AGAIN {_LOGIN_IS_OVER}"))
         for pending in produce.submission.admitted:
-            self._pipelines.fail_with(pending_response, pending, produce.results[pending.partition])
+            self._pipelines.fail_with(produce, pending, produce.results[pending.partition])
             self._sequencers.cancel(pending)
             self._state.commands.append(Count("refusal", "try_again", pending.partition))
         produce.submission.admitted = []
@@ -306,15 +295,13 @@ class Admission:
             self._sequencers.cancel(pending)
         submission.admitted, submission.to_submit = [], []
         first = next(produce.refusals())
-        pending_response = self._holds.waiting_response
-        assert pending_response is not None
         for key in produce.partitions():
             if key not in produce.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
                 result = PartitionResult(key.partition, first.error_code, error_message=message)
                 produce.results.refuse(key, result)
                 if key in produce.pending_appends:
-                    self._pipelines.fail_with(pending_response, produce.pending_appends[key], result)
+                    self._pipelines.fail_with(produce, produce.pending_appends[key], result)
 
     def answer_before_close(self, now: float) -> None:
         """The connection ends in a moment. Appends that wait for a sequencer or barrier were not sent: they get a
@@ -323,11 +310,11 @@ class Admission:
         if not self._draining.closes_soon(now):
             return
         self._queue.take_over()
-        produce, pending_response = self._holds.waiting_produce, self._holds.waiting_response
-        if produce is not None and pending_response is not None:
+        produce = self._holds.waiting_produce
+        if produce is not None:
             self.cancel_waiting()
-            if pending_response in self._queue.in_flight:
-                self._queue.answer_by[pending_response] = now
+            if produce in self._queue.in_flight:
+                self._queue.answer_by[produce] = now
             # No result of a transaction is reported before it is recorded: the client sees the end, and retries.
             elif not (
                 produce.sent
@@ -339,16 +326,13 @@ class Admission:
                 for key in left:
                     produce.results.override(key, retriable(key, "TRY_AGAIN the proxy closes this connection"))
                 self._state.commands.append(Count("refusal", "try_again"))
-                self._queue.end(
-                    pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
-                )
-        for pending_response in self._queue.answer_by:
-            self._queue.answer_by[pending_response] = now
+                self._queue.end(produce.pending_response, produce.response())
+        for sent in self._queue.answer_by:
+            self._queue.answer_by[sent] = now
 
     def cancel_waiting(self) -> None:
         """The request that waits for a sequencer will not be sent any more."""
         produce, self._holds.waiting_produce = self._holds.waiting_produce, None
-        pending_response, self._holds.waiting_response = self._holds.waiting_response, None
         if produce is not None:
             for pending in (*produce.submission.admitted, produce.submission.waiting_for):
                 if pending is not None:
@@ -357,13 +341,11 @@ class Admission:
                 for key in produce.partitions():
                     if key not in produce.sent and key not in produce.results:
                         produce.results.refuse(key, retriable(key, "TRY_AGAIN not sent: its connection ended"))
-                assert pending_response is not None
-                self._completion.finish(pending_response, produce)
+                self._completion.finish(produce)
                 return
             self._transactions.end_appends(produce)
             self._barriers.leave(produce, unsent=True)
-        if pending_response is not None:
-            self._queue.release(pending_response)
+            self._queue.release(produce.pending_response)
 
 
 def _unknown_id(pending: PendingAppend) -> str:

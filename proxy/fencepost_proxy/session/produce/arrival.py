@@ -31,7 +31,6 @@ from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import INT32
 from fencepost_proxy.session.frames.messages import Count, HeadersCopied, TopicStale
-from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.frames.producer_ids import refuse_producer_id
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.session.produce.admission import Admission
@@ -115,25 +114,23 @@ class Arrival:
         if produce is None:
             self._transactions.deny(whole)
             return
-        request = produce.request
-        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         # Whatever is read from here on was sent with knowledge of these.
         self._pipelines.forget_known(produce.received.starts_at)
-        self._topic_ids.fail(pending_response, produce.received.not_found)
-        waits = self._check_on_arrival(pending_response, produce)
-        # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
-        self._queue.expect(pending_response, silent=produce.silent)
+        self._topic_ids.fail(produce)
+        waits = self._check_on_arrival(produce)
         if not (waits or produce.concerns_checks):
-            self._forward_unread(pending_response, request, frame)
+            self._forward_unread(produce.request, frame)
             return
-        self._holds.waiting_produce, self._holds.waiting_response = produce, pending_response
+        # Only now: an unreadable request raises before this, and leaves no pending response with reserved memory.
+        self._queue.expect(produce.pending_response, silent=produce.silent)
+        self._holds.waiting_produce = produce
         while waits:
             yield Wait(self._await_news)
             if self._holds.waiting_produce is not produce:
                 return  # its connection ends
-            waits = self._check_before_sequencers(pending_response, produce)
-        self._fail_pipelines(pending_response, produce)
-        yield from self._admission.send(pending_response, produce)
+            waits = self._check_before_sequencers(produce)
+        self._fail_pipelines(produce)
+        yield from self._admission.send(produce)
 
     def _read(self, whole: ProduceRequest, starts_at: int) -> Steps[ProduceExchange | None]:
         """Name its topics, check the client's permissions, and read its batches. None: it may not use its transactional
@@ -210,23 +207,23 @@ class Arrival:
     def _prove_write(self, request: ProduceRequest, unproved: Mapping[str, int]) -> Steps[dict[str, int]]:
         return self._proofs.prove_write(request, unproved, due_by(self._state.now, request.timeout_ms))
 
-    def _check_on_arrival(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
+    def _check_on_arrival(self, produce: ProduceExchange) -> bool:
         """Whether it waits for a barrier, for metadata, or for earlier batches without producer ids."""
         if self._services.fresh(self._state.now):
             for where, copied_from in () if produce.received.readings is None else produce.received.readings.copied:
                 self._state.commands.append(HeadersCopied(where, copied_from, produce.request.client_id))
             self._levels.check(produce, self._state.now)
             self._drafts.deny_topics(produce)
-        return self._check_before_sequencers(pending_response, produce)
+        return self._check_before_sequencers(produce)
 
-    def _check_before_sequencers(self, pending_response: PendingResponse, produce: ProduceExchange) -> bool:
+    def _check_before_sequencers(self, produce: ProduceExchange) -> bool:
         """The same, after each wait. False: each of its checked partitions has a pending append, or a result.
 
         The configs of its topics, their partitions and what this process knows may have changed.
         """
         now = self._state.now
         if not self._services.fresh(now):
-            self._fail_closed(pending_response, produce)
+            self._fail_closed(produce)
             return False
         self._drafts.check_policies(produce, now)
         if (
@@ -284,9 +281,7 @@ class Arrival:
                 break
             yield from self._threads.read(lambda: None)  # other connections go on meanwhile
         self._state.client_id = request.client_id
-        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        self._queue.expect(pending_response, silent=request.acks == 0)
-        self._forward_unread(pending_response, request, frame)
+        self._forward_unread(request, frame)
 
     def _waits_for_metadata(self, produce: ProduceExchange, now: float) -> bool:
         """False: all its partitions are known to exist, or are refused.
@@ -324,31 +319,25 @@ class Arrival:
         produce.sequencer_seconds = max(produce.sequencer_seconds, now - produce.received.at)
         return False
 
-    def _fail_pipelines(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+    def _fail_pipelines(self, produce: ProduceExchange) -> None:
         """A refusal before the sequencer fails the pipeline as the sequencer would: later appends leave a gap."""
         if produce.checks.leveled is not None:
             for key in produce.checks.leveled.tries_again:
-                self._pipelines.fail(
-                    pending_response, (key, produce.checks.leveled.producers[key]), produce.results[key]
-                )
+                self._pipelines.fail(produce, (key, produce.checks.leveled.producers[key]), produce.results[key])
         for pipeline_key in produce.checks.misread:
-            self._pipelines.fail(pending_response, pipeline_key, produce.results[pipeline_key[0]])
+            self._pipelines.fail(produce, pipeline_key, produce.results[pipeline_key[0]])
         for topic in produce.request.topics if produce.checks.refused_by_policy or produce.received.denied else ():
             policy = self._services.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.is_checked else ():
                 key = TopicPartition(topic.name, data.partition)
                 if key in produce.checks.refused_by_policy or topic.name in produce.received.denied:
-                    self._pipelines.fail(pending_response, (key, pipeline_of(data)), produce.results[key])
+                    self._pipelines.fail(produce, (key, pipeline_of(data)), produce.results[key])
 
-    def _forward_unread(self, pending_response: PendingResponse, request: ProduceRequest, frame: memoryview) -> None:
+    def _forward_unread(self, request: ProduceRequest, frame: memoryview) -> None:
         """It was collected because it might contain a checked topic; it does not."""
+        self._state.release_collected()
         if request.acks != 0:
-            self._queue.to_client.pop()
-            self._services.release(pending_response.reserved_bytes)
-            pending_response = relayed(PRODUCE, request.api_version, request.correlation_id)
-            self._queue.relay(pending_response)
-        else:
-            self._services.release(pending_response.reserved_bytes)
+            self._queue.relay(relayed(PRODUCE, request.api_version, request.correlation_id))
         self._queue.upstream_out += [INT32.pack(len(frame)), frame]
         self._services.forwarded(0.0)
 
@@ -364,7 +353,7 @@ class Arrival:
             and services.policy(topic.name) is not None
         }
 
-    def _fail_closed(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+    def _fail_closed(self, produce: ProduceExchange) -> None:
         """The topic configs are outdated, so any topic may be checked: refuse all appends with a retriable error.
 
         Their pipelines fail too, as at a sequencer:
@@ -378,7 +367,7 @@ class Arrival:
             for data in topic.partitions:
                 key = TopicPartition(topic.name, data.partition)
                 result = produce.results.override(key, retriable(key, message))
-                self._pipelines.fail(pending_response, (key, pipeline_of(data)), result)
+                self._pipelines.fail(produce, (key, pipeline_of(data)), result)
         self._state.commands.append(Count("refusal", "not_ready"))
 
 

@@ -11,7 +11,6 @@ from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, re
 from fencepost_proxy.session.batches.results import Results
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
-from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.frames.services import Memory, Observation, Settings
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID, Forwarding
@@ -21,8 +20,6 @@ from fencepost_proxy.session.transactions.appends import TransactionalAppends
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import (
     PartitionResult,
-    ProduceRequest,
-    encode_produce_response,
 )
 
 #: Errors that show that the known topic id or leaders are outdated.
@@ -80,60 +77,44 @@ class Completion:
         self._transactions = transactions
         self._barriers = barriers
         self._forwarding = forwarding
+        forwarding.answered = self._answered
         self._refusals = refusals
         self._levels = levels
 
-    def sent_produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
+    def sent_produce_of(self, pending: PendingAppend) -> ProduceExchange | None:
         found = self._produce_of(pending)
-        if found == (None, None):
+        if found is None:
             self._queue.take_over()
             found = self._produce_of(pending)
         return found
 
-    def _produce_of(self, pending: PendingAppend) -> tuple[PendingResponse, ProduceExchange] | tuple[None, None]:
-        for pending_response, produce in self._queue.in_flight.items():
-            if produce.pending_appends.get(pending.partition) is pending:
-                return pending_response, produce
-        return None, None
+    def _produce_of(self, pending: PendingAppend) -> ProduceExchange | None:
+        return next((p for p in self._queue.in_flight if p.pending_appends.get(pending.partition) is pending), None)
 
-    def not_sent(
-        self, pending_response: PendingResponse, produce: ProduceExchange, pending: PendingAppend, why: str
-    ) -> None:
+    def not_sent(self, produce: ProduceExchange, pending: PendingAppend, why: str) -> None:
         result = produce.results.refuse(pending.partition, retriable(pending.partition, f"TRY_AGAIN {why}"))
-        self._pipelines.fail_with(pending_response, pending, result)
+        self._pipelines.fail_with(produce, pending, result)
         self._state.commands += [
             TopicStale(pending.partition.topic),
             Count("refusal", "try_again", pending.partition),
         ]
         self._sequencers.cancel(pending)
 
-    def forward(self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest) -> None:
-        self._forwarding.forward(pending_response, produce, request, self._answered)
-
-    def _answered(
-        self,
-        pending_response: PendingResponse,
-        produce: ProduceExchange,
-        answers: Mapping[TopicPartition, PartitionResult],
-    ) -> None:
-        pending_response.answered_at = self._state.now
+    def _answered(self, produce: ProduceExchange, answers: Mapping[TopicPartition, PartitionResult]) -> None:
+        produce.pending_response.answered_at = self._state.now
         if produce.checks.count_checked is not None:
             produce.checks.count_checked.was_answered()
-        again = (
-            [] if produce.checks.leveled is None else self._levels.to_send_without(pending_response, produce, answers)
-        )
+        again = [] if produce.checks.leveled is None else self._levels.to_send_without(produce, answers)
         by_name = produce.request.api_version < PRODUCE_BY_ID
         for key, result in answers.items():
             if key not in again:
                 known = _for_names(result) if by_name else result
-                self._partition_answered(pending_response, produce, key, self._levels.reported(produce, key, known))
+                self._partition_answered(produce, key, self._levels.reported(produce, key, known))
         if again:
-            self._levels.send_without(pending_response, produce, again, self._answered)
-        self.finish(pending_response, produce)
+            self._levels.send_without(produce, again)
+        self.finish(produce)
 
-    def _partition_answered(
-        self, pending_response: PendingResponse, produce: ProduceExchange, key: TopicPartition, result: PartitionResult
-    ) -> None:
+    def _partition_answered(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> None:
         self._proofs.record(key.topic, result.error_code)
         if result.error_code in _STALE:
             self._state.commands.append(TopicStale(key.topic))
@@ -145,7 +126,7 @@ class Completion:
                 self._observation.kafka_refused(result.error_code)
             decision = self._sequencers.answered(pending, result)
             if decision is not None:
-                self.complete(pending_response, produce, pending, self.final_result(decision))
+                self.complete(produce, pending, self.final_result(decision))
         else:
             produce.results.answer(key, result)
 
@@ -164,19 +145,18 @@ class Completion:
 
     def complete(
         self,
-        pending_response: PendingResponse,
         produce: ProduceExchange,
         pending: PendingAppend,
         result: PartitionResult,
     ) -> None:
         produce.results.answer(pending.partition, result)
-        self._pipelines.fail_with(pending_response, pending, result)
+        self._pipelines.fail_with(produce, pending, result)
 
-    def finish(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+    def finish(self, produce: ProduceExchange) -> None:
         self._barriers.leave(produce)
-        if pending_response not in self._queue.in_flight or not produce.complete:
+        if produce not in self._queue.in_flight or not produce.complete:
             return
-        if not (self._state.client_closed or pending_response.done or produce.silent):
+        if not (self._state.client_closed or produce.pending_response.done or produce.silent):
             if produce.answering.querying:
                 return
             unreported = self._refusals.unproved(produce)
@@ -185,34 +165,31 @@ class Completion:
             if unproved:
                 if all(produce.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
                     produce.answer_by = min(produce.answer_by, self._state.now + _REASON_SECONDS)
-                self._refusals.prove_write(pending_response, produce, unproved, self.finish)
+                self._refusals.prove_write(produce, unproved, self.finish)
             if unknown:
-                self._refusals.query_log_starts(pending_response, produce, unknown, self.finish)
+                self._refusals.query_log_starts(produce, unknown, self.finish)
             if produce.answering.querying:
                 return
         if produce.request.transactional_id is not None:
-            if self._transactions.waits_for_records(pending_response, produce, self.finish):
+            if self._transactions.waits_for_records(produce, self.finish):
                 return
             self._transactions.end_appends(produce)
-        del self._queue.in_flight[pending_response]
-        self._queue.answer_by.pop(pending_response, None)
+        del self._queue.in_flight[produce]
+        self._queue.answer_by.pop(produce, None)
         if produce.silent:
-            self._memory.release(pending_response.reserved_bytes)
+            self._memory.release(produce.pending_response.reserved_bytes)
             failed = next((r for r in produce.results.values() if r.error_code), None)
             if failed is not None:
                 raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
-        elif not pending_response.done:
-            self._queue.end(
-                pending_response, [encode_produce_response(produce.response(), produce.request.api_version)]
-            )
+        elif not produce.pending_response.done:
+            self._queue.end(produce.pending_response, produce.response())
 
     def answer_unknown_outcomes(self, now: float) -> None:
         """Report what was sent and not answered in time as unknown; the sequencer continues to resolve it."""
-        for pending_response, deadline in list(self._queue.answer_by.items()):
+        for produce, deadline in list(self._queue.answer_by.items()):
             if deadline > now:
                 continue
-            del self._queue.answer_by[pending_response]
-            produce = self._queue.in_flight[pending_response]
+            del self._queue.answer_by[produce]
             self.stop_waiting(produce)
             if produce.silent:
                 continue
@@ -232,15 +209,13 @@ class Completion:
             reported = Results(results | known | unproved)
             for key, pending in produce.pending_appends.items():
                 if key not in produce.results:
-                    self._pipelines.fail_with(pending_response, pending, results[key])
+                    self._pipelines.fail_with(produce, pending, results[key])
             self._state.commands.append(Count("refusal", "outcome_unknown"))
-            self._queue.end(
-                pending_response, [encode_produce_response(produce.response(reported), produce.request.api_version)]
-            )
+            self._queue.end(produce.pending_response, produce.response(reported))
             if produce.request.transactional_id is not None and produce.answering.open_records is None:
                 # Too late to wait for it. Later results are processed when they arrive.
                 for transaction in self._transactions.failed(produce, reported):
-                    self._transactions.record_abort_only(pending_response, produce, transaction, self.finish)
+                    self._transactions.record_abort_only(produce, transaction, self.finish)
                 produce.answering.open_records = None
 
     def resolve_late(self, pending_appends: Sequence[PendingAppend]) -> None:
@@ -250,7 +225,7 @@ class Completion:
         them: else the next append would be late, too.
         """
         partition = pending_appends[0].partition
-        produces = [self.sent_produce_of(pending)[1] for pending in pending_appends]
+        produces = [self.sent_produce_of(pending) for pending in pending_appends]
         if self._settings.clients_log_in and not self._proofs.has_proved(partition.topic):
             return  # without logins, each client has the proxy's permissions
         if any(
@@ -278,18 +253,14 @@ class Completion:
                 if produce.checks.count_checked is not None:
                     produce.checks.count_checked.in_doubt = True  # the sequencer may resend it
 
-    def take_over(self, pending_response: PendingResponse, produce: ProduceExchange) -> None:
+    def take_over(self, produce: ProduceExchange) -> None:
         """Native code has sent the request, by topic id. From now on it ends here."""
         queue, queried = self._queue, set(produce.pending_appends)
         names = {pending.sending.topic_id: pending.partition.topic for pending in produce.pending_appends.values()}
-        queue.to_client.append(pending_response)
-        queue.from_upstream.append(
-            self._forwarding.upstream_response(
-                pending_response, produce, self._answered, version=PRODUCE_BY_ID, names=names, queried=queried
-            )
-        )
-        queue.in_flight[pending_response] = produce
-        queue.answer_by[pending_response] = produce.answer_by
+        queue.to_client.append(produce.pending_response)
+        queue.from_upstream.append(self._forwarding.response_of(produce, PRODUCE_BY_ID, names, queried))
+        queue.in_flight[produce] = None
+        queue.answer_by[produce] = produce.answer_by
 
 
 def _for_names(result: PartitionResult) -> PartitionResult:

@@ -18,22 +18,24 @@ from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, encode
 
 #: Identifies topics by id: a fenced append cannot reach a topic that was deleted and recreated.
 PRODUCE_BY_ID = 13
-#: Gets the results of a part that was sent, by partition.
-Answered = Callable[[PendingResponse, ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
+#: Gets the results by partition.
+Answered = Callable[[ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
 
 
 class Forwarding:
-    __slots__ = ("_queue", "_topics")
+    """`answered` gets the results of each part that was sent: set by `Completion`."""
+
+    __slots__ = ("_queue", "_topics", "answered")
+
+    answered: Answered
 
     def __init__(self, core: Core) -> None:
         self._topics: Topics = core.state.services
         self._queue = core.queue
 
-    def forward(
-        self, pending_response: PendingResponse, produce: ProduceExchange, request: ProduceRequest, answered: Answered
-    ) -> None:
-        """Send (a part of) a request upstream; `pending_response` is the client's pending response."""
-        for part in self.by_topic_id(request):
+    def forward(self, produce: ProduceExchange, request: ProduceRequest, *, between_frames: bool = False) -> None:
+        """Send (a part of) a request upstream. `between_frames`: after the client's frame that is being streamed."""
+        for part in self._by_topic_id(request):
             for topic in part.topics:
                 for data in topic.partitions:
                     pending = produce.pending_appends.get(TopicPartition(topic.name, data.partition))
@@ -41,27 +43,16 @@ class Forwarding:
                         pending.sending.topic_id = topic.topic_id
             if produce.checks.count_checked is not None:
                 produce.checks.count_checked.was_sent()
-            response = self.response_of_part(pending_response, produce, part, answered)
-            self._queue.send(response, *encode_produce_request(part))
+            names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in part.topics}
+            queried = {TopicPartition(topic.name, data.partition) for topic in part.topics for data in topic.partitions}
+            response, frame = self.response_of(produce, part.api_version, names, queried), encode_produce_request(part)
+            if between_frames:
+                self._queue.send_between_frames(response, frame)
+            else:
+                self._queue.send(response, *frame)
 
-    def response_of_part(
-        self, pending_response: PendingResponse, produce: ProduceExchange, part: ProduceRequest, answered: Answered
-    ) -> PendingResponse:
-        names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in part.topics}
-        queried = {TopicPartition(topic.name, data.partition) for topic in part.topics for data in topic.partitions}
-        return self.upstream_response(
-            pending_response, produce, answered, version=part.api_version, names=names, queried=queried
-        )
-
-    def upstream_response(
-        self,
-        pending_response: PendingResponse,
-        produce: ProduceExchange,
-        answered: Answered,
-        *,
-        version: int,
-        names: dict[UUID | None, str],
-        queried: set[TopicPartition],
+    def response_of(
+        self, produce: ProduceExchange, version: int, names: dict[UUID | None, str], queried: set[TopicPartition]
     ) -> PendingResponse:
         """For a part sent upstream, with the names of topics identified by id, and its partitions."""
 
@@ -75,9 +66,9 @@ class Forwarding:
             if answers.keys() != queried:
                 raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
             produce.throttle_time_ms = max(produce.throttle_time_ms, response.throttle_time_ms)
-            answered(pending_response, produce, answers)
+            self.answered(produce, answers)
 
-        return inner_response(PRODUCE, version, pending_response.correlation_id, on_response)
+        return inner_response(PRODUCE, version, produce.request.correlation_id, on_response)
 
     def _sent_by_id(self, request: ProduceRequest) -> bool:
         """By id if the brokers can: a topic that was deleted and recreated is another topic.
@@ -86,7 +77,7 @@ class Forwarding:
         """
         return request.transactional_id is None and self._topics.produce_version_max() >= PRODUCE_BY_ID
 
-    def by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
+    def _by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
         """One request by id; and one by name for topics without checks whose ids are unknown here. Ids of the client
         stay."""
         if request.api_version >= PRODUCE_BY_ID or not self._sent_by_id(request):

@@ -10,11 +10,10 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, leveled_produce
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core
-from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.produce.barriers import Barriers
-from fencepost_proxy.session.produce.forwarding import Answered, Forwarding
+from fencepost_proxy.session.produce.forwarding import Forwarding
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.produce import PartitionResult, encode_produce_request
+from fencepost_proxy.wire.produce import PartitionResult
 
 
 class IdempotenceChecks:
@@ -48,9 +47,7 @@ class IdempotenceChecks:
         leveled.safe -= produce.results.keys()  # refused for another reason
         leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
         without = leveled.drops_id(self._producers, now)
-        blocked = [
-            key for key in without if any(self._has_id_upstream(each, key) for each in self._queue.in_flight.values())
-        ]
+        blocked = [key for key in without if any(self._has_id_upstream(each, key) for each in self._queue.in_flight)]
         if blocked and now < leveled.deadline:
             leveled.waits = True
             return True
@@ -86,24 +83,14 @@ class IdempotenceChecks:
             and key not in produce.results
         )
 
-    def send_without(
-        self,
-        pending_response: PendingResponse,
-        produce: ProduceExchange,
-        keys: Sequence[TopicPartition],
-        answered: Answered,
-    ) -> None:
+    def send_without(self, produce: ProduceExchange, keys: Sequence[TopicPartition]) -> None:
         """Kafka accepts no producer ids there, and appended nothing: resend these batches without them."""
         assert produce.checks.leveled is not None
         for key in keys:
             self._producers.refused(key.topic, self._state.now)
             produce.checks.leveled.give_up_id(key)
         self._state.commands += downgraded(keys, MESSAGE_FORMAT)
-        for part in self._forwarding.by_topic_id(produce.request_without(keys)):
-            upstream = self._forwarding.response_of_part(pending_response, produce, part, answered)
-            if produce.checks.count_checked is not None:
-                produce.checks.count_checked.was_sent()
-            self._queue.send_between_frames(upstream, encode_produce_request(part))
+        self._forwarding.forward(produce, produce.request_without(keys), between_frames=True)
 
     def reported(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
         """Kafka's result, as reported to the client: 45 only if acknowledged records are lost.
@@ -141,13 +128,12 @@ class IdempotenceChecks:
 
     def to_send_without(
         self,
-        pending_response: PendingResponse,
         produce: ProduceExchange,
         answers: Mapping[TopicPartition, PartitionResult],
     ) -> list[TopicPartition]:
         """None if the outcome was reported as unknown (the client may have resent it), or if the client is lost."""
         assert produce.checks.leveled is not None
-        if pending_response.done or self._state.client_closed:
+        if produce.pending_response.done or self._state.client_closed:
             return []
         safe = produce.checks.leveled.safe
         format_error = Error.UNSUPPORTED_FOR_MESSAGE_FORMAT

@@ -14,7 +14,7 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.produce_exchange import Finish, ProduceExchange
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.proofs import PROVES_NOTHING
-from fencepost_proxy.session.frames.pending_responses import PendingResponse, inner_response
+from fencepost_proxy.session.frames.pending_responses import inner_response
 from fencepost_proxy.session.frames.services import Settings
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS
@@ -77,9 +77,7 @@ class Refusals:
             )
         ]
 
-    def prove_write(
-        self, pending_response: PendingResponse, produce: ProduceExchange, topics: Sequence[str], finish: Finish
-    ) -> None:
+    def prove_write(self, produce: ProduceExchange, topics: Sequence[str], finish: Finish) -> None:
         """A refusal reveals the log end or the partition count. Only clients that may write the topic get these, and
         Kafka decides which may.
         """
@@ -89,11 +87,11 @@ class Refusals:
             for topic, answer in answers.items():
                 self._proved(produce, topic, answer)
             produce.answering.querying -= 1
-            finish(pending_response, produce)
+            finish(produce)
 
         names = dict.fromkeys(topics)
         partitions = {name: next(k.partition for k in produce.partitions() if k.topic == name) for name in names}
-        self._queue.answer_by[pending_response] = produce.answer_by
+        self._queue.answer_by[produce] = produce.answer_by
         self._proofs.query_write(produce.request, partitions, done)
 
     def _proved(self, produce: ProduceExchange, topic: str, answer: PartitionResult) -> None:
@@ -129,7 +127,6 @@ class Refusals:
 
     def query_log_starts(
         self,
-        pending_response: PendingResponse,
         produce: ProduceExchange,
         keys: Sequence[TopicPartition],
         finish: Finish,
@@ -158,8 +155,8 @@ class Refusals:
                         key = TopicPartition(topic.name, each.partition_index)
                         self._producers.record_log_start(key, each.offset, self._state.now)
             produce.answering.querying -= 1
-            finish(pending_response, produce)
+            finish(produce)
 
         upstream = inner_response(LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, on_response)
-        self._queue.answer_by[pending_response] = produce.answer_by
+        self._queue.answer_by[produce] = produce.answer_by
         self._queue.send_between_frames(upstream, [frame])

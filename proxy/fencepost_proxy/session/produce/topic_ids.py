@@ -24,10 +24,10 @@ from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
-from fencepost_proxy.session.batches.produce_exchange import NotFound
+from fencepost_proxy.session.batches.produce_exchange import NotFound, ProduceExchange
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import Count, TopicStale
-from fencepost_proxy.session.frames.pending_responses import PendingResponse, PipelineKey
+from fencepost_proxy.session.frames.pending_responses import PipelineKey
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.session.frames.steps import Steps
 from fencepost_proxy.types import TopicPartition
@@ -94,10 +94,10 @@ class TopicIds:
                 topics.append(replace(topic, name=name))
         return replace(request, topics=tuple(topics)), tuple(not_found)
 
-    def fail(self, pending_response: PendingResponse, not_found: Iterable[NotFound]) -> None:
-        for topic, error in not_found:
+    def fail(self, produce: ProduceExchange) -> None:
+        for topic, error in produce.received.not_found:
             for data in topic.partitions:
-                self._pipelines.fail(pending_response, _key(topic, data), PartitionResult(data.partition, error))
+                self._pipelines.fail(produce, _key(topic, data), PartitionResult(data.partition, error))
             self._state.commands.append(Count("refusal", "unknown_partition"))
 
     def _is_replaced(self, name: str, topic_id: UUID) -> bool:

@@ -18,14 +18,12 @@ from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import FrameCutter
 from fencepost_proxy.session.frames.messages import Tick
-from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.frames.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.frames.request_template import NO_TEMPLATE
 from fencepost_proxy.session.produce.checked_appends import CheckedAppends
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.relay.native_calls import Proxied
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.node_endpoints import EndpointWalk
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
 from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData, ProduceRequest, parse_produce_request
@@ -213,14 +211,13 @@ class NativePath:
                 queue.from_upstream.append(pending_response)
                 continue
             frame, starts_at, answer_by, appends = checked
-            pending_response = PendingResponse(PRODUCE, version, correlation_id, Answer.MADE_HERE)
-            pending_response.reserved_bytes = len(frame)
             pending_appends = [_taken_back(permit, number) for permit, number in appends]
             request = _with_name(parse_produce_request(memoryview(frame)), pending_appends[0].partition.topic)
             produce = ProduceExchange(request, Received(starts_at), answer_by)
             produce.pending_appends = {pending.partition: pending for pending in pending_appends}
             produce.sent.update(produce.pending_appends)
-            self._appends.completion.take_over(pending_response, produce)
+            produce.pending_response.reserved_bytes = len(frame)
+            self._appends.completion.take_over(produce)
         self._take_over_streams()
 
     # ---- frames that are relayed as they arrive

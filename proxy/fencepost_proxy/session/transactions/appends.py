@@ -15,14 +15,12 @@ from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import Finish, ProduceExchange
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import RecordAbortOnly
-from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.compression import MalformedBatch
-from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest, encode_produce_response
+from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest
 
 
 class TransactionalAppends:
@@ -53,13 +51,12 @@ class TransactionalAppends:
         denied = Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if request.acks == 0:
             raise ClientProtocolError(f"an append with acks=0 failed: {denied}")
-        pending_response = PendingResponse(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
-        self._queue.expect(pending_response)
-        self._holds.made_here += 1
         produce = ProduceExchange(request)
+        self._queue.expect(produce.pending_response)
+        self._holds.made_here += 1
         for key in produce.partitions():
             produce.results.refuse(key, PartitionResult(partition=key.partition, error_code=denied))
-        self._queue.end(pending_response, [encode_produce_response(produce.response(), request.api_version)])
+        self._queue.end(produce.pending_response, produce.response())
 
     def is_ending(self, transactional_id: str, pending: PendingAppend) -> bool:
         """A commit validated without this append may overtake it."""
@@ -89,21 +86,19 @@ class TransactionalAppends:
             for pending in produce.pending_appends.values():
                 self._table.over(transactional_id, pending.append)
 
-    def waits_for_records(self, pending_response: PendingResponse, produce: ProduceExchange, finish: Finish) -> bool:
+    def waits_for_records(self, produce: ProduceExchange, finish: Finish) -> bool:
         """Whether records of its failed appends are not stored yet. Until then it is not answered."""
         if produce.answering.open_records is None:
             produce.answering.open_records = 0
             for transaction in self.failed(produce, produce.results):
-                self.record_abort_only(pending_response, produce, transaction, finish)
-            if self._state.client_closed or pending_response.done:
+                self.record_abort_only(produce, transaction, finish)
+            if self._state.client_closed or produce.pending_response.done:
                 produce.answering.open_records = 0  # no client waits for it
             elif produce.answering.open_records:
-                self._queue.answer_by[pending_response] = produce.answer_by
+                self._queue.answer_by[produce] = produce.answer_by
         return produce.answering.open_records > 0
 
-    def record_abort_only(
-        self, pending_response: PendingResponse, produce: ProduceExchange, transaction: Transaction, finish: Finish
-    ) -> None:
+    def record_abort_only(self, produce: ProduceExchange, transaction: Transaction, finish: Finish) -> None:
         """`finish` is called once it is stored, or cannot be."""
         abort_only = self._table.record_to_store(transaction)
         if abort_only is None:
@@ -115,8 +110,8 @@ class TransactionalAppends:
                 self.answer_later_instead(produce)
             if produce.answering.open_records:
                 produce.answering.open_records -= 1
-            if pending_response in self._queue.in_flight:
-                finish(pending_response, produce)
+            if produce in self._queue.in_flight:
+                finish(produce)
 
         produce.answering.open_records = (produce.answering.open_records or 0) + 1
         instead_of = self._table.recorded_before(transaction, abort_only)
