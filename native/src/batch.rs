@@ -4,9 +4,9 @@
 //! usual form; Python decides.
 
 use memchr::memmem::Finder;
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use twox_hash::xxhash3_128;
 
-use crate::bytes::Cursor;
+use crate::bytes::{Cursor, crc32c};
 
 pub const HEADER_BYTES: usize = 61;
 const LENGTH_ENDS: usize = 12;
@@ -17,8 +17,10 @@ const MAGIC: u8 = 2;
 const UNUSUAL_ATTRIBUTES: i16 = 0x07 | 0x10 | 0x20;
 const INSTANCE_ID_BIT: u32 = 7;
 const INSTANCE_ID_MAX: i16 = 0xFF;
-/// Up to this many records are always parsed.
+/// Up to this many records, and records of this size on average, are always parsed: that takes less time than to search
+/// them for the names of headers.
 const WALKED_RECORDS_MAX: i32 = 2;
+const WALKED_RECORD_BYTES: usize = 512;
 /// See `_newest_delta` in `wire/batch_scan.py`.
 const TIMESTAMP_SLACK_MS: i64 = 1000;
 const TIMED_RECORDS_MAX: i32 = 1000;
@@ -119,7 +121,7 @@ pub fn scan(batch: &[u8], names: &HeaderNames, target: &Target, seed: u64, sourc
     if usize::try_from(length).ok()? + LENGTH_ENDS != batch.len() || last_offset_delta != record_count - 1 {
         return None;
     }
-    if crc32c::crc32c(&batch[ATTRIBUTES_AT..]) != crc {
+    if crc32c([&batch[ATTRIBUTES_AT..]]) != crc {
         return None;
     }
 
@@ -133,7 +135,8 @@ pub fn scan(batch: &[u8], names: &HeaderNames, target: &Target, seed: u64, sourc
         newest_delta(payload, record_count)?
     };
     let mut stated = Stated::default();
-    if record_count <= WALKED_RECORDS_MAX || names.occur_in(payload) {
+    let is_walked = record_count <= WALKED_RECORDS_MAX || payload.len() / WALKED_RECORD_BYTES >= record_count as usize;
+    if is_walked || names.occur_in(payload) {
         stated.walk(payload, record_count, names, target)?;
     }
     let expected = match stated.expected {
@@ -145,7 +148,7 @@ pub fn scan(batch: &[u8], names: &HeaderNames, target: &Target, seed: u64, sourc
     let mut digest = [0; 28];
     digest[..8].copy_from_slice(&first_ms.to_be_bytes());
     digest[8..12].copy_from_slice(&record_count.to_be_bytes());
-    digest[12..].copy_from_slice(&xxh3_128_with_seed(payload, seed).to_be_bytes());
+    digest[12..].copy_from_slice(&xxhash3_128::Hasher::oneshot_with_seed(seed, payload).to_be_bytes());
     Some(Scan {
         record_count,
         producer_id,
@@ -287,7 +290,7 @@ pub fn header_to_send(batch: &[u8], fence: Option<&Fence>) -> Option<[u8; HEADER
         header[51..53].copy_from_slice(&fence.producer_epoch.to_be_bytes());
         header[53..57].copy_from_slice(&fence.base_sequence.to_be_bytes());
         // A second pass takes less time than to combine two CRCs.
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&header[ATTRIBUTES_AT..]), &batch[HEADER_BYTES..]);
+        let crc = crc32c([&header[ATTRIBUTES_AT..], &batch[HEADER_BYTES..]]);
         header[CRC_AT..ATTRIBUTES_AT].copy_from_slice(&crc.to_be_bytes());
     }
     Some(header)

@@ -1,5 +1,7 @@
 //! Reads untrusted bytes. Every read is checked: `None` is the end of the bytes, or a number that is too long.
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 pub struct Cursor<'a> {
     data: &'a [u8],
     pub at: usize,
@@ -80,4 +82,13 @@ pub fn put_uvarint(out: &mut Vec<u8>, mut value: usize) {
         value >>= 7;
     }
     out.push(value as u8);
+}
+
+/// The CRC of a batch, whose parts these are.
+pub fn crc32c<const N: usize>(parts: [&[u8]; N]) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    for part in parts {
+        digest.update(part);
+    }
+    digest.finalize() as u32
 }

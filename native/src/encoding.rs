@@ -9,7 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::bytes::put_uvarint;
+use crate::bytes::{crc32c, put_uvarint};
 
 const NUMBER_BYTES: usize = 8;
 const LENGTH_AT: usize = 8;
@@ -199,7 +199,7 @@ fn put_records(out: &mut Vec<u8>, bodies: Column, delta: usize) -> Option<()> {
 fn seal(batch: &mut [u8]) -> Option<()> {
     let length = i32::try_from(batch.len().checked_sub(LENGTH_ENDS)?).ok()?;
     batch.get_mut(LENGTH_AT..LENGTH_ENDS)?.copy_from_slice(&length.to_be_bytes());
-    let crc = crc32c::crc32c(batch.get(CHECKED_AT..)?);
+    let crc = crc32c([batch.get(CHECKED_AT..)?]);
     batch.get_mut(CRC_AT..CHECKED_AT)?.copy_from_slice(&crc.to_be_bytes());
     Some(())
 }

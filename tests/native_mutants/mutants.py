@@ -271,7 +271,7 @@ MUTANTS = [
         ),
         (
             "the CRC of a batch leaves its attributes out",
-            ("encoding.rs", "crc32c::crc32c(batch.get(CHECKED_AT..)?)", "crc32c::crc32c(batch.get(CHECKED_AT + 2..)?)"),
+            ("encoding.rs", "crc32c([batch.get(CHECKED_AT..)?])", "crc32c([batch.get(CHECKED_AT + 2..)?])"),
         ),
     ]
     for edits in [tuple(edits_of)]
