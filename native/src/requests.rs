@@ -15,6 +15,9 @@ use crate::upward::{Services, Watches};
 
 /// Of a request, for its watch.
 const REQUEST_HEAD_BYTES: usize = 8 * 1024;
+/// After a request with such a batch, the next one's beginning is read alone, and the batch spliced. To splice smaller ones,
+/// with a read for each, costs more than to read and write them together.
+const SPLICED_BATCH_BYTES: usize = 256 * 1024;
 
 impl Connection {
     pub fn take_up(&mut self, py: Python<'_>, data: &[u8], read: &ReadUp, out: &mut Vec<Piece>) -> PyResult<Taken> {
@@ -160,7 +163,7 @@ impl Connection {
             }
             None => return Ok(None),
         };
-        self.large[UP] = false;
+        self.large[UP] = passing.unseen() >= SPLICED_BATCH_BYTES;
         let sent = Sent { api_key, version, correlation_id, checked: None };
         Ok(Some((sent, passing)))
     }

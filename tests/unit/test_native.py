@@ -11,7 +11,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +25,7 @@ from fencepost_policies.append import Check
 from fencepost_policies.idempotence_level import Level
 from fencepost_proxy.native_view import changed
 from fencepost_proxy.sequencer.events import SequencerLimits
-from fencepost_proxy.session.frames.messages import CloseClient, Command
+from fencepost_proxy.session.frames.messages import ClientBytes, CloseClient, Command
 from fencepost_proxy.session.relay.native import MODULE, settings_for
 from fencepost_proxy.session.relay.native_path import NativePath
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -785,9 +785,11 @@ def test_topic_ids_of_answers_are_compared() -> None:
 
 
 @contextmanager
-def _over_sockets() -> Iterator[tuple[_Proxy, Any, socket.socket, socket.socket, Callable[[], Any]]]:
+def _over_sockets(
+    topic: str = "required",
+) -> Iterator[tuple[_Proxy, Any, socket.socket, socket.socket, Callable[[], Any]]]:
     """A native proxy with a permit, its session, the client's and the broker's ends, and a call that reads requests."""
-    both = _Both("required")
+    both = _Both(topic)
     both.append_at((1, 2))
     proxy = both.native
     proxy.services.free_bytes = proxy.services.memory_bytes = 1 << 20
@@ -820,6 +822,30 @@ def test_large_append_whose_permit_ends_while_it_arrives_is_sent() -> None:
         taken, out = session.fast_path.take_up(memoryview(rest), proxy.now)
         assert taken == len(rest)
         assert len(b"".join(out)) > 100_000
+
+
+@pytest.mark.parametrize("producer_id", [6, SHARED])
+def test_large_batches_are_relayed_up_to_one_of_a_producer_id_of_the_proxy(producer_id: int) -> None:
+    """After a request with a large batch, the next one's batches are relayed unread, but for their headers."""
+    large = bytes(batch(b"x" * 400_000, timestamp_ms=NOW_MS))
+    last = bytes(batch(b"x" * 400_000, timestamp_ms=NOW_MS, producer=(producer_id, 0, 0)))
+    requests = [_Both.request_of("relay", {0: large, 1: each}, number) for number, each in ((7, large), (8, last))]
+    relayed = b""
+    with _over_sockets("relay") as (proxy, session, client, broker, pump):
+        for request in requests:
+            left, rest, received = memoryview(request), None, True
+            while rest is None and (left or received):
+                with suppress(BlockingIOError):
+                    left = left[client.send(left) :]
+                received, _, rest, *_ = pump()
+                with suppress(BlockingIOError):
+                    relayed += broker.recv(1 << 20)
+        if rest is not None:
+            session.handle(ClientBytes(memoryview(rest)), proxy.now)
+        assert session.state.closing == (producer_id == SHARED)
+    assert b"".join(requests).startswith(relayed)
+    assert (last[:61] in relayed) == (producer_id != SHARED)
+    assert len(relayed) > len(requests[0]) + len(large)
 
 
 def test_position_of_a_large_append_counts_the_requests_before_it() -> None:
