@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 import pytest
@@ -20,7 +20,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy import logs
 from fencepost_proxy.cluster import client as client_module
 from fencepost_proxy.cluster.appends import Appends
-from fencepost_proxy.cluster.broker import OutcomeUnknown, UpstreamUnavailable
+from fencepost_proxy.cluster.broker import BrokerConnection, OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.configs import Configs
 from fencepost_proxy.cluster.fetches import Fetches, Found, NotYet, OutOfRange
@@ -212,6 +212,47 @@ async def test_producer_state_before_and_after_fenced_append(kafka: KafkaCluster
         assert reading.log_end.offset == 2
         assert set(reading.producers) == {producer_id}
         assert (await Producers(client).read_partition(tp)).producers.get(ProducerId(producer_id + 1_000_000)) is None
+
+
+@in_event_loop
+async def test_partitions_are_read_together(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
+        name = f"control-{uuid4().hex[:8]}"
+        assert await Topics(client).create(name, partitions=20, replication_factor=1, configs={})
+        partitions = [TopicPartition(name, number) for number in range(20)]
+        await asyncio.gather(*(LogEnds(client).log_end(tp) for tp in partitions))
+        for tp in partitions[:3]:
+            values = [b"v"] * (1 + tp.partition)
+            assert (await Appends(client).produce(tp, batch(*values), timeout_ms=5_000)).error_code == 0
+
+        producers, missing = Producers(client), TopicPartition(name, 20)
+        with patch.object(BrokerConnection, "pipeline", autospec=True, side_effect=BrokerConnection.pipeline) as sent:
+            read = await asyncio.gather(
+                *(producers.read_partition(tp, timeout_seconds=2) for tp in (*partitions, missing)),
+                return_exceptions=True,
+            )
+
+        *readings, refused = read
+        assert [each.log_end.offset for each in readings] == [1, 2, 3, *[0] * 17]  # type: ignore[union-attr]
+        assert all(each.consistent for each in readings)  # type: ignore[union-attr]
+        assert isinstance(refused, UpstreamUnavailable)
+        reads = [call for call in sent.mock_calls if len(call.args[1]) == 4]
+        assert [len(call.args[1][0].message.topics[0].partitions) for call in reads] == [16, 4]
+
+
+@in_event_loop
+async def test_a_read_together_ends_with_its_first_reader_alone(kafka: KafkaCluster) -> None:
+    async with started(kafka) as client:
+        first, other = await new_topic(client), await new_topic(client)
+        producers = Producers(client)
+        ending = asyncio.create_task(producers.read_partition(first))
+        reading = asyncio.create_task(producers.read_partition(other))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ending.cancel()
+        assert (await reading).log_end.offset == 0
+        with pytest.raises(asyncio.CancelledError):
+            await ending
 
 
 @in_event_loop

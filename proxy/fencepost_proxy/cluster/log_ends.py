@@ -104,7 +104,11 @@ def log_end_call(connection: BrokerConnection, leaders: Mapping[TopicPartition, 
 
 
 def read_log_end(answer: Message, leader: Leader) -> LogEnd:
-    partition = only(only(answer.topics, "OffsetForLeaderEpoch").partitions, "OffsetForLeaderEpoch")
+    return log_end_in(only(only(answer.topics, "OffsetForLeaderEpoch").partitions, "OffsetForLeaderEpoch"), leader)
+
+
+def log_end_in(partition: Message, leader: Leader) -> LogEnd:
+    """Of one partition of the response. Raises as `read_log_end` does."""
     check(partition.error_code, "OffsetForLeaderEpoch")
     if partition.leader_epoch != leader.leader_epoch or partition.end_offset < 0:
         # Undefined (-1, -1): the epoch has no entry in the leader's log yet.
@@ -115,14 +119,28 @@ def read_log_end(answer: Message, leader: Leader) -> LogEnd:
 def list_offset_call(
     connection: BrokerConnection, tp: TopicPartition, leader_epoch: LeaderEpoch, timestamp: int
 ) -> Call:
-    partition = Message(partition_index=tp.partition, current_leader_epoch=leader_epoch, timestamp=timestamp)
-    topic = Message(name=tp.topic, partitions=[partition])
-    message = Message(replica_id=_FROM_A_CONSUMER, isolation_level=_READ_UNCOMMITTED, topics=[topic])
+    return list_offsets_call(connection, {tp: leader_epoch}, timestamp)
+
+
+def list_offsets_call(
+    connection: BrokerConnection, leader_epochs: Mapping[TopicPartition, LeaderEpoch], timestamp: int
+) -> Call:
+    topics: dict[str, list[Message]] = {}
+    for tp, epoch in leader_epochs.items():
+        topics.setdefault(tp.topic, []).append(
+            Message(partition_index=tp.partition, current_leader_epoch=epoch, timestamp=timestamp)
+        )
+    queried = [Message(name=topic, partitions=each) for topic, each in topics.items()]
+    message = Message(replica_id=_FROM_A_CONSUMER, isolation_level=_READ_UNCOMMITTED, topics=queried)
     return connection.call(_LIST_OFFSETS, message, at_least=5, at_most=7)
 
 
 def read_list_offset(answer: Message) -> Offset:
-    partition = only(only(answer.topics, "ListOffsets").partitions, "ListOffsets")
+    return offset_in(only(only(answer.topics, "ListOffsets").partitions, "ListOffsets"))
+
+
+def offset_in(partition: Message) -> Offset:
+    """Of one partition of the response. Raises as `read_list_offset` does."""
     check(partition.error_code, "ListOffsets")
     if partition.offset < 0:
         raise Retry("ListOffsets answered no offset")

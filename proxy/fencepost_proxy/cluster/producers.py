@@ -10,25 +10,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from fencepost_proxy.cluster.broker import BrokerConnection, Call, UpstreamUnavailable, remaining
 from fencepost_proxy.cluster.client import KafkaClient
 from fencepost_proxy.cluster.log_ends import (
     EARLIEST,
     LogEnd,
-    list_offset_call,
+    list_offsets_call,
     log_end_call,
-    read_list_offset,
-    read_log_end,
+    log_end_in,
+    offset_in,
 )
 from fencepost_proxy.cluster.metadata import Leader
-from fencepost_proxy.cluster.pool import Purpose
-from fencepost_proxy.cluster.responses import check, only
+from fencepost_proxy.cluster.responses import Retry, check
 from fencepost_proxy.errors import Error
-from fencepost_proxy.types import Monotonic, NodeId, Offset, ProducerEpoch, ProducerId, TopicPartition
+from fencepost_proxy.types import Monotonic, Offset, ProducerEpoch, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
+
+#: Partitions that are read together. More would make a response, and the time between the two log ends, long.
+TOGETHER_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +68,85 @@ class PartitionReading:
         return {key: each for key, each in self.producers.items() if each.current_txn_start_offset is not None}
 
 
+@dataclass(slots=True, eq=False)
+class _Together:
+    """Partitions of one leader that are read together, and the results."""
+
+    deadline: Monotonic
+    leaders: dict[TopicPartition, Leader] = field(default_factory=dict)
+    results: dict[TopicPartition, asyncio.Future[PartitionReading]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """What partition leaders know of producers."""
+    """What partition leaders know of producers.
+
+    Reads of one leader that begin in one iteration of the event loop are sent together: a request for several
+    partitions needs one for each when its connection is new.
+    """
 
     kafka: KafkaClient
+    _starting: dict[BrokerConnection, _Together] = field(default_factory=dict, init=False)
 
     async def read_partition(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionReading:
         """Log end, producers and log start, in one read."""
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
-            requested_at = Monotonic(time.monotonic())
-            fence = log_end_call(connection, {tp: leader})
-            calls = [
-                fence,
-                describe_producers_call(connection, [tp]),
-                fence,
-                list_offset_call(connection, tp, leader.leader_epoch, EARLIEST),
-            ]
-            before, producers, after, start = await connection.pipeline(calls, deadline=deadline)
-            log_end = read_log_end(after, leader)
-            consistent = read_log_end(before, leader) == log_end
-            return PartitionReading(
-                log_end, read_list_offset(start), _read_producers(producers), consistent, requested_at
-            )
+            together = self._starting.get(connection)
+            joins = together is not None and together.deadline <= deadline and tp not in together.leaders
+            if together is None or not joins:
+                self._starting[connection] = together = _Together(deadline)
+            together.leaders[tp] = leader
+            result: asyncio.Future[PartitionReading] = asyncio.get_running_loop().create_future()
+            together.results[tp] = result
+            if len(together.leaders) == TOGETHER_MAX:
+                del self._starting[connection]
+            if not joins:
+                await self._read(connection, together)
+            return await result
 
         return await self.kafka.query_leader(tp, query, timeout_seconds)
+
+    async def _read(self, connection: BrokerConnection, together: _Together) -> None:
+        """In the task of the first of them. The others try again if that ends."""
+        failure: BaseException = UpstreamUnavailable(f"{connection.address}: a read for several partitions was ended")
+        try:
+            await asyncio.sleep(0)
+            if self._starting.get(connection) is together:
+                del self._starting[connection]
+            requested_at = Monotonic(time.monotonic())
+            leaders = together.leaders
+            log_ends = log_end_call(connection, leaders)
+            calls = [
+                log_ends,
+                describe_producers_call(connection, leaders),
+                log_ends,
+                list_offsets_call(connection, {tp: each.leader_epoch for tp, each in leaders.items()}, EARLIEST),
+            ]
+            answers = await connection.pipeline(calls, deadline=together.deadline)
+            before, producers, after, starts = map(_by_partition, answers)
+            for tp, leader in leaders.items():
+                result = together.results[tp]
+                if result.done():
+                    continue
+                try:
+                    log_end = log_end_in(after[tp], leader)
+                    found = _producers_in(producers[tp])
+                    consistent = log_end_in(before[tp], leader) == log_end
+                    result.set_result(PartitionReading(log_end, offset_in(starts[tp]), found, consistent, requested_at))
+                except KeyError:
+                    result.set_exception(UpstreamUnavailable(f"{connection.address} did not answer for {tp}"))
+                except (Retry, UpstreamUnavailable) as error:
+                    result.set_exception(error)
+        except UpstreamUnavailable as error:
+            failure = error
+        finally:
+            if self._starting.get(connection) is together:
+                del self._starting[connection]
+            for result in together.results.values():
+                if not result.done():
+                    result.set_exception(failure)
+                    result.exception()  # its reader may have ended
 
     async def open_transactions(
         self, tp: TopicPartition, *, timeout_seconds: float | None = None
@@ -103,33 +159,12 @@ class Producers:
     ) -> Mapping[TopicPartition, ProducerState | None]:
         """The partition leaders' state of one producer, None if they have none; see `read_partition`.
 
-        One read per broker. A partition whose leader does not respond in time is missing; a deleted one has None.
+        A partition whose leader does not respond in time is missing; a deleted one has None.
         """
         deadline = self.kafka.deadline(timeout_seconds)
-        by_leader: dict[NodeId, list[TopicPartition]] = {}
-        rest = []
-        for tp in partitions:
-            leader = self.kafka.leader(tp)
-            if leader is None:
-                rest.append(tp)
-            else:
-                by_leader.setdefault(leader.node_id, []).append(tp)
         found: dict[TopicPartition, ProducerState | None] = {}
 
-        async def at_leader(node_id: NodeId, queried: list[TopicPartition]) -> None:
-            try:
-                connection = await self.kafka.connected(node_id, Purpose.QUERIES, deadline)
-                leaders = {tp: leader for tp in queried if (leader := self.kafka.leader(tp)) is not None}
-                fence = log_end_call(connection, leaders)
-                calls = [fence, describe_producers_call(connection, queried), fence]
-                before, producers, after = await connection.pipeline(calls, deadline=deadline)
-                led = _led(before, leaders) & _led(after, leaders)
-                found.update((tp, state) for tp, state in _state_of(producers, producer_id).items() if tp in led)
-            except UpstreamUnavailable:
-                pass
-            rest.extend(tp for tp in queried if tp not in found)
-
-        async def alone(tp: TopicPartition) -> None:
+        async def read(tp: TopicPartition) -> None:
             try:
                 reading = await self.read_partition(tp, timeout_seconds=remaining(deadline))
                 found[tp] = reading.producers.get(producer_id)
@@ -137,9 +172,19 @@ class Producers:
                 if error.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
                     found[tp] = None  # deleted
 
-        await asyncio.gather(*(at_leader(node_id, queried) for node_id, queried in by_leader.items()))
-        await asyncio.gather(*map(alone, rest))
+        await asyncio.gather(*map(read, partitions))
         return found
+
+
+def _by_partition(answer: Message) -> Mapping[TopicPartition, Message]:
+    """Of OffsetForLeaderEpoch, DescribeProducers and ListOffsets, which name these fields differently."""
+    found = {}
+    for topic in answer.topics:
+        name = topic.topic if hasattr(topic, "topic") else topic.name
+        for each in topic.partitions:
+            index = each.partition if hasattr(each, "partition") else each.partition_index
+            found[TopicPartition(name, index)] = each
+    return found
 
 
 def describe_producers_call(connection: BrokerConnection, partitions: Iterable[TopicPartition]) -> Call:
@@ -150,34 +195,8 @@ def describe_producers_call(connection: BrokerConnection, partitions: Iterable[T
     return connection.call(apis.DESCRIBE_PRODUCERS, message, at_most=0)
 
 
-def _led(answer: Message, leaders: Mapping[TopicPartition, Leader]) -> set[TopicPartition]:
-    """The partitions whose leader of that epoch responded."""
-    found = set()
-    for topic in answer.topics:
-        for each in topic.partitions:
-            tp = TopicPartition(topic.topic, each.partition)
-            leader = leaders.get(tp)
-            if leader is not None and not each.error_code and each.leader_epoch == leader.leader_epoch:
-                found.add(tp)
-    return found
-
-
-def _state_of(answer: Message, producer_id: ProducerId) -> Mapping[TopicPartition, ProducerState | None]:
-    return {
-        TopicPartition(topic.name, each.partition_index): _producers_of(each).get(producer_id)
-        for topic in answer.topics
-        for each in topic.partitions
-        if not each.error_code
-    }
-
-
-def _read_producers(answer: Message) -> Mapping[ProducerId, ProducerState]:
-    partition = only(only(answer.topics, "DescribeProducers").partitions, "DescribeProducers")
+def _producers_in(partition: Message) -> Mapping[ProducerId, ProducerState]:
     check(partition.error_code, "DescribeProducers", partition.error_message)
-    return _producers_of(partition)
-
-
-def _producers_of(partition: Message) -> Mapping[ProducerId, ProducerState]:
     return {
         ProducerId(each.producer_id): ProducerState(
             ProducerId(each.producer_id),
