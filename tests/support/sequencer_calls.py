@@ -28,6 +28,9 @@ class SequencerCalls:
             raise AttributeError(name)
         return lambda *arguments, **named: self.record(Call(name, (*arguments, *named.values())))
 
+    def read_ahead(self, pending: object) -> None:
+        """Changes no answer."""
+
     def may_send(self, pending: object, now: float) -> bool:
         return self.admissions_hold
 

@@ -434,10 +434,11 @@ def _append(
     client_id: str = "c",
     correlation_id: int = 1,
     producer: tuple[int, int, int] = (-1, -1, -1),
+    partitions: int = 1,
 ) -> bytes:
     headers = [[("fencepost-expected-offset", b"%d" % expected)]]
-    records = batch(b"v", headers=headers, timestamp_ms=NOW_MS, producer=producer)
-    data = (PartitionData(0, memoryview(bytes(records))),)
+    records = memoryview(bytes(batch(b"v", headers=headers, timestamp_ms=NOW_MS, producer=producer)))
+    data = tuple(PartitionData(partition, records) for partition in range(partitions))
     request = ProduceRequest(
         version, correlation_id, client_id, b"", None, -1, 30_000, (TopicData(topic, TOPIC_IDS.get(topic), data),)
     )
@@ -455,6 +456,23 @@ def test_long_client_id_hides_no_topic(version: int) -> None:
     # Then it goes to its sequencer, which reads the log end
     assert talk.requested() == [(version, "relay")]
     assert [type(each.effect) for each in talk.control] == [g.ReadLogEnd]
+
+
+def test_log_ends_of_a_request_are_read_at_once() -> None:
+    talk, partitions = _Talk(), [TopicPartition("required", partition) for partition in (0, 1)]
+    talk.sends(_append("required", 0, partitions=2))
+    assert [each.effect for each in talk.control] == [g.ReadLogEnd(partition) for partition in partitions]
+    # The second one's is known before the first one's. Both are sent together, and none is read again.
+    talk._control(1, "true", 0)
+    talk._control(0, "true", 0)
+    assert not talk.control
+    assert talk.requested() == [(13, "required")] * 2
+    assert len(talk.client.queried) == 1
+    talk._answer(talk.client, "ok", 0, 0)
+    # For the next request none is read.
+    talk.sends(_append("required", 1, partitions=2, correlation_id=2))
+    assert not talk.control
+    assert len(talk.client.queried) == 1
 
 
 @pytest.mark.parametrize("at", ["name", "topics"])

@@ -271,6 +271,50 @@ def test_unconfirmed_sequencer_reads_log_end_and_fences(end: int, facts: dict[st
     assert talk.sequencer.log_end_offset == end + 2
 
 
+def _following(talk: Talk, records: memoryview, **options: Any) -> g.PendingAppend:
+    """An append that another partition's sequencer gets first."""
+    pending = replace(talk, sequencer=PartitionSequencer(TP, LIMITS), effects=[]).submit(records, **options)
+    talk.call("read_ahead", pending)
+    return pending
+
+
+def test_log_end_read_ahead_admits_an_append_for_a_second() -> None:
+    for seconds, reads_again in ((0.9, False), (1.1, True)):
+        talk = Talk()
+        _following(talk, expecting(7, b"a"))
+        talk.snapshot(7)
+        talk.silent()
+        talk.now += seconds
+        pending = talk.submit(expecting(7, b"a"))
+        if reads_again:
+            talk.snapshot(7)
+        assert talk.admitted(pending) == g.Fence(SHARED, 0, 7)
+
+
+def test_append_waits_for_the_read_ahead() -> None:
+    talk = Talk()
+    _following(talk, expecting(7, b"a"))
+    pending = talk.submit(expecting(7, b"a"))
+    talk.snapshot(7)
+    assert talk.admitted(pending) == g.Fence(SHARED, 0, 7)
+
+
+def test_what_needs_no_read_is_not_read_ahead() -> None:
+    talk = confirmed(Check.ON)
+    _following(talk, expecting(10, b"confirmed"))
+    _following(Talk(Check.ON), batch(b"unfenced", producer=(5, 0, 0)))
+    _following(talk, expecting(10, b"transactional", producer=(5, 0, 0)), within="app")
+    talk.silent()
+    pending = talk.submit(expecting(10, b"admitted"))
+    talk.next(g.Admit)
+    talk.now += 100_000
+    _following(talk, expecting(11, b"a"))
+    talk.call("sent", pending)
+    _following(talk, expecting(11, b"a"))
+    talk.silent()
+    talk.acknowledged(pending, 10)
+
+
 def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
     talk = confirmed(Check.ON)
     own = talk.sends(batch(b"x", b"y", producer=(5, 0, 0)))

@@ -105,6 +105,16 @@ class Admitter:
 
     # ---- the queue
 
+    def read_ahead(self, pending: PendingAppend, now: float) -> None:
+        """Read the log end if the append, which nothing precedes, would wait for that."""
+        fence, append = self._state.fence, pending.append
+        if append.transactional or self.mode_of(pending) is AppendMode.PASS_THROUGH:
+            return
+        if fence.phase in (Phase.UNCONFIRMED, Phase.OPEN) and not (
+            fence.is_confirmed(pending, now) or fence.is_fresh(now)
+        ):
+            self._read_log_end(now)
+
     def advance(self, now: float) -> None:
         """Admit appends while the head of the queue can proceed."""
         appends, fence = self._state.appends, self._state.fence
@@ -274,7 +284,8 @@ class Admitter:
         log.retry_at = None
         self._state.fence.phase = Phase.READING
         queried = tuple(self._state.transactions.joined)
-        mine = self._state.appends.queue[0].transactional_id
+        queue = self._state.appends.queue
+        mine = queue[0].transactional_id if queue else None
         if mine is not None and mine not in queried:
             queried += (mine,)
         log.effects.append(ReadLogEnd(log.partition, queried))

@@ -158,6 +158,13 @@ class PartitionSequencer:
         self._admitter.submit(pending, now)
         return self._finish(now)
 
+    def read_ahead(self, pending: PendingAppend, now: float) -> list[Effect]:
+        """It will be submitted soon, after others of its request: read the log end now if nothing is in progress."""
+        if self.idle:
+            self.issued.take_back()
+            self._admitter.read_ahead(pending, now)
+        return self._finish(now)
+
     def may_send(self, pending: PendingAppend, now: float) -> bool:
         """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
         end."""

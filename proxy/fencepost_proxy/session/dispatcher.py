@@ -193,6 +193,9 @@ class Dispatcher:
         decisions = sequencers.Admit, sequencers.Answer
         return self._call(pending.partition, PartitionSequencer.submit, pending, about=pending, returned=decisions)
 
+    def read_ahead(self, pending: PendingAppend) -> None:
+        self._call(pending.partition, PartitionSequencer.read_ahead, pending)
+
     def cancel(self, pending: PendingAppend) -> None:
         self._call(pending.partition, PartitionSequencer.cancel, pending)
 

@@ -23,6 +23,8 @@ _IS_MUTED = "Kafka does not read this client's requests at the moment: it may be
 _IS_UNREAD = "the client does not read its responses"
 #: How long an admitted append may block its partition while other partitions of its request are waited for.
 _BLOCKS_SECONDS = 0.02
+#: Partitions of one request whose log ends are read at once.
+_READ_AHEAD_MAX = 128
 
 
 class Admission:
@@ -73,6 +75,7 @@ class Admission:
         produce.submission.to_submit = [
             produce.pending_appends[key] for key in sorted(produce.pending_appends, reverse=True)
         ]
+        self._read_ahead(produce)
         while True:
             while (pending := self._next(produce)) is not None:
                 yield from self._decide(produce, pending)
@@ -93,6 +96,13 @@ class Admission:
         if not sent:
             self._holds.made_here += not produce.sent
             self._completion.finish(produce)
+
+    def _read_ahead(self, produce: ProduceExchange) -> None:
+        """A partition waits until those before it are admitted, but not until their log ends are read."""
+        submits = produce.submission.to_submit
+        if len(submits) > 1:
+            for pending in reversed(submits[-_READ_AHEAD_MAX:]):
+                self._sequencers.read_ahead(pending)
 
     def _next(self, produce: ProduceExchange) -> PendingAppend | None:
         """The next append to submit; refuses those that failed or became late while others were waited for."""
