@@ -1293,6 +1293,33 @@ def test_append_waits_for_those_in_flight(alone: bool, connection: int) -> None:
     assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
 
 
+def two_lost(talk: Talk, end: int) -> None:
+    """Two pipelined appends whose connection was lost, and which are answered as unknown."""
+    lost = [talk.sends(expecting(at, b"lost%d" % at)) for at in (end, end + 1)]
+    talk.lost(*lost)
+    talk.read(lost[0], g.NotYet(end))
+    talk.next(g.ReadBatch)
+    talk.fails(lost[0], TIMED_OUT)
+    talk.report(g.BatchRead(lost[1], g.NotYet(end)))
+    talk.fails(lost[1], TIMED_OUT)
+
+
+def test_no_pipeline_while_a_lost_append_may_be_queued() -> None:
+    """1. Another append takes the sequence of the first lost one. 2. The second lost one follows it. 3. It has the
+    sequence of the next append, which is refused. 4. A successor that was sent before that would fit."""
+    talk = confirmed()
+    two_lost(talk, 10)
+    first = talk.submit(expecting(10, b"a"), connection=2)
+    talk.snapshot(10, next_sequence=10)
+    talk.acknowledged(first, 10)
+    second = talk.sends(expecting(11, b"b"), connection=2)
+    third = talk.submit(expecting(12, b"c"), connection=2)
+    talk.silent()
+    talk.acknowledged(second, 11)
+    talk.admitted(third)
+    talk.sends(expecting(13, b"d"), connection=2)
+
+
 def test_takeover_delays_no_appends_on_required_topics() -> None:
     talk = Talk(taken_over=False)
     pending = talk.submit(expecting(10, b"a"))
