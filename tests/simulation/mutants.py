@@ -237,7 +237,7 @@ MUTANTS = (
         edit(
             FenceBases,
             "outside_log",
-            ("snapshot.claim is not Claim.NONE and (state is None or state.producer_epoch < epoch)", "False"),
+            ("self._lacks_marker(snapshot)", "False"),
         ),
         rule="a claim holds once its marker is in the log",
     ),

@@ -18,7 +18,7 @@ from fencepost_proxy.services import claim_markers
 from fencepost_proxy.services.claim_markers import ClaimMarkers
 from fencepost_proxy.types import TopicPartition
 from tests.support.batches import expecting
-from tests.unit.test_sequencer import SHARED, TP, Talk
+from tests.unit.test_sequencer import SHARED, TP, Talk, two_lost
 
 LIMITS = g.SequencerLimits(claim_after_seconds=5.0, claim_after_waits=1, producer_epochs=16)
 
@@ -50,6 +50,19 @@ def test_claimed_partition_is_pipelined_while_others_live() -> None:
     assert second.placement.fence == g.Fence(SHARED, 1, 2)
     current.acknowledged(first, 11)
     current.acknowledged(second, 12)
+
+
+def test_claimed_partition_is_not_pipelined_while_a_lost_append_may_be_queued() -> None:
+    current = claimed()
+    current.sequencer.state.fence.bases.claimed_at = current.now
+    two_lost(current, 11)
+    first, second = (current.submit(expecting(at, b"b"), connection=2) for at in (11, 12))
+    facts = {"epoch": 1, "fence_base": (1, 10), "claim": g.Claim.OURS, "may_claim": True, "leader_epoch": current.leader_epoch}
+    current.snapshot(11, next_sequence=1, **facts)
+    current.admitted(first)
+    current.silent()
+    current.acknowledged(first, 11)
+    current.admitted(second)
 
 
 @pytest.mark.parametrize("claim", [g.Claim.NONE, g.Claim.SHARED])
@@ -181,6 +194,21 @@ def test_last_epoch_of_a_producer_id_has_no_marker(epoch: int, claim: g.Claim, b
     there = {"fence_base": (epoch, 12), "epoch": epoch, "next_sequence": 0}
     current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
     assert proposal_of(current) == (epoch + 1, base, claim)
+
+
+def test_last_epoch_waits_for_the_marker_before_it() -> None:
+    """It would take the offset that the last epoch's only append expects."""
+    current = talk()
+    current.submit(expecting(12, b"a"), wait=60.0)
+    there = {"fence_base": (14, 13), "epoch": 13, "next_sequence": 0, "claim": g.Claim.SHARED, "may_claim": True}
+    current.snapshot(12, **there)
+    current.silent()
+    current.tick(LIMITS.queued_seconds - 1)
+    current.snapshot(12, **there)
+    current.silent()
+    current.tick(2)
+    current.snapshot(12, **there)
+    assert proposal_of(current) == (15, 12, g.Claim.NONE)
 
 
 @pytest.mark.parametrize(("epoch", "claims"), [(11, True), (12, False)])

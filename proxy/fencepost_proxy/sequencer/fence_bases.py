@@ -22,7 +22,8 @@ can have an epoch for itself, and pipeline while others live (`specification/Cla
 3. A process that reads another one's claim, and has an append, begins a shared epoch in the same way: all append under
    it, one append at a time. It waits for nothing.
 
-A base of a claim is used only once the marker is in the log, and replicated. The last epochs of an id are shared.
+A base of a claim is used only once the marker is in the log, and replicated. The last epochs of an id are shared. The
+last one begins once the marker before it is in the log, or is missing for longer than a request may be queued.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class FenceBases:
     _disturbed_at: float = -inf
     _waited: int = 0
     _waiting: float = -inf
+    _missing_since: float = inf  # when the marker before a last epoch was first missing
 
     def is_last_epoch(self, epoch: int) -> bool:
         """The last epoch of its producer id."""
@@ -64,7 +66,7 @@ class FenceBases:
         if snapshot.log_end_offset < base:
             return f"log end {snapshot.log_end_offset} is before the fence base {base}"
         state = snapshot.producer_state
-        if snapshot.claim is not Claim.NONE and (state is None or state.producer_epoch < epoch):
+        if self._lacks_marker(snapshot):
             return f"the marker of fence epoch {epoch} is not in the log"
         if self.is_last_epoch(epoch):
             if snapshot.log_end_offset != base or (state is not None and state.producer_epoch >= epoch):
@@ -84,6 +86,9 @@ class FenceBases:
     def propose(self, snapshot: LogEndSnapshot, reason: str, now: float) -> bool:
         """False if there were too many recently. Meanwhile appends wait, then get a retriable error."""
         limits = self._log.limits
+        if self._marker_may_follow(snapshot, now):
+            self._log.retry(now, late=True)
+            return False
         due = max(self._due, now)
         if due - now > limits.bases_burst * limits.base_seconds:
             self._log.retry_at = due - limits.bases_burst * limits.base_seconds
@@ -91,6 +96,20 @@ class FenceBases:
         self._due = due + limits.base_seconds
         self._log.effects.append(self._new_base(snapshot, reason, self._next_claim(snapshot)))
         return True
+
+    def _marker_may_follow(self, snapshot: LogEndSnapshot, now: float) -> bool:
+        """A last epoch begins without a marker. Before it, one that is missing might still take an offset."""
+        epoch, _ = snapshot.fence_base
+        if not (self.is_last_epoch(epoch + 1) and self._lacks_marker(snapshot)):
+            self._missing_since = inf
+            return False
+        self._missing_since = min(self._missing_since, now)
+        return now < self._missing_since + self._log.limits.queued_seconds
+
+    @staticmethod
+    def _lacks_marker(snapshot: LogEndSnapshot) -> bool:
+        epoch, state = snapshot.fence_base[0], snapshot.producer_state
+        return snapshot.claim is not Claim.NONE and (state is None or state.producer_epoch < epoch)
 
     def _next_claim(self, snapshot: LogEndSnapshot) -> Claim:
         """An epoch after a claim begins with a marker: only that ends what the claim's process may have sent, and what
