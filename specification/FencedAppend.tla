@@ -26,6 +26,7 @@ CONSTANTS
     Serving,        \* those that serve from the beginning; others may start later
     Earlier,        \* records in the log that an earlier process appended
     Bypassed,       \* records after those that bypassed the proxy
+    Lost,           \* appends 1..Lost were sent in a pipeline whose connection was lost, and answered as unknown
     Appends,        \* 1..n: the appends that clients send, each at most once plus its retries
     Sizes,          \* number of records of each append
     Contents,       \* records of each append: equal values are equal records
@@ -60,10 +61,14 @@ NewProcess == [phase |-> "down", end |-> 0, epoch |-> 0, base |-> 0, view |-> 1,
                fresh |-> FALSE, confirmed |-> FALSE, proposal |-> <<>>, strays |-> 0]
 
 NewAppend == [status |-> "new", result |-> "none", process |-> Nothing, expected |-> 0, after |-> 0,
-              epoch |-> 0, seq |-> 0, sends |-> 0, acknowledged |-> "no", unknown |-> FALSE, order |-> 0]
+              epoch |-> 0, seq |-> 0, sends |-> 0, acknowledged |-> "no", unknown |-> FALSE]
 
 EarlierBatch == [kind |-> "fenced", base |-> 0, count |-> Earlier, epoch |-> 0, seq |-> 0, fenceBase |-> 0, append |-> 0,
                  content |-> "earlier", expected |-> 0, after |-> 0, from |-> Nothing, moved |-> FALSE]
+
+\* Of one record each, after the earlier ones.
+LostAppend(a) == [NewAppend EXCEPT !.status = "answered", !.result = "unknown", !.process = CHOOSE p \in Serving : TRUE,
+                    !.expected = Earlier + a - 1, !.after = a - 1, !.seq = Earlier + a - 1, !.sends = 1, !.unknown = TRUE]
 
 Plain(base, count) == [kind |-> "plain", base |-> base, count |-> count, epoch |-> -1, content |-> "other"]
 
@@ -73,9 +78,12 @@ Init ==
     /\ replicated = Len(log) /\ leaderEpoch = 0
     /\ producers = Reload(log, Ids, Remembered)
     /\ stateTopic = <<[epoch |-> 0, base |-> 0]>>
-    /\ requests = [p \in Processes |-> <<>>] /\ responses = [p \in Processes |-> <<>>] /\ late = {}
+    /\ requests = [p \in Processes |-> <<>>] /\ responses = [p \in Processes |-> <<>>]
     /\ proc = [p \in Processes |-> [NewProcess EXCEPT !.phase = IF p \in Serving THEN "unconfirmed" ELSE "down"]]
-    /\ append = [a \in Appends |-> NewAppend]
+    /\ append = [a \in Appends |-> IF a <= Lost THEN LostAppend(a) ELSE NewAppend]
+    /\ late = {[append |-> a, from |-> LostAppend(a).process, epoch |-> 0, seq |-> LostAppend(a).seq, count |-> Sizes[a],
+                content |-> Contents[a], expected |-> LostAppend(a).expected, after |-> a - 1, broker |-> 0,
+                strays |-> Bypassed, fenceBase |-> 0] : a \in 1..Lost}
     /\ faults = Budget
 
 Fault(name) == faults[name] > 0 /\ faults' = [faults EXCEPT ![name] = @ - 1]
@@ -92,7 +100,7 @@ InDoubt(p) == At(p, {"in doubt"})
 \* The log end once all appends in flight are appended.
 EndOfAllSent(p) ==
     IF InFlight(p) = {} THEN proc[p].end
-    ELSE LET last == CHOOSE a \in InFlight(p) : \A b \in InFlight(p) : append[b].order <= append[a].order
+    ELSE LET last == CHOOSE a \in InFlight(p) : \A b \in InFlight(p) : append[b].expected <= append[a].expected
          IN  append[last].expected + Sizes[last]
 
 Unconfirmed(state) == [state EXCEPT !.phase = IF @ = "open" THEN "unconfirmed" ELSE @, !.confirmed = FALSE, !.fresh = FALSE]
@@ -189,6 +197,10 @@ BaseStored(p, view) ==
 (* by an acknowledgement, or the log end was read just now and nothing was *)
 (* sent since.                                                             *)
 (***************************************************************************)
+\* An append with an unknown outcome, whose sequence is not used: it may still be appended.
+MayBeQueued(p) == \E a \in At(p, {"answered"}) :
+    append[a].result = "unknown" /\ append[a].sends > 0 /\ append[a].expected + Sizes[a] > proc[p].end
+
 PredecessorIsSent(a) == IF append[a].after = 0 THEN TRUE ELSE append[append[a].after].status # "queued"
 
 MaySend(p, a) ==
@@ -202,6 +214,7 @@ MaySend(p, a) ==
        ELSE /\ append[a].after \in InFlight(p)
             /\ proc[p].confirmed \/ ~Rule("one append in flight while unconfirmed")
             /\ Alone(p) \/ ~Rule("pipelines only while alone")
+            /\ ~MayBeQueued(p) \/ ~Rule("no pipeline while a lost append may be queued")
 
 Request(p, a) ==
     [append |-> a, from |-> p, epoch |-> append[a].epoch, seq |-> append[a].seq, count |-> Sizes[a],
@@ -211,7 +224,7 @@ Request(p, a) ==
 Send(p, a) ==
     /\ MaySend(p, a)
     /\ append' = [append EXCEPT ![a] = [@ EXCEPT !.status = "sent", !.sends = @ + 1, !.acknowledged = "no",
-            !.epoch = proc[p].epoch, !.seq = append[a].expected - proc[p].base, !.order = Cardinality(InFlight(p)) + 1]]
+            !.epoch = proc[p].epoch, !.seq = append[a].expected - proc[p].base]]
     /\ proc' = [proc EXCEPT ![p].fresh = FALSE]
     /\ requests' = [requests EXCEPT ![p] = Append(@, [Request(p, a) EXCEPT
             !.epoch = proc[p].epoch, !.seq = append[a].expected - proc[p].base, !.fenceBase = proc[p].base])]
@@ -311,7 +324,7 @@ TakeLookup(p, a, there) ==
 \* Nothing lies there, and the partition still waits for this fence: the process sends the batch again, unchanged.
 Resend(p, a) ==
     /\ FirstInDoubt(p, a)
-    /\ append' = [append EXCEPT ![a] = [@ EXCEPT !.status = "sent", !.sends = @ + 1, !.order = 1]]
+    /\ append' = [append EXCEPT ![a] = [@ EXCEPT !.status = "sent", !.sends = @ + 1]]
     /\ proc' = [proc EXCEPT ![p] = Unconfirmed(@)]
     /\ requests' = [requests EXCEPT ![p] = Append(@, Request(p, a))]
 

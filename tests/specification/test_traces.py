@@ -65,7 +65,7 @@ def test_traces_with_faults_are_behaviors_of_the_specification(scenario: str) ->
 def test_a_thousand_traces_are_behaviors_of_the_specification(say: Callable[[str], None]) -> None:
     traces = [trace for name in SCENARIOS for trace in record(name, range(40))]
     with ThreadPoolExecutor(os.cpu_count()) as runs:
-        found = [each for each in runs.map(lambda trace: validate([trace]), traces) if each is not None]
+        found = [each for each in runs.map(lambda trace: validate([trace], 600.0), traces) if each is not None]
     say(f"{len(traces)} traces, {sum(coverage(traces).values())} events, {len(found)} not in the specification")
     assert len(traces) >= 1_000
     assert found == []

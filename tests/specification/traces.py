@@ -75,6 +75,7 @@ def _validated(trace: Trace, timeout_seconds: float) -> str | None:
         "Processes": "{p1}",
         "Serving": "{p1}",
         "Earlier": "0",
+        "Lost": "0",
         "Bypassed": "0",
         "MaxEpoch": "0",
         "MaxBases": "2",
