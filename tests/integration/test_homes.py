@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from kafka.protocol.consumer import FetchRequest
 
 from fencepost.kafka_python import ConditionalProducer
 from fencepost_dev.cluster import KafkaCluster
@@ -81,6 +83,68 @@ def test_each_partition_is_in_one_process(fleet: list[ProxyProcess]) -> None:
     ]
     assert sum(shares) == _PARTITIONS
     assert all(shares)
+
+
+def test_probes_are_no_client_connections(fleet: list[ProxyProcess]) -> None:
+    """Each process connects to the others every second."""
+    name = "fencepost_client_connections_accepted_total"
+    before = [each.metrics()[name] for each in fleet]
+    time.sleep(4)
+    assert [each.metrics()[name] for each in fleet] == before
+    homes(fleet[0])
+    assert fleet[0].metrics()[name] == before[0] + 1
+
+
+def fetch(topic: str, partition: int, wait_ms: int) -> FetchRequest:
+    fetch_topic = FetchRequest.FetchTopic
+    queried = fetch_topic.FetchPartition(
+        partition=partition,
+        current_leader_epoch=-1,
+        fetch_offset=0,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=1 << 20,
+    )
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[fetch_topic(topic=topic, partitions=[queried])],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+
+
+@pytest.mark.soak
+def test_moved_home_ends_no_fetch_in_progress(kafka3: KafkaCluster, tmp_path: Path) -> None:
+    """A fetch that waits for records, on a connection to a broker whose home becomes another process."""
+    for each in ("first", "second"):
+        (tmp_path / each).mkdir()
+    with ExitStack() as running:
+        proxies = [running.enter_context(ProxyProcess(kafka3.bootstrap, tmp_path / "first", config=_CONFIG))]
+        topic = create_topic(proxies[0].bootstrap, unique_topic("homes"), partitions=_PARTITIONS)
+        with Connection(proxies[0].bootstrap) as client:
+            leaders = {each.leader_id: each.partition_index for each in client.metadata(topic).topics[0].partitions}
+        at = brokers_at(proxies[0])
+        clients = {node: running.enter_context(Connection(at[node])) for node in leaders}
+        for client in clients.values():
+            client.api_versions()
+        time.sleep(32)  # a new connection may stay for 30 s
+        for node, client in clients.items():
+            client.send(fetch(topic, leaders[node], 25_000), 12)
+        proxies.append(running.enter_context(ProxyProcess(kafka3.bootstrap, tmp_path / "second", config=_CONFIG)))
+        until_shared(proxies, 2)
+        began = time.monotonic()
+        answers = {node: client.receive(FetchRequest, 12)[1] for node, client in clients.items()}
+        assert {each.responses[0].partitions[0].error_code for each in answers.values()} == {0}
+        assert time.monotonic() - began > 10
+        after = brokers_at(proxies[0])
+        assert after != at
+        assert {node for node, client in clients.items() if client.is_closed(5)} == {n for n in at if after[n] != at[n]}
 
 
 def test_killed_home_is_replaced_soon(fleet: list[ProxyProcess]) -> None:

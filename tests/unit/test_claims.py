@@ -57,8 +57,8 @@ def test_claimed_partition_is_not_pipelined_while_a_lost_append_may_be_queued() 
     current.sequencer.state.fence.bases.claimed_at = current.now
     two_lost(current, 11)
     first, second = (current.submit(expecting(at, b"b"), connection=2) for at in (11, 12))
-    facts = {"epoch": 1, "fence_base": (1, 10), "claim": g.Claim.OURS, "may_claim": True, "leader_epoch": current.leader_epoch}
-    current.snapshot(11, next_sequence=1, **facts)
+    there = {"epoch": 1, "fence_base": (1, 10), "claim": g.Claim.OURS, "leader_epoch": current.leader_epoch}
+    current.snapshot(11, next_sequence=1, may_claim=True, **there)
     current.admitted(first)
     current.silent()
     current.acknowledged(first, 11)

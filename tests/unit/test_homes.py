@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -70,27 +73,6 @@ def test_process_that_never_accepted_is_no_home(host: str) -> None:
     assert set(map(homes.of, BROKERS)) == {None}
 
 
-def test_slow_lookup_is_neither_canceled_nor_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookups = []
-
-    async def slow(*_: object, **__: object) -> None:
-        lookups.append("begun")
-        await asyncio.sleep(0.2)
-        lookups.append("ended")
-        raise socket.gaierror
-
-    async def run() -> None:
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", slow)
-        homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [Address("gone", 2)])
-        for _ in range(3):
-            await homes.update()
-        await asyncio.sleep(0.2)
-
-    monkeypatch.setattr("fencepost_proxy.services.homes._PROBE_SECONDS", 0.03)
-    asyncio.run(run())
-    assert lookups == ["begun", "ended"]
-
-
 def test_retiring_process_names_the_others() -> None:
     async def run() -> None:
         with listening() as other:
@@ -115,14 +97,74 @@ def test_address_of_a_broker_is_that_of_its_home() -> None:
 
 
 def test_connections_to_former_homes_end_gradually() -> None:
+    numbers = itertools.count()
+
     def connection(node_id: int | None, opened_at: float, closing_since: float | None = None) -> Any:
-        return SimpleNamespace(
-            node_id=node_id, opened_at=opened_at, client=SimpleNamespace(closing_since=closing_since)
-        )
+        client = SimpleNamespace(closing_since=closing_since)
+        return SimpleNamespace(connection=next(numbers), node_id=node_id, opened_at=opened_at, client=client)
 
     homes = Homes(Address("a", 1), lambda: (), lambda: ())
     homes._homes = {NodeId(1): Address("b", 1), NodeId(2): homes.here}
     elsewhere = [connection(1, 0.0) for _ in range(25)]
     stay = [connection(2, 0.0), connection(None, 0.0), connection(1, 90.0), connection(1, 0.0, closing_since=99.0)]
-    assert homes.moved([*stay, *elsewhere], 100.0) == elsewhere[:10]
-    assert homes.moved(stay, 100.0) == []
+    for second in range(3):
+        moving = homes.moved([*stay, *elsewhere], 100.0 + second)
+        assert [each for each, _ in moving] == elsewhere[: 10 * (second + 1)]
+        assert [until for _, until in moving][::10] == [700.0 + each for each in range(second + 1)]
+    homes._homes = {}
+    assert len(homes.moved(elsewhere[5:], 103.0)) == 20, "what has begun goes on"
+    assert homes.moved(stay, 104.0) == []
+
+
+class Names:
+    """A name server. `dead`: names for which it gives no response."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real, self.dead, self.over = socket.getaddrinfo, set[str](), threading.Event()
+        self.looked_up = Counter[str]()
+        monkeypatch.setattr("fencepost_proxy.cluster.connecting.socket.getaddrinfo", self.look_up)
+
+    def look_up(self, host: str, port: int, *, flags: int = 0, **options: Any) -> Any:
+        if flags:
+            return self._real(host, port, flags=flags, **options)
+        self.looked_up[host] += 1
+        if host in self.dead:
+            self.over.wait(30)
+            raise socket.gaierror
+        return self._real("127.0.0.1", port, **options)
+
+
+def test_slow_lookups_of_dead_names_delay_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch)
+    names.dead = {f"dead-{number}" for number in range(20)}
+
+    async def run() -> None:
+        with listening() as other:
+            port = other.getsockname()[1]
+            here, alive, late = (Address(each, port) for each in ("here", "alive", "late"))
+            others = [alive]
+            homes = Homes(here, lambda: BROKERS, lambda: others)
+            await homes.update()
+            assert set(map(homes.of, BROKERS)) == {None, alive}
+            others += [Address(each, port) for each in sorted(names.dead)[:4]]
+            await homes.update()
+            others += [Address(each, port) for each in sorted(names.dead)[4:]]
+            await homes.update()
+            began = time.monotonic()
+            await homes.update()
+            assert time.monotonic() - began < 0.09, "no home waits for a process that did not accept"
+            assert len([each for each in names.looked_up if each in names.dead]) <= 16
+            names.dead.add("alive")
+            monkeypatch.setattr("fencepost_proxy.cluster.connecting._LOOKUP_SECONDS", 0.0)
+            for _ in range(4):
+                await homes.update()
+            assert set(map(homes.of, BROKERS)) == {None, alive}, "its last address is used"
+            assert names.looked_up["dead-0"] == 1, "a slow lookup is not repeated"
+            others.append(late)
+            names.over.set()
+            for _ in range(4):
+                await homes.update()
+            assert late in set(map(homes.of, BROKERS))
+
+    monkeypatch.setattr("fencepost_proxy.services.homes._PROBE_SECONDS", 0.1)
+    asyncio.run(run())

@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fencepost_proxy.types import Address
 
@@ -24,8 +25,10 @@ _LAST_SECONDS: Final = 60.0
 #: How long the addresses of a name are used. Callers in between share one lookup.
 _LOOKUP_SECONDS: Final = 5.0
 _NAMES_MAX: Final = 1_000
+_PROBE_THREADS_MAX: Final = 16
 
 _Info = tuple[int, int, int, str, Any]
+_Result = TypeVar("_Result")
 
 
 class Unreachable(OSError):
@@ -167,16 +170,85 @@ def _close_result(task: asyncio.Task[socket.socket]) -> None:
         task.result().close()
 
 
-async def accepts(address: Address, seconds: float) -> bool:
-    """Whether a connection to that address is accepted. `seconds` – once its host has been resolved."""
-    # ValueError: of a name that no DNS query can have.
-    with contextlib.suppress(OSError, TimeoutError, ValueError):
-        # Without a time limit: a canceled lookup goes on in its thread, and uvloop logs its failure.
-        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+class Probe:
+    """Whether addresses accept connections.
+
+    The lookup of a dead name may take as long as the name server gives no response. So lookups have threads of their
+    own, and half of them are for names that have not failed. While a lookup is slow, what the last one found is used.
+    """
+
+    def __init__(self) -> None:
+        self._infos: dict[Address, tuple[float, Sequence[_Info]]] = {}  # and when they were looked up
+        self._pending: dict[Address, asyncio.Task[Sequence[_Info]]] = {}
+        self._failed: set[Address] = set()
+        self._lookups, self._lookups_again = (asyncio.Semaphore(_PROBE_THREADS_MAX // 2) for _ in range(2))
+
+    def keep(self, addresses: Collection[Address]) -> None:
+        """Forget all others."""
+        self._infos = {each: found for each, found in self._infos.items() if each in addresses}
+        self._failed &= set(addresses)
+
+    async def accepts(self, address: Address, seconds: float) -> bool:
+        """`seconds`: once its host has been resolved."""
+        # ValueError: of a name that no DNS query can have.
+        with contextlib.suppress(OSError, ValueError):
+            if await _any_accepts(await self._resolved(address, seconds), seconds):
+                self._failed.discard(address)
+                return True
+        self._failed.add(address)
+        return False
+
+    async def _resolved(self, address: Address, seconds: float) -> Sequence[_Info]:
+        with contextlib.suppress(socket.gaierror):
+            return socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        at, infos = self._infos.get(address, (0.0, ()))
+        if infos and time.monotonic() - at < _LOOKUP_SECONDS:
+            return infos
+        lookup = self._pending.get(address)
+        if lookup is None:
+            self._pending[address] = lookup = asyncio.create_task(self._look_up(address), name=f"look up {address.host}")
+            lookup.add_done_callback(lambda _: self._pending.pop(address, None))
+            lookup.add_done_callback(_failed)  # retrieves the exception if nothing waits for it
+        if infos and not (await asyncio.wait({lookup}, timeout=seconds / 2))[0]:
+            return infos
+        return await asyncio.shield(lookup)
+
+    async def _look_up(self, address: Address) -> Sequence[_Info]:
+        async with self._lookups_again if address in self._failed else self._lookups:
+            try:
+                found = await _in_thread(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+            except (OSError, ValueError):
+                self._infos.pop(address, None)
+                raise
+        self._infos[address] = time.monotonic(), found
+        return found
+
+
+async def _in_thread(call: Callable[[], _Result]) -> _Result:
+    """In a thread of its own, which the end of the process does not wait for."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    results: list[_Result | Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            results.append(error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=run, name="look up", daemon=True).start()
+    await ended.wait()
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
+
+
+async def _any_accepts(infos: Iterable[_Info], seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            for *_, name in found:
+            for info in infos:
                 with contextlib.suppress(OSError):
-                    _, writer = await asyncio.open_connection(str(name[0]), address.port)
-                    writer.close()
+                    (await _attempt(info)).close()
                     return True
     return False

@@ -134,7 +134,7 @@ def fencepost_address_connections_max(s: Scrape) -> float:
 
 @_TRAFFIC.counter()
 def fencepost_client_connections_accepted_total(s: Scrape) -> float:
-    """Client connections accepted."""
+    """Client connections that have sent something."""
     return s.metrics.connections_accepted.value
 
 

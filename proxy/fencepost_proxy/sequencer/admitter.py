@@ -167,8 +167,8 @@ class Admitter:
         ):
             return False
         if now < self._state.queued.fenced_until:
-            # 1. A, B are lost and unknown. 2. X takes A's sequence. 3. C, D are sent. 4. B comes first, after X. 5. Kafka
-            # takes C for a duplicate of B, and D's sequence fits.
+            # 1. A, B are lost and unknown. 2. X takes A's sequence. 3. C, D are sent. 4. B comes first, after X.
+            # 5. Kafka takes C for a duplicate of B, and D's sequence fits.
             return False
         if not (pending.context.alone or self._state.fence.exclusive):
             self._state.fence.bases.waited(pending.submitted_at)

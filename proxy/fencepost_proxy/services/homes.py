@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from fencepost_proxy import logs
-from fencepost_proxy.cluster.connecting import accepts
+from fencepost_proxy.cluster.connecting import Probe
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.types import Address, NodeId
 
@@ -29,8 +29,10 @@ _FAILURES_MAX: Final = 2
 #: A client gets the new address when it refreshes its metadata, which most do after a lost connection. One that returns
 #: to the former home is disconnected again after this time.
 _STAY_SECONDS: Final = 30.0
-#: Connections to former homes that are ended in a second.
+#: Connections to former homes whose end begins in a second.
 _MOVED_AT_ONCE: Final = 10
+#: For their requests in progress: longer than consumers wait for records or for a rebalance.
+_MOVE_SECONDS: Final = 600.0
 
 
 def assign(brokers: Iterable[NodeId], processes: Iterable[Address]) -> dict[NodeId, Address]:
@@ -60,7 +62,9 @@ class Homes:
         self.here = here
         self._brokers, self._others = brokers, others
         self._failures: dict[Address, int] = {}
+        self._probe = Probe()
         self._probes: dict[Address, asyncio.Task[bool]] = {}  # in progress, one for each process at most
+        self._moving: dict[int, float] = {}  # connections to former homes, and until when they end
         self._homes: Mapping[NodeId, Address] = {}
         #: This process stops: the others are the homes, if there are any.
         self.retiring = False
@@ -76,11 +80,17 @@ class Homes:
             await asyncio.sleep(_PROBE_SECONDS)
 
     async def update(self) -> None:
-        """Connect to the other processes, and assign the brokers to those that accept."""
+        """Connect to the other processes, and assign the brokers to those that accept. No home waits for a process that
+        did not accept before."""
         others = {each for each in self._others() if each != self.here}
-        probes = {each: self._probes.get(each) or asyncio.create_task(accepts(each, _PROBE_SECONDS)) for each in others}
-        if probes:
-            await asyncio.wait(probes.values(), timeout=_PROBE_SECONDS)
+        self._probe.keep(others)
+        probes = {
+            each: self._probes.get(each) or asyncio.create_task(self._probe.accepts(each, _PROBE_SECONDS))
+            for each in others
+        }
+        awaited = [probe for each, probe in probes.items() if self._failures.get(each, 0) < _FAILURES_MAX]
+        if awaited:
+            await asyncio.wait(awaited, timeout=_PROBE_SECONDS)
         failures = {}
         for each, probe in probes.items():
             # A process that is new here becomes a home once it accepts.
@@ -96,14 +106,19 @@ class Homes:
             _log.info("homes changed", processes=len(set(homes.values())), brokers=len(homes), here=of_this)
         self._homes = homes
 
-    def moved(self, connections: Iterable[ProxiedConnection], now: float) -> list[ProxiedConnection]:
-        """Some connections to brokers whose home is another process: they end between two requests."""
-        found = (
+    def moved(self, connections: Iterable[ProxiedConnection], now: float) -> list[tuple[ProxiedConnection, float]]:
+        """Connections to brokers whose home is another process, and until when they end: between two requests, or then.
+        Each second some more."""
+        found = [each for each in connections if each.client.closing_since is None]
+        moving = {each.connection: self._moving[each.connection] for each in found if each.connection in self._moving}
+        more = (
             each
-            for each in connections
-            if each.node_id is not None
+            for each in found
+            if each.connection not in moving
+            and each.node_id is not None
             and self.of(each.node_id) is not None
             and now - each.opened_at > _STAY_SECONDS
-            and each.client.closing_since is None
         )
-        return list(islice(found, _MOVED_AT_ONCE))
+        moving.update({each.connection: now + _MOVE_SECONDS for each in islice(more, _MOVED_AT_ONCE)})
+        self._moving = moving
+        return [(each, moving[each.connection]) for each in found if each.connection in moving]

@@ -26,8 +26,6 @@ _log = logs.get("services.housekeeping")
 _limited_log = logs.RateLimitedLog(_log)
 
 _HOUSEKEEPING_SECONDS = 1.0
-#: For the requests in progress of a connection to a broker whose home is now another process.
-_MOVE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -65,11 +63,11 @@ class Housekeeping:
                 await self.maintain_topics()
 
     def _end_moved(self, now: float) -> None:
-        """Ends some connections to brokers whose home is another process, between two requests."""
+        """Ends connections to brokers whose home is another process, between two requests."""
         if self.homes is None:
             return
-        for each in self.homes.moved(self.connections.by_number.values(), now):
-            moved = messages.Drain(now + _MOVE_SECONDS, "clients reach this broker through another process now")
+        for each, until in self.homes.moved(self.connections.by_number.values(), now):
+            moved = messages.Drain(until, "clients reach this broker through another process now")
             self.driver.session_event(each.connection, moved)
 
     async def _renew_instance_id(self) -> None:

@@ -76,7 +76,6 @@ class SocketServer:
         proxied = ProxiedConnection(
             next(self._numbers), near, self.driver, self.buffers, peer=peer, local_host=local_host, node_id=node_id
         )
-        self.metrics.connections_accepted.inc()
         self.connections.add(proxied)
         if isinstance(near, TlsSocket):
             self._tasks.spawn(self._secure(proxied, near), f"TLS handshake {proxied.connection}")
@@ -84,6 +83,7 @@ class SocketServer:
             proxied.await_request(self._requested)
 
     def _requested(self, proxied: ProxiedConnection) -> None:
+        self.metrics.connections_accepted.inc()
         self._tasks.spawn(self._connect(proxied), f"connect {proxied.connection}")
 
     async def _connect(self, proxied: ProxiedConnection) -> None:
@@ -136,6 +136,7 @@ class SocketServer:
             proxied.opened_at = time.monotonic()
             proxied.await_request(self._requested)
             return
+        self.metrics.connections_accepted.inc()
         self.metrics.tls_handshakes.inc(kind)
         self.metrics.connections_closed.inc("tls")
         _limited_log.warning(f"tls {kind}", "connection closed", peer=proxied.peer, reason=why)
