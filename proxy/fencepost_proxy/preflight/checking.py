@@ -223,7 +223,7 @@ async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, runn
     for what, address in requested:
         found.append(await _answers(what, address) if running else _free(what, address, config))
     if config.advertised_host is not None:
-        found.append(await _resolves(config.advertised_host))
+        found.append(await _resolves(config.advertised_host, alone=config.homes))
     return found
 
 
@@ -252,7 +252,8 @@ async def _answers(what: str, address: Address) -> Finding:
     return MACHINE.ok(what, f"{address}: in use")
 
 
-async def _resolves(host: str) -> Finding:
+async def _resolves(host: str, *, alone: bool = False) -> Finding:
+    """`alone`: it must lead to this proxy, and to no other one."""
     what = "advertised_host"
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -260,7 +261,12 @@ async def _resolves(host: str) -> Finding:
     except (OSError, TimeoutError, UnicodeError) as error:
         stated = f"{host} does not resolve here ({getattr(error, 'strerror', None) or 'no response'})"
         return MACHINE.warning(what, stated, "clients connect to this name: it must resolve where they run")
-    return MACHINE.ok(what, f"{host} resolves to {infos[0][4][0]} here")
+    hosts = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    stated = f"{host} resolves to {', '.join(hosts) if alone else hosts[0]} here"
+    families = {info[0] for info in infos}
+    if alone and len(hosts) > len(families):
+        return MACHINE.warning(what, stated, "homes = true: use a name that leads to this proxy alone")
+    return MACHINE.ok(what, f"{stated}; homes = true: it must lead to this proxy alone" if alone else stated)
 
 
 def release_of(level: int) -> str:
