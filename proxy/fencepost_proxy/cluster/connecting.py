@@ -206,7 +206,9 @@ class Probe:
             return infos
         lookup = self._pending.get(address)
         if lookup is None:
-            self._pending[address] = lookup = asyncio.create_task(self._look_up(address), name=f"look up {address.host}")
+            self._pending[address] = lookup = asyncio.create_task(
+                self._look_up(address), name=f"look up {address.host}"
+            )
             lookup.add_done_callback(lambda _: self._pending.pop(address, None))
             lookup.add_done_callback(_failed)  # retrieves the exception if nothing waits for it
         if infos and not (await asyncio.wait({lookup}, timeout=seconds / 2))[0]:
