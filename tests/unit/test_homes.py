@@ -141,11 +141,11 @@ def test_slow_lookups_of_dead_names_delay_no_home(monkeypatch: pytest.MonkeyPatc
     async def run() -> None:
         with listening() as other:
             port = other.getsockname()[1]
-            here, alive, late = (Address(each, port) for each in ("here", "alive", "late"))
-            others = [alive]
+            here, live, late = (Address(each, port) for each in ("here", "live", "late"))
+            others = [live]
             homes = Homes(here, lambda: BROKERS, lambda: others)
             await homes.update()
-            assert set(map(homes.of, BROKERS)) == {None, alive}
+            assert set(map(homes.of, BROKERS)) == {None, live}
             others += [Address(each, port) for each in sorted(names.dead)[:4]]
             await homes.update()
             others += [Address(each, port) for each in sorted(names.dead)[4:]]
@@ -154,11 +154,11 @@ def test_slow_lookups_of_dead_names_delay_no_home(monkeypatch: pytest.MonkeyPatc
             await homes.update()
             assert time.monotonic() - began < 0.09, "no home waits for a process that did not accept"
             assert len([each for each in names.looked_up if each in names.dead]) <= 16
-            names.dead.add("alive")
+            names.dead.add("live")
             monkeypatch.setattr("fencepost_proxy.cluster.connecting._LOOKUP_SECONDS", 0.0)
             for _ in range(4):
                 await homes.update()
-            assert set(map(homes.of, BROKERS)) == {None, alive}, "its last address is used"
+            assert set(map(homes.of, BROKERS)) == {None, live}, "its last address is used"
             assert names.looked_up["dead-0"] == 1, "a slow lookup is not repeated"
             others.append(late)
             names.over.set()

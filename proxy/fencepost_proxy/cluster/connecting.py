@@ -173,8 +173,8 @@ def _close_result(task: asyncio.Task[socket.socket]) -> None:
 class Probe:
     """Whether addresses accept connections.
 
-    The lookup of a dead name may take as long as the name server gives no response. So lookups have threads of their
-    own, and half of them are for names that have not failed. While a lookup is slow, what the last one found is used.
+    The lookup of a dead name may take as long as the name server gives no response. So lookups have separate threads,
+    half of them for names that have not failed. While a lookup is slow, what the last one found is used.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Probe:
 
 
 async def _in_thread(call: Callable[[], _Result]) -> _Result:
-    """In a thread of its own, which the end of the process does not wait for."""
+    """In a separate thread, which the end of the process does not wait for."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     results: list[_Result | Exception] = []
 
