@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
 
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError, FencepostError
@@ -115,6 +113,10 @@ def painted(text: str, tone: str) -> str:
 
 def query(status: Address, target: str, *, method: str = "GET", token: str | None = None) -> str:
     """Response body as text. `token` is for requests that change something. Raises `CannotQuery`."""
+    # A proxy that runs imports this module for its options, and needs no HTTP client.
+    from urllib.error import HTTPError  # noqa: PLC0415
+    from urllib.request import Request, urlopen  # noqa: PLC0415
+
     source = f"{url(status)}{target}"
     try:
         if token is None and (file := os.environ.get(READ_TOKEN_VARIABLE)):

@@ -91,7 +91,7 @@ class Buffers:
 
 
 def _send_unpaced_within_this_host(sock: Socket) -> None:
-    """OnePerIteration off BBR pacing on loopback, which loses no packets and has no rate to estimate.
+    """Turns off BBR pacing on loopback, which loses no packets and has no rate to estimate.
 
     On a virtual machine, BBR's timers took two fifths of the CPU time of relaying a response. Connections that leave
     the host keep the congestion control that its administrator configured.

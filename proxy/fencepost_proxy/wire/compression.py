@@ -13,10 +13,9 @@ from __future__ import annotations
 import mmap
 import zlib
 from collections.abc import Callable
+from functools import cache
 from struct import Struct
 from typing import Any
-
-import cramjam
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError
 
@@ -58,6 +57,14 @@ _GZIP_PIECE_BYTES = 4096
 _RAW_DEFLATE = -15
 
 
+@cache
+def _library() -> Any:
+    """cramjam takes 2.4 MB, which a proxy that decompresses nothing saves."""
+    import cramjam  # noqa: PLC0415
+
+    return cramjam
+
+
 class MalformedBatch(ClientProtocolError):
     """A record batch violates the format. Kafka responds CORRUPT_MESSAGE or INVALID_RECORD."""
 
@@ -77,13 +84,13 @@ def decompress(codec: int, data: memoryview, *, bytes_max: int) -> bytes | memor
         return _snappy(data, bytes_max)
     if codec == GZIP:
         try:
-            return _stream(cramjam.gzip.decompress_into, "gzip", data, bytes_max)
+            return _stream(_library().gzip.decompress_into, "gzip", data, bytes_max)
         except UndecodableBatch:
             return _gzip_members(data, bytes_max)
     if codec == LZ4:
-        return _stream(cramjam.lz4.decompress_into, "lz4", _first_lz4_frame(data), bytes_max)
+        return _stream(_library().lz4.decompress_into, "lz4", _first_lz4_frame(data), bytes_max)
     if codec == ZSTD:
-        return _stream(cramjam.zstd.decompress_into, "zstd", data, bytes_max) if data else data
+        return _stream(_library().zstd.decompress_into, "zstd", data, bytes_max) if data else data
     raise UndecodableBatch(f"record batch has unknown compression codec {codec}")
 
 
@@ -106,7 +113,7 @@ def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_
         out = _buffer(capacity)
         try:
             written = into(data, out)
-        except cramjam.DecompressionError as error:
+        except _library().DecompressionError as error:
             # This message means that the output is full; any other one means malformed input.
             if "failed to write whole buffer" not in str(error):
                 raise UndecodableBatch(f"record batch cannot be decompressed ({name}): {error}") from error
@@ -235,16 +242,16 @@ def _snappy(data: memoryview, bytes_max: int) -> memoryview:
     """
     blocks = _xerial_blocks(data) if data[:8] == _XERIAL_MAGIC else [data]
     try:
-        sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+        sizes = [_library().snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)
         if total > bytes_max:
             raise _too_large("snappy", data, bytes_max)
         out = _buffer(total)
         at = 0
         for block, size in zip(blocks, sizes, strict=True):
-            cramjam.snappy.decompress_raw_into(block, out[at : at + size])
+            _library().snappy.decompress_raw_into(block, out[at : at + size])
             at += size
-    except cramjam.DecompressionError as error:
+    except _library().DecompressionError as error:
         raise UndecodableBatch(f"record batch cannot be decompressed (snappy): {error}") from error
     return out
 
