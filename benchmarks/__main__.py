@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import chart, machine, routes
-from benchmarks.results import Report, Row, is_product, published, with_goals
+from benchmarks.results import FLOOR, HAPROXY, Report, Row, is_product, published, with_goals
 from benchmarks.routes import PeersError, StartError
 from benchmarks.stage import FULL, QUICK, Plan, Run, Stage, say
 from benchmarks.workloads import WORKLOADS, settings_of
@@ -86,7 +86,10 @@ def main() -> int:
     parser = command_parser()
     options = parser.parse_args()
     if options.publish is not None:
-        publish(Report.from_json(options.publish.read_text("utf-8")), PAGE)
+        report = Report.from_json(options.publish.read_text("utf-8"))
+        if report.busy:
+            parser.error(f"{options.publish} is not published: {report.busy}")
+        publish(report, PAGE)
         return 0
     chosen = chosen_workloads(options.only, quick=options.quick)
     if not chosen:
@@ -127,7 +130,7 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 def _peers(options: argparse.Namespace) -> list[routes.Peer]:
     text = options.peers.read_text("utf-8") if options.peers.exists() else ""
-    found = [routes.haproxy(), *routes.read_peers(text)]
+    found = [routes.haproxy(), routes.floor(), *routes.read_peers(text)]
     found += [routes.absent(name) for name in routes.KNOWN_PEERS if name not in [peer.name for peer in found]]
     found = [peer for peer in found if _matches(peer.name, options.routes.split(","))]
     found += [routes.given_route(text, rewrites=True) for text in options.route]
@@ -139,6 +142,9 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
     began = time.monotonic()
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     facts = machine.facts()
+    busy = machine.busy()
+    if busy:
+        say(f"{busy}: the figures will be wrong, and --publish will refuse them")
     kafka_port = options.kafka_port
     if kafka_port is None and (options.route or options.tcp_route):
         kafka_port = _KAFKA_PORT_FOR_GIVEN_ROUTES
@@ -163,7 +169,7 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
         others = [
             route.name
             for route in run.routes
-            if route is not run.direct and route.name != routes.HAPROXY and not is_product(route.name)
+            if route is not run.direct and route.name not in (HAPROXY, FLOOR) and not is_product(route.name)
         ]
         missing = dict(run.missing)
     if plan.quick:
@@ -180,6 +186,7 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
         missing,
         tuple(with_goals(rows, others)),
         tuple(failures),
+        busy,
     )
 
 

@@ -29,8 +29,8 @@ class Panel:
 PANELS = (
     Panel("Produce, MiB/s", "more is better", "produce", "MiB/s"),
     Panel("Consume, MiB/s", "more is better", "consume", "MiB/s"),
-    Panel("Produce: proxy CPU, s per GB", "less is better", "produce", CPU_PER_GB),
-    Panel("Consume: proxy CPU, s per GB", "less is better", "consume", CPU_PER_GB),
+    Panel("Produce: CPU, millicores per MB/s", "less is better", "produce", CPU_PER_GB),
+    Panel("Consume: CPU, millicores per MB/s", "less is better", "consume", CPU_PER_GB),
     Panel("Added latency, p50, µs", "less is better", "one in flight", ADDED_P50),
     Panel("Latency, p99, µs", "less is better", "one in flight", P99),
     Panel("Memory, idle, MB", "less is better", "memory", "idle MB"),

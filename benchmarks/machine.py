@@ -14,6 +14,9 @@ from pathlib import Path
 from fencepost_proxy.executor import load
 
 _PROC = Path("/proc")
+#: Before a run, for so long, other programs may use so many cores.
+_OBSERVED_SECONDS = 2.0
+_BUSY_CORES = 0.15
 #: Kernel clock id of a process's CPU time in nanoseconds, including ended threads (`clock_getcpuclockid(3)`).
 #: /proc/PID/stat has a resolution of 10 ms.
 _PROCESS_CPU_CLOCK = 2
@@ -94,6 +97,22 @@ def facts() -> dict[str, str]:
         "TCP congestion control": (_PROC / "sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "load when it began": f"{os.getloadavg()[0]:.2f}",
     }
+
+
+def busy() -> str:
+    """Empty if other programs leave this machine alone: each needs what the measured ones would get."""
+    before = _busy_seconds()
+    time.sleep(_OBSERVED_SECONDS)
+    cores = (_busy_seconds() - before) / _OBSERVED_SECONDS
+    return f"before the run, other programs used {cores:.2f} cores" if cores > _BUSY_CORES else ""
+
+
+def _busy_seconds() -> float:
+    """Of all cores, since the machine started: user, nice, system, and interrupts."""
+    user, nice, system, _idle, _waiting, *interrupts = (
+        int(each) for each in (_PROC / "stat").read_text().splitlines()[0].split()[1:8]
+    )
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str]:

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.results import DIRECT, PRODUCT
+from benchmarks.results import DIRECT, FLOOR, HAPROXY, PRODUCT
 from fencepost_dev.ports import FREE_PORTS, HOST, is_free
 from fencepost_dev.process import SupervisedProcess
 
-HAPROXY = "HAProxy (TCP)"
 #: Common proxies, reported as missing if peers.toml does not name them.
 KNOWN_PEERS = ("Kroxylicious", "kafka-proxy")
 _START_SECONDS = 60.0
@@ -118,6 +117,17 @@ def haproxy() -> Peer:
     return Peer(HAPROXY, (found, "-db", "-f", "${config}"), _HAPROXY_CONFIG, (found, "-v"), rewrites=False)
 
 
+def floor() -> Peer:
+    """Without BBR's pacing, as the product relays within a host."""
+    if shutil.which("cc") is None:
+        return Peer(FLOOR, missing="there is no C compiler (cc)")
+    source = Path(__file__).with_name("floor.c")
+    relay = (
+        f"cc -O2 -o ${{directory}}/floor {source} && exec ${{directory}}/floor ${{host}}:${{port}} ${{upstream}} reno"
+    )
+    return Peer(FLOOR, ("sh", "-c", relay), rewrites=False)
+
+
 def read_peers(text: str) -> list[Peer]:
     """The peers of a `peers.toml`. Raises PeersError."""
     try:
@@ -133,7 +143,7 @@ def _peer(name: str, table: object) -> Peer:
     unknown = table.keys() - {"start", "config", "version", "rewrites", "address", "environment"}
     if unknown:
         raise PeersError(f"{name}: unknown: {', '.join(sorted(unknown))}")
-    if name in (DIRECT, PRODUCT, HAPROXY):
+    if name in (DIRECT, PRODUCT, HAPROXY, FLOOR):
         raise PeersError(f"{name}: this name is reserved")
     start = _words(name, "start", table)
     address = table.get("address", "")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from benchmarks.results import Goal, Row, at_most, number
+from benchmarks.results import CPU_PER_REQUEST, Goal, Row, at_most, number
 from fencepost_proxy.wire import control
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
 from fencepost_proxy.wire.schema import Message
@@ -35,7 +35,7 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Record, batch
 
 TABLE: Final = "scaling"
-COST: Final = "proxy CPU µs/request"
+COST: Final = CPU_PER_REQUEST
 OF_SMALLEST: Final = "of the smallest"
 UPKEEP: Final = "upkeep, CPU ms/s"
 IDLE_MB: Final = "RSS MB"

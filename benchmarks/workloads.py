@@ -12,7 +12,7 @@ from typing import TypeVar
 from benchmarks import machine
 from benchmarks.java import consumed, produced_mib_per_second
 from benchmarks.raw import NO_PRODUCER, Appends, Connection, RefusedError, Shape, percentile
-from benchmarks.results import ADDED_P50, CPU_PER_GB, OF_UNCONDITIONAL, P99, Row, ratios
+from benchmarks.results import ADDED_P50, CPU_PER_GB, CPU_PER_REQUEST, OF_UNCONDITIONAL, P50, P99, Row, ratios
 from benchmarks.routes import Route, StartError
 from benchmarks.stage import Plan, Run, await_kafka_through, cpu_of, say
 
@@ -337,22 +337,22 @@ def one_in_flight(run: Run) -> list[Row]:
     rows = []
     for series in all_series:
         name = series.name
-        rows.append(Row("one in flight", name, "p50 µs", tuple(p50[name])))
+        rows.append(Row("one in flight", name, P50, tuple(p50[name])))
         if series.route is not run.direct:
             added = tuple(mine - base for mine, base in zip(p50[name], p50["direct"], strict=True))
             rows.append(Row("one in flight", name, ADDED_P50, added))
         rows.append(Row("one in flight", name, P99, tuple(p99[name])))
         if series.route.is_ours:
-            rows.append(Row("one in flight", name, "proxy CPU µs/request", tuple(cpu[name])))
+            rows.append(Row("one in flight", name, CPU_PER_REQUEST, tuple(cpu[name])))
     for series in (*(each for each in all_series if each.route in run.products), *conditional):
         name = series.name
         rows.append(Row("conditional", name, "requests/s", tuple(rates[name])))
         if series in conditional:
             unconditional = f"{series.route.name}, {CHECKS_OFF}"
             rows.append(Row("conditional", name, OF_UNCONDITIONAL, ratios(rates[name], rates[unconditional])))
-        rows.append(Row("conditional", name, "p50 µs", tuple(p50[name])))
+        rows.append(Row("conditional", name, P50, tuple(p50[name])))
         rows.append(Row("conditional", name, P99, tuple(p99[name])))
-        rows.append(Row("conditional", name, "proxy CPU µs/request", tuple(cpu[name])))
+        rows.append(Row("conditional", name, CPU_PER_REQUEST, tuple(cpu[name])))
     return rows
 
 

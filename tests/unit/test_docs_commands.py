@@ -30,7 +30,6 @@ RUN_BY: Final = {
     r"make demo": "tests/integration/test_demo.py::test_interrupted_demo_leaves_no_process_or_file",
     r"make (lint|test)": ".ci/run::make test",
     r"make bench.*": "tests/unit/test_benchmarks.py::test_workloads_match_patterns_and_quick_skips_longest",
-    r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
     rf"{_FENCEPOST} (append|read|kafka-topics|kafka-configs) .*": f"{_DOCS}::test_readme_commands_append_and_refuse",
     r"fencepost load .*": "tests/integration/test_recipes.py::test_load_command_can_be_killed_anywhere",
     rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py::test_dev_reports_ready_and_stops_on_signal",
