@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 import ssl
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import aiokafka
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
 from kafka import KafkaProducer
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
@@ -135,6 +138,33 @@ def test_clients_log_in_through_the_proxy(
     assert client(through.bootstrap, secured, mechanism, topic) == [0]
 
     assert Log(secured.kafka.bootstrap).values(topic) == [b"v"]
+
+
+def test_homes_serve_clients_with_tls(secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
+    """Two proxies, TLS and logins on both sides. Clients of either one get to the broker's home."""
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    config = secured.proxy_config(more='homes = true\nadvertised_host = "127.0.0.1"') + CHECKS
+    with ExitStack() as running:
+        proxies = []
+        for number in range(2):
+            (directory := tmp_path / str(number)).mkdir()
+            status = ("--status", f"127.0.0.1:{free_port()}")
+            proxies.append(running.enter_context(ProxyProcess(upstream, directory, config=config, arguments=status)))
+
+        def homes() -> set[int]:
+            at = [AdminClient({"bootstrap.servers": each.bootstrap, **secured.confluent(ADMIN)}) for each in proxies]
+            return {broker.port for each in at for broker in each.list_topics(timeout=10).brokers.values()}
+
+        until(lambda: len(homes()) == 1, "one home")
+        for each, client in itertools.product(proxies, (by_kafka_python, by_aiokafka, by_confluent)):
+            assert client(each.bootstrap, secured, "SCRAM-SHA-256", created(secured, unique_topic("required"))) == [0]
+        metrics = [each.metrics() for each in proxies]
+    shares = [
+        sum(count for name, count in each.items() if name.startswith("fencepost_sequencers{")) for each in metrics
+    ]
+    assert sorted(shares) == [0, 6]
+    handshakes = {name for each in metrics for name, count in each.items() if count and "tls_handshakes" in name}
+    assert handshakes == {'fencepost_tls_handshakes_total{result="ok"}'}
 
 
 def test_java_logs_in_through_the_proxy(

@@ -124,3 +124,35 @@ def test_older_version_does_not_append_to_a_claimed_partition(
                     until(lambda each=each, accepted=accepted: len(each.accepted) > accepted, f"{each.name} to append")
         check(log, topic, one, other)
         assert_read_all_state(newer, replaced)
+
+
+def test_older_version_is_no_home(
+    kafka: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str], older: dict[str, str]
+) -> None:
+    """It does not know `homes`, and both serve every client, before and after its upgrade."""
+    config = 'homes = true\nadvertised_host = "127.0.0.1"\n'
+
+    def homes(proxy: ProxyProcess) -> set[int]:
+        with Connection(proxy.bootstrap) as client:
+            return {each.port - 1 - each.node_id for each in client.metadata().brokers}
+
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "older").mkdir()
+    with (
+        ProxyProcess(kafka.bootstrap, tmp_path / "newer", config=config) as newer,
+        ProxyProcess(kafka.bootstrap, tmp_path / "older", environment=older) as replaced,
+    ):
+        topic = unique_topic("homes")
+        with Connection(newer.bootstrap) as admin:
+            assert admin.create_topic(topic, configs={CHECK: "required"}) == (OK, None)
+        pipelines = [Pipeline(name, each.bootstrap, topic) for name, each in (("one", newer), ("other", replaced))]
+        with working(*(each.append for each in pipelines)):
+            until(lambda: all(len(each.accepted) >= 50 for each in pipelines), "both to append")
+            assert homes(newer) == {newer.port}
+            assert homes(replaced) == {replaced.port}
+        replaced.stop()
+        replaced.environment, replaced.config = {}, replaced.config + config
+        replaced.restart()
+        until(lambda: homes(newer) == homes(replaced), "the same home", accept=bool)
+        check(Log(kafka.bootstrap), topic, *pipelines)
+        assert_read_all_state(newer, replaced)
