@@ -5,7 +5,8 @@
 
 One writer, `LogWriter` for confluent-kafka with both addresses, appends one record after the other. The pause is the
 longest time between two successful appends around the kill. With one proxy, it is started again at once. Limits are the
-proxy's defaults, so a takeover takes 35 s where it applies.
+proxy's defaults, so a takeover takes 35 s where it applies: after the start of a process, on `true` topics. Of two
+proxies, both have been up for longer.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _SERIES: Final = (
 )
 #: Longer than a claim needs.
 _BEFORE_SECONDS: Final = 8.0
+_TAKEOVER_SECONDS: Final = 35.0
 _AFTER_SECONDS: Final = 90.0
 
 
@@ -65,7 +67,8 @@ class Writer(threading.Thread):
 
 def pause(kafka: KafkaCluster, count: int, check: str, *, claims: bool, homes: bool) -> float:
     """Seconds between the last append before a kill and the next one, in a new topic with new proxies."""
-    config = f'advertised_host = "127.0.0.1"\nhomes = {str(homes).lower()}\n[limits]\ntakeover_seconds = 35.0\n'
+    limits = f"[limits]\ntakeover_seconds = {_TAKEOVER_SECONDS}\n"
+    config = f'advertised_host = "127.0.0.1"\nhomes = {str(homes).lower()}\n{limits}'
     with contextlib.ExitStack() as running:
         proxies = []
         for _ in range(count):
@@ -76,6 +79,8 @@ def pause(kafka: KafkaCluster, count: int, check: str, *, claims: bool, homes: b
             with Connection(proxies[0].bootstrap) as admin:
                 assert admin.alter_topic(topic, {"fencepost.claims": "true"}) == (0, None)
         writer = Writer(",".join(each.bootstrap for each in proxies), topic)
+        if check == "true" and count > 1:
+            time.sleep(_TAKEOVER_SECONDS)
         writer.start()
         time.sleep(_BEFORE_SECONDS)
         serving = _serving(proxies, writer)
