@@ -292,7 +292,6 @@ DESIGNS = (
         appends=2,
         connections=1,
         elections=1,
-        constants={"MaxEpoch": "3"},
         small=False,
     ),
     _model(_T, "one process, two losses", connections=2, small=False),
