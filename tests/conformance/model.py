@@ -205,6 +205,12 @@ class ModelTopic(Topic):
     def delete_records(self, before: int) -> None:
         self.kafka.cluster.delete_records(self.name, before)
 
+    def write_marker(self, producer_id: int, epoch: int) -> int:
+        codes: list[int] = []
+        self.kafka.cluster.write_marker(self.leader(), self._partition, producer_id, epoch, codes.append)
+        self.kafka.until(lambda: bool(codes), "an answer to WriteTxnMarkers")
+        return codes[0]
+
     def deny(self, operation: str) -> None:
         if operation == "READ":
             self._partition.read_denied = True

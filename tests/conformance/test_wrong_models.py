@@ -308,6 +308,23 @@ WRONG_MODELS = (
         ),
     ),
     _wrong(
+        "markers_begin_no_epoch",
+        ("marker_claims_an_epoch",),
+        edit(
+            Cluster,
+            "write_marker",
+            (
+                "_marker(replica.log_end, producer_id, epoch, False, self.sim.unix_ms)",
+                "_marker(replica.log_end, producer_id + 1, epoch, False, self.sim.unix_ms)",
+            ),
+        ),
+    ),
+    _wrong(
+        "markers_of_lower_epochs_are_accepted",
+        ("marker_claims_an_epoch",),
+        edit(Cluster, "write_marker", ("known.epoch > epoch", "False")),
+    ),
+    _wrong(
         "replicas_forget_producers",
         ("new_leader_recognizes_five_batches",),
         edit(

@@ -46,6 +46,17 @@ def statuses(outcomes: dict[str, Outcome], cluster: Cluster = CLUSTER) -> dict[s
     return {promise.value: report.status(promise)[0].value for promise in Promise}
 
 
+def test_unknown_claims_are_no_failure() -> None:
+    """They are off by default, and their markers need another right."""
+
+    def holds(outcome: Outcome, name: str = "marker_claims_an_epoch") -> bool:
+        return Report(CLUSTER, results({name: outcome}), 1.0).holds
+
+    assert holds(Outcome.UNKNOWN)
+    assert not holds(Outcome.DIFFERS)
+    assert not holds(Outcome.UNKNOWN, "sequence_gap_is_refused")
+
+
 def test_every_selected_case_holds_on_the_model() -> None:
     for case in selected(CASES):
         result = run_case(ModelKafka(1, case.brokers), case, brokers=3)
@@ -62,7 +73,8 @@ def test_cases_that_disturb_brokers_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("sequence_gap_is_refused", {"required", "true", "transactions", "Spark sink"}),
+        ("sequence_gap_is_refused", {"required", "true", "transactions", "Spark sink", "claims"}),
+        ("marker_claims_an_epoch", {"claims"}),
         ("commit_marker_takes_an_offset", {"true", "transactions"}),
         ("transactional_batch_needs_its_partition_added", {"transactions"}),
         ("different_sequence_offsets_both_succeed", set()),

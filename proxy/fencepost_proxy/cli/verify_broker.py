@@ -34,9 +34,10 @@ The command creates topics `fencepost-verify-…`, one to three at a time, sends
 the other, and deletes each topic after its case, also after Ctrl-C. It stops no broker and changes nothing else. Kafka
 removes the transactional ids `fencepost-verify-…` itself, after transactional.id.expiration.ms.
 
-The user needs all operations on these topics and transactional ids, and ALTER on the cluster to move a leader.
+The user needs all operations on these topics and transactional ids, and ALTER on the cluster to move a leader
+and to write a marker.
 
-exit code: 0 all promises hold; 1 one does not, or is unknown; 2 the cluster cannot be reached."""
+exit code: 0 all promises hold; 1 one does not, or is unknown (but for claims); 2 the cluster cannot be reached."""
 
 _EXAMPLES: Final = """\
 examples:

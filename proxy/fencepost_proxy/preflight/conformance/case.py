@@ -30,6 +30,7 @@ class Promise(StrEnum):
     TRUE = "true"
     TRANSACTIONS = "transactions"
     SPARK = "Spark sink"
+    CLAIMS = "claims"
 
 
 class Control(StrEnum):
@@ -44,6 +45,7 @@ class Control(StrEnum):
 FENCES: Final = frozenset(Promise)
 MARKERS: Final = frozenset({Promise.TRUE, Promise.TRANSACTIONS})
 TRANSACTIONS: Final = frozenset({Promise.TRANSACTIONS})
+CLAIMS: Final = frozenset({Promise.CLAIMS})
 #: The proxy allows for this behavior: a broker that differs breaks no promise.
 ALLOWED_FOR: Final[frozenset[Promise]] = frozenset()
 

@@ -140,6 +140,10 @@ class Topic(ABC):
     def delete_records(self, before: int) -> None: ...
 
     @abstractmethod
+    def write_marker(self, producer_id: int, epoch: int) -> int:
+        """An abort marker of a producer without a transaction. Returns Kafka's error code."""
+
+    @abstractmethod
     def deny(self, operation: str) -> None:
         """Revoke READ or WRITE from all clients."""
 

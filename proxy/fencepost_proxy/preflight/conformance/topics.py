@@ -9,12 +9,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from fencepost_proxy.cluster.broker import deadline_in
+from fencepost_proxy.cluster.transactions import marker_error
 from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.preflight.conformance.batches import Logged, read_batches
 from fencepost_proxy.preflight.conformance.case import Deviation, NotTested
 from fencepost_proxy.preflight.conformance.driver import Answer, ProducerState, Settings, Topic, Wire
 from fencepost_proxy.preflight.conformance.requests import DENIED_CODES, Requests
-from fencepost_proxy.types import NO_TOPIC_ID, Address
+from fencepost_proxy.transactions.watched import OpenInLog, abort_marker
+from fencepost_proxy.types import NO_TOPIC_ID, Address, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
@@ -241,6 +243,13 @@ class AnyTopic(_Queries):
         answer = self._query(apis.DELETE_RECORDS, topic, at_least=0, at_most=2, timeout_ms=10_000)
         if (answer.error_code, answer.low_watermark) != (Error.NONE, before):
             raise Deviation(f"DeleteRecords returned {error_name(answer.error_code)}, {answer.low_watermark}")
+
+    def write_marker(self, producer_id: int, epoch: int) -> int:
+        marker = OpenInLog(ProducerId(producer_id), epoch, 0, Offset(-1), -1)
+        message = abort_marker(TopicPartition(self.name, 0), marker)
+        code = marker_error(self.kafka.query(apis.WRITE_TXN_MARKERS, message, at_least=1, at_most=1, to=self._at(None)))
+        require_permission(code)
+        return code
 
     def deny(self, operation: str) -> None:
         raise NotTested(f"ACLs are not to be changed ({operation})")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from fencepost_proxy.preflight.conformance.batches import Logged
 from fencepost_proxy.preflight.conformance.case import (
     ALLOWED_FOR,
+    CLAIMS,
     INVALID_TXN_STATE,
     MARKERS,
     OUT_OF_ORDER,
     PRODUCER_FENCED,
     TRANSACTIONS,
+    WRONG_EPOCH,
     appended,
     case,
     duplicate,
@@ -112,6 +114,35 @@ def producer_known_by_marker_starts_at_zero(kafka: Kafka) -> None:
     producer.add(topic)
     same(producer.append(topic, _sent_by(kafka, producer, 4)), refused(OUT_OF_ORDER, 0))
     same(producer.append(topic, _sent_by(kafka, producer, 0)), appended(1))
+
+
+@case("A marker without a transaction begins an epoch, at one offset: lower ones get 47, it starts at 0", CLAIMS)
+def marker_claims_an_epoch(kafka: Kafka) -> None:
+    topic = kafka.create()
+    same(topic.append(fenced(kafka, 0)), appended(0))
+    late, successor = fenced(kafka, 1), fenced(kafka, 2)
+    same(topic.write_marker(kafka.shared_id, 3), 0)
+    same(_control(topic.read()), [(1, kafka.shared_id, 3)])
+    same(next_sequence(kafka, topic), (3, -1))
+    same([topic.append(each) for each in (late, successor)], [refused(WRONG_EPOCH, 0)] * 2)
+    same(topic.append(fenced(kafka, 1, epoch=3)), refused(OUT_OF_ORDER, 0), "the first append is compared")
+    same(topic.append(fenced(kafka, 0, epoch=3)), appended(2))
+    same(topic.write_marker(kafka.shared_id, 2), WRONG_EPOCH)
+    same(topic.end(), 3)
+
+
+@case("A second marker of an epoch may take an offset, and changes no sequence", ALLOWED_FOR)
+def second_marker_of_an_epoch_changes_no_sequence(kafka: Kafka) -> None:
+    """In transactions v2 it is refused, or taken for a repeated one (KAFKA-19999)."""
+    topic = kafka.create()
+    same(topic.write_marker(kafka.shared_id, 3), 0)
+    same(topic.append(fenced(kafka, 0, epoch=3)), appended(1))
+    topic.write_marker(kafka.shared_id, 3)
+    end = topic.end()
+    same(end in (2, 3), True)
+    same(topic.append(fenced(kafka, 0, epoch=3)).base_offset, 1, "still a duplicate")
+    same(topic.append(fenced(kafka, 2, epoch=3)), refused(OUT_OF_ORDER, 0))
+    same(topic.append(fenced(kafka, 1, epoch=3)), appended(end))
 
 
 @case("A transactional batch for a partition not added gets 48", TRANSACTIONS)
