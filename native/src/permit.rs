@@ -311,9 +311,12 @@ impl Permit {
             return Ok(None); // the sequencer remembers some of each producer: it must get them all
         }
         let fenced_next = if scan.producer_id < 0 { None } else { self.next_sequence(py, scan)? };
+        let oldest = (it.now + self.clock_offset_seconds - self.expiration_seconds / 2.0) * 1000.0;
+        let too_old = scan.max_timestamp_ms <= oldest as i64;
         let mode = match (scan.expected, scan.producer_id < 0 || fenced_next.is_some()) {
             (Some(_), true) => Mode::Conditional,
             (Some(_), false) => return Ok(None), // its first batch with an expectation
+            (None, true) if scan.producer_id < 0 && too_old && self.fences => Mode::PassThrough,
             (None, true) => Mode::Sequenced,
             (None, false) => Mode::PassThrough,
         };
@@ -334,11 +337,10 @@ impl Permit {
         let pipelined = self.in_flight.is_empty()
             || (it.alone || self.exclusive)
                 && self.in_flight.iter().all(|each| each.mode.fenced() && each.connection == it.connection);
-        let oldest = (it.now + self.clock_offset_seconds - self.expiration_seconds / 2.0) * 1000.0;
         let end = self.in_flight.back().map_or(self.log_end, |last| last.at + i64::from(last.count));
         let fits = confirmed
             && pipelined
-            && scan.max_timestamp_ms > oldest as i64
+            && !too_old
             && scan.expected.is_none_or(|expected| expected == end);
         Ok(fits.then_some((mode, end)))
     }

@@ -1008,6 +1008,20 @@ def test_check_of_an_append_in_flight_counts_for_both() -> None:
     assert _decisive(both.native) == _decisive(both.python)
 
 
+def test_old_unconditional_batches_are_for_native_code() -> None:
+    """Those of a producer that is not idempotent, on a `true` topic: Kafka would forget their fence."""
+    both = _Both("checked")
+    both.append_at((1, 2))
+    before = both.counts["native: appended"]
+    for number in range(3):
+        both.append({0: batch(b"old", timestamp_ms=NOW_MS - 90_000_000)}, [], number)
+    both.answer()
+    both.append({0: expecting(6, b"new", timestamp_ms=NOW_MS)}, [], 4)
+    both.answer()
+    assert both.counts["native: appended"] == before + 4
+    both.end()
+
+
 @pytest.mark.parametrize("expects", [False, True])
 def test_other_connections_count_for_both(expects: bool) -> None:
     """Two clients have appends in flight, and Kafka appends and answers the second one's first."""

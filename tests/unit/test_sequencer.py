@@ -939,6 +939,18 @@ def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
     assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
 
 
+def test_old_unconditional_batches_on_true_topic_need_no_read() -> None:
+    """A load of old records by a producer that is not idempotent."""
+    talk = confirmed(Check.ON)
+    loaded = [talk.sends(batch(b"old", timestamp_ms=0), connection=2) for _ in range(3)]
+    assert [each.placement.fence for each in loaded] == [None] * 3
+    waiting = talk.submit(expecting(13, b"b"))
+    talk.silent()
+    for at, each in enumerate(loaded, 10):
+        talk.acknowledged(each, at)
+    assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
+
+
 @pytest.mark.parametrize("conditional", [False, True])
 def test_retry_of_an_appended_old_batch_is_recognised(conditional: bool) -> None:
     """Kafka does not know the sequences of a producer with fenced appends."""

@@ -33,7 +33,7 @@ class Admitter:
     # ---- submission
 
     def submit(self, pending: PendingAppend, now: float) -> None:
-        kind = pending.placement.kind = self.mode_of(pending)
+        kind = pending.placement.kind = self.mode_of(pending, now)
         pending.placement.fence = None  # of a canceled admission; the mode may have changed since
         self._state.appends.number(pending)
         self._state.fence.check = pending.check
@@ -56,8 +56,8 @@ class Admitter:
         else:
             queue.append(pending)
 
-    def mode_of(self, pending: PendingAppend) -> AppendMode:
-        append = pending.append
+    def mode_of(self, pending: PendingAppend, now: float) -> AppendMode:
+        append, snapshot = pending.append, self._state.fence.snapshot
         conditional = append.expected_base_offset is not None
         if append.transactional:
             return AppendMode.TRANSACTIONAL_CONDITIONAL if conditional else AppendMode.PASS_THROUGH
@@ -65,6 +65,8 @@ class Admitter:
             return AppendMode.CONDITIONAL
         if self._state.retries.went_as_pass_through(pending):
             return AppendMode.PASS_THROUGH
+        if append.producer_id < 0 and snapshot is not None and snapshot.cannot_be_fenced(append, now):
+            return AppendMode.PASS_THROUGH  # as `_admit_at` decides after a read of the log end
         if append.producer_id < 0 or self._state.retries.is_fenced(pending):
             # The broker never got the sequences of its conditional batches, so the next unconditional one would meet a
             # gap (45). The sequencer keeps fencing them, and deduplicates in Kafka's place.
@@ -108,7 +110,7 @@ class Admitter:
     def read_ahead(self, pending: PendingAppend, now: float) -> None:
         """Read the log end if the append, which nothing precedes, would wait for that."""
         fence, append = self._state.fence, pending.append
-        if append.transactional or self.mode_of(pending) is AppendMode.PASS_THROUGH:
+        if append.transactional or self.mode_of(pending, now) is AppendMode.PASS_THROUGH:
             return
         if fence.phase in (Phase.UNCONFIRMED, Phase.OPEN) and not (
             fence.is_confirmed(pending, now) or fence.is_fresh(now)

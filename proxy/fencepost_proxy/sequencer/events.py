@@ -316,6 +316,9 @@ class LogEndSnapshot:
         """Records that are not newer are too old for a fence: Kafka may forget their producer."""
         return int((now + self.clock_offset_seconds - self.expiration_seconds / 2) * 1000)
 
+    def cannot_be_fenced(self, append: Append, now: float) -> bool:
+        return not self.log_append_time and append.max_timestamp_ms <= self.oldest_ms(now)
+
 
 # --------------------------------------------------------------------------------------------------------------- events
 
