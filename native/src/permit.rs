@@ -338,10 +338,7 @@ impl Permit {
             || (it.alone || self.exclusive)
                 && self.in_flight.iter().all(|each| each.mode.fenced() && each.connection == it.connection);
         let end = self.in_flight.back().map_or(self.log_end, |last| last.at + i64::from(last.count));
-        let fits = confirmed
-            && pipelined
-            && !too_old
-            && scan.expected.is_none_or(|expected| expected == end);
+        let fits = confirmed && pipelined && !too_old && scan.expected.is_none_or(|expected| expected == end);
         Ok(fits.then_some((mode, end)))
     }
 
