@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.control.control_messages import ControlMessages
 from fencepost_proxy.session.control.logins import LOGIN_BYTES_MAX, Logins
@@ -26,20 +26,8 @@ _PEEK_BYTES_MAX = 4096
 _SMALL_FRAME_BYTES = 16 * 1024
 
 
-class RequestReader:
-    __slots__ = (
-        "_appends",
-        "_control",
-        "_draining",
-        "_holds",
-        "_in_progress",
-        "_logins",
-        "_proofs",
-        "_queue",
-        "_samples",
-        "_services",
-        "_state",
-    )
+class RequestReader(Part):
+    __slots__ = ("_appends", "_control", "_logins", "_services")
 
     def __init__(
         self,
@@ -49,16 +37,10 @@ class RequestReader:
         logins: Logins,
         appends: CheckedAppends,
     ) -> None:
+        super().__init__(core)
         self._services = core.state.services
-        self._state = core.state
-        self._holds = core.holds
-        self._in_progress = core.in_progress
-        self._queue = core.queue
-        self._samples = core.samples
-        self._proofs = core.proofs
         self._control = control
         self._logins = logins
-        self._draining = core.draining
         self._appends = appends
 
     def pump(self, now: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.connection.response_queue import relayed_answer
 from fencepost_proxy.session.control.rewriters import LISTS_TOPICS, Finished, RequestRewriters
@@ -35,27 +35,13 @@ SPLICED_HERE_BYTES_MAX = 1 << 15
 _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
-class ControlMessages:
-    __slots__ = (
-        "_appends",
-        "_holds",
-        "_in_progress",
-        "_observation",
-        "_queue",
-        "_rewriters",
-        "_state",
-        "_threads",
-        "_topics",
-    )
+class ControlMessages(Part):
+    __slots__ = ("_appends", "_observation", "_rewriters", "_topics")
 
     def __init__(self, core: Core, *, appends: CheckedAppends, rewriters: RequestRewriters) -> None:
+        super().__init__(core)
         self._topics: Topics = core.state.services
         self._observation: Observation = core.state.services
-        self._state = core.state
-        self._holds = core.holds
-        self._in_progress = core.in_progress
-        self._queue = core.queue
-        self._threads = core.threads
         self._appends = appends
         self._rewriters = rewriters
 

@@ -27,7 +27,7 @@ from fencepost_proxy.session.batches.levels import leveled_produce
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import NOTHING_DENIED, ProduceExchange, Received, retriable
 from fencepost_proxy.session.batches.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import INT32
 from fencepost_proxy.session.frames.messages import Count, HeadersCopied, TopicStale
@@ -52,24 +52,8 @@ from fencepost_proxy.wire.produce import (
 )
 
 
-class Arrival:
-    __slots__ = (
-        "_admission",
-        "_barriers",
-        "_drafts",
-        "_holds",
-        "_levels",
-        "_news",
-        "_pipelines",
-        "_proofs",
-        "_queue",
-        "_samples",
-        "_services",
-        "_state",
-        "_threads",
-        "_topic_ids",
-        "_transactions",
-    )
+class Arrival(Part):
+    __slots__ = ("_admission", "_barriers", "_drafts", "_levels", "_news", "_services", "_topic_ids", "_transactions")
 
     def __init__(
         self,
@@ -81,14 +65,8 @@ class Arrival:
         levels: IdempotenceChecks,
         admission: Admission,
     ) -> None:
+        super().__init__(core)
         self._services = core.state.services
-        self._state = core.state
-        self._holds = core.holds
-        self._pipelines = core.pipelines
-        self._queue = core.queue
-        self._threads = core.threads
-        self._samples = core.samples
-        self._proofs = core.proofs
         self._topic_ids = TopicIds(core)
         self._transactions = transactions
         self._barriers = barriers

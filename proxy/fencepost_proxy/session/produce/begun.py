@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.produce.checked_appends import CheckedAppends
 from fencepost_proxy.wire.apis import PRODUCE
@@ -25,13 +25,11 @@ class Begun:
     pending_responses: frozenset[PendingResponse] | None = None
 
 
-class BegunAppends:
-    __slots__ = ("_appends", "_holds", "_queue", "_state")
+class BegunAppends(Part):
+    __slots__ = ("_appends",)
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
-        self._state = core.state
-        self._holds = core.holds
-        self._queue = core.queue
+        super().__init__(core)
         self._appends = appends
 
     @property

@@ -9,7 +9,7 @@ from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.batches.results import Results
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
 from fencepost_proxy.session.frames.services import Memory, Observation, Settings
 from fencepost_proxy.session.produce.barriers import Barriers
@@ -35,21 +35,17 @@ _STALE = frozenset(
 _REASON_SECONDS = 1.0
 
 
-class Completion:
+class Completion(Part):
     __slots__ = (
         "_barriers",
         "_forwarding",
         "_levels",
         "_memory",
         "_observation",
-        "_pipelines",
         "_producers",
-        "_proofs",
-        "_queue",
         "_refusals",
         "_sequencers",
         "_settings",
-        "_state",
         "_throttling",
         "_transactions",
     )
@@ -64,16 +60,13 @@ class Completion:
         refusals: Refusals,
         levels: IdempotenceChecks,
     ) -> None:
+        super().__init__(core)
         self._observation: Observation = core.state.services
         self._memory: Memory = core.state.services
         self._settings: Settings = core.state.services
         self._producers = core.state.services.idempotence
         self._sequencers = core.state.sequencers
-        self._state = core.state
         self._throttling = core.holds.throttling
-        self._pipelines = core.pipelines
-        self._queue = core.queue
-        self._proofs = core.proofs
         self._transactions = transactions
         self._barriers = barriers
         self._forwarding = forwarding

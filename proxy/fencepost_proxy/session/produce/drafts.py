@@ -10,7 +10,7 @@ from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_ap
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.batches.reading import append_of
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import Count
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
@@ -22,13 +22,12 @@ from fencepost_proxy.wire.produce import PartitionData, PartitionResult, TopicDa
 _ANSWER_BY = 0.9
 
 
-class Drafts:
-    __slots__ = ("_barriers", "_pipelines", "_services", "_state", "_transactions")
+class Drafts(Part):
+    __slots__ = ("_barriers", "_services", "_transactions")
 
     def __init__(self, core: Core, *, transactions: TransactionalAppends, barriers: Barriers) -> None:
+        super().__init__(core)
         self._services = core.state.services
-        self._state = core.state
-        self._pipelines = core.pipelines
         self._transactions = transactions
         self._barriers = barriers
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from fencepost_proxy.errors import UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.pending_responses import PendingResponse, inner_response
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.types import TopicPartition
@@ -22,16 +22,16 @@ PRODUCE_BY_ID = 13
 Answered = Callable[[ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
 
 
-class Forwarding:
+class Forwarding(Part):
     """`answered` gets the results of each part that was sent: set by `Completion`."""
 
-    __slots__ = ("_queue", "_topics", "answered")
+    __slots__ = ("_topics", "answered")
 
     answered: Answered
 
     def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self._topics: Topics = core.state.services
-        self._queue = core.queue
 
     def forward(self, produce: ProduceExchange, request: ProduceRequest, *, between_frames: bool = False) -> None:
         """Send (a part of) a request upstream. `between_frames`: after the client's frame that is being streamed."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.produce_exchange import Finish, ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.proofs import PROVES_NOTHING
 from fencepost_proxy.session.frames.pending_responses import inner_response
 from fencepost_proxy.session.frames.services import Settings
@@ -44,15 +44,13 @@ _REVEALS_NOTHING = PROVES_NOTHING | {Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, E
 _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
 
 
-class Refusals:
-    __slots__ = ("_producers", "_proofs", "_queue", "_settings", "_state")
+class Refusals(Part):
+    __slots__ = ("_producers", "_settings")
 
     def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self._settings: Settings = core.state.services
         self._producers = core.state.services.idempotence
-        self._state = core.state
-        self._queue = core.queue
-        self._proofs = core.proofs
 
     def unproved(self, produce: ProduceExchange) -> list[TopicPartition]:
         """The results made by the proxy that reveal something about a topic for which this client has not proved WRITE:

@@ -13,7 +13,7 @@ from fencepost_policies.append import Append
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import Finish, ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import RecordAbortOnly
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
@@ -23,16 +23,13 @@ from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest
 
 
-class TransactionalAppends:
-    __slots__ = ("_holds", "_proofs", "_queue", "_state", "_table", "_topics")
+class TransactionalAppends(Part):
+    __slots__ = ("_table", "_topics")
 
     def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self._topics: Topics = core.state.services
         self._table = core.state.services.transactions
-        self._state = core.state
-        self._holds = core.holds
-        self._queue = core.queue
-        self._proofs = core.proofs
 
     def to_be_proved(self, request: ProduceRequest) -> str | None:
         """The transactional id of its appends to checked topics, if Kafka has not confirmed it for this client."""
