@@ -157,7 +157,7 @@ class Session:
     @property
     def begun(self) -> BegunAppends:
         self._queue.take_over()
-        return BegunAppends(self._core, self._appends)
+        return BegunAppends(self._core)
 
     @property
     def over_quota(self) -> bool:

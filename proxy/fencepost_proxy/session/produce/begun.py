@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Part
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
-from fencepost_proxy.session.produce.checked_appends import CheckedAppends
 from fencepost_proxy.wire.apis import PRODUCE
 
 
@@ -26,11 +25,7 @@ class Begun:
 
 
 class BegunAppends(Part):
-    __slots__ = ("_appends",)
-
-    def __init__(self, core: Core, appends: CheckedAppends) -> None:
-        super().__init__(core)
-        self._appends = appends
+    __slots__ = ()
 
     @property
     def appends_unknown(self) -> bool:
