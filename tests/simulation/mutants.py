@@ -577,7 +577,7 @@ MUTANTS = (
         "reported-before-stored",
         "a refusal is reported before it is stored",
         ("atomic-cluster", "atomic-cluster-v2"),
-        body(TransactionalAppends, "waits_for_records", "return False"),
+        body(TransactionalAppends, "record", "yield from ()"),
         rule="every process must refuse the commit",
     ),
     Mutant(
@@ -904,7 +904,7 @@ MUTANTS = (
         "acks-0-fails-silently",
         "an append with acks=0 fails silently",
         ("silent",),
-        edit(Completion, "finish", ("failed is not None", "False")),
+        edit(Completion, "_answer", ("failed is not None", "False")),
         rule="acks=0: an error closes the connection",
     ),
     Mutant(

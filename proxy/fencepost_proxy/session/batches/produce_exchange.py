@@ -8,7 +8,7 @@ block other appends to their partitions until they are sent, so they do not wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ from fencepost_proxy.session.batches.partition_counts import CountCheckedProduce
 from fencepost_proxy.session.batches.reading import Readings
 from fencepost_proxy.session.batches.results import Results
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse, PipelineKey
+from fencepost_proxy.session.frames.steps import Resume
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.produce import (
@@ -99,12 +100,13 @@ class Submission:
 class Answering:
     """What its answer waits for once each partition has a result.
 
-    `querying` – open queries to Kafka; `starts_queried` – log starts were queried.
+    `begun` – it is being put together. `resume` – continues that. `starts_queried` – for log starts.
     `stated` – topics for which Kafka has answered whether the client may write.
     `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
     """
 
-    querying: int = 0
+    begun: bool = False
+    resume: Resume | None = None
     starts_queried: bool = False
     stated: frozenset[str] = frozenset()
     open_records: int | None = None
@@ -248,7 +250,3 @@ class ProduceExchange:
 def retriable(key: TopicPartition, message: str) -> PartitionResult:
     """Nothing was appended: every client sends the batch again."""
     return PartitionResult(partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message)
-
-
-#: Continues what waits for an answer of Kafka, or for a record to be stored.
-Finish = Callable[[ProduceExchange], None]

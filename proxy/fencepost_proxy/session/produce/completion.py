@@ -12,6 +12,7 @@ from fencepost_proxy.session.batches.results import Results
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
 from fencepost_proxy.session.frames.services import Memory, Observation, Settings
+from fencepost_proxy.session.frames.steps import Steps
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID, Forwarding
 from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
@@ -31,8 +32,6 @@ _STALE = frozenset(
         Error.INCONSISTENT_TOPIC_ID,
     }
 )
-#: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
-_REASON_SECONDS = 1.0
 
 
 class Completion(Part):
@@ -146,26 +145,22 @@ class Completion(Part):
         self._pipelines.fail_with(produce, pending, result)
 
     def finish(self, produce: ProduceExchange) -> None:
+        """Answer it, once each partition has a result."""
         self._barriers.leave(produce)
+        answering = produce.answering
         if produce not in self._queue.in_flight or not produce.complete:
             return
-        if not (self._state.client_closed or produce.pending_response.done or produce.silent):
-            if produce.answering.querying:
-                return
-            unreported = self._refusals.unproved(produce)
-            unproved = sorted({key.topic for key in unreported})
-            unknown = self._refusals.report_log_starts(produce, unproved)
-            if unproved:
-                if all(produce.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
-                    produce.answer_by = min(produce.answer_by, self._state.now + _REASON_SECONDS)
-                self._refusals.prove_write(produce, unproved, self.finish)
-            if unknown:
-                self._refusals.query_log_starts(produce, unknown, self.finish)
-            if produce.answering.querying:
-                return
+        if not answering.begun:
+            answering.begun = True
+            self._in_progress.begin(self._answer(produce))
+        elif answering.resume is not None and not (answering.open_records or self._refusals.is_awaited(produce)):
+            answering.resume()  # its client needs no answer of Kafka any more
+
+    def _answer(self, produce: ProduceExchange) -> Steps[None]:
+        yield from self._refusals.confirm(produce)
         if produce.request.transactional_id is not None:
-            if self._transactions.waits_for_records(produce, self.finish):
-                return
+            yield from self._transactions.record(produce)
+            yield from self._refusals.confirm(produce)  # of what is not stored, it reports another error
             self._transactions.end_appends(produce)
         del self._queue.in_flight[produce]
         self._queue.answer_by.pop(produce, None)
@@ -208,7 +203,7 @@ class Completion(Part):
             if produce.request.transactional_id is not None and produce.answering.open_records is None:
                 # Too late to wait for it. Later results are processed when they arrive.
                 for transaction in self._transactions.failed(produce, reported):
-                    self._transactions.record_abort_only(produce, transaction, self.finish)
+                    self._transactions.record_abort_only(produce, transaction)
                 produce.answering.open_records = None
 
     def resolve_late(self, pending_appends: Sequence[PendingAppend]) -> None:

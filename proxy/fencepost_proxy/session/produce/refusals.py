@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fencepost_proxy.errors import Error
-from fencepost_proxy.session.batches.produce_exchange import Finish, ProduceExchange
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.proofs import PROVES_NOTHING
 from fencepost_proxy.session.frames.pending_responses import inner_response
 from fencepost_proxy.session.frames.services import Settings
+from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
@@ -42,6 +44,8 @@ _LIST_OFFSETS_VERSION = 1
 _REVEALS_NOTHING = PROVES_NOTHING | {Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT}
 #: Reported without checking with Kafka. What may have been appended is never reported as retriable.
 _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
+#: If Kafka hangs, a retriable error is reported after this time without a proof and without a reason.
+_REASON_SECONDS = 1.0
 
 
 class Refusals(Part):
@@ -75,21 +79,51 @@ class Refusals(Part):
             )
         ]
 
-    def prove_write(self, produce: ProduceExchange, topics: Sequence[str], finish: Finish) -> None:
+    def confirm(self, produce: ProduceExchange) -> Steps[None]:
+        """Until its client may get its refusals, with their log starts."""
+        while self.is_awaited(produce):
+            unreported = self.unproved(produce)
+            unproved = sorted({key.topic for key in unreported})
+            unknown = self._report_log_starts(produce, unproved)
+            if not (unproved or unknown):
+                return
+            if unproved and all(produce.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in unreported):
+                produce.answer_by = min(produce.answer_by, self._state.now + _REASON_SECONDS)
+            self._queue.answer_by[produce] = produce.answer_by
+            produce.answering.starts_queried |= bool(unknown)
+            yield Wait(partial(self._query, produce, unproved, unknown))
+
+    def is_awaited(self, produce: ProduceExchange) -> bool:
+        """By its client."""
+        return not (self._state.client_closed or produce.pending_response.done or produce.silent)
+
+    def _query(
+        self, produce: ProduceExchange, unproved: Sequence[str], unknown: Sequence[TopicPartition], resume: Resume
+    ) -> None:
+        left, produce.answering.resume = bool(unproved) + bool(unknown), resume
+
+        def answered() -> None:
+            nonlocal left
+            left -= 1
+            if not (left and self.is_awaited(produce)):
+                resume()
+
+        if unproved:
+            self._prove_write(produce, unproved, answered)
+        if unknown:
+            self._query_log_starts(produce, unknown, answered)
+
+    def _prove_write(self, produce: ProduceExchange, topics: Sequence[str], answered: Resume) -> None:
         """A refusal reveals the log end or the partition count. Only clients that may write the topic get these, and
         Kafka decides which may.
         """
-        produce.answering.querying += 1
 
         def done(answers: dict[str, PartitionResult]) -> None:
             for topic, answer in answers.items():
                 self._proved(produce, topic, answer)
-            produce.answering.querying -= 1
-            finish(produce)
+            answered()
 
-        names = dict.fromkeys(topics)
-        partitions = {name: next(k.partition for k in produce.partitions() if k.topic == name) for name in names}
-        self._queue.answer_by[produce] = produce.answer_by
+        partitions = {name: next(k.partition for k in produce.partitions() if k.topic == name) for name in topics}
         self._proofs.query_write(produce.request, partitions, done)
 
     def _proved(self, produce: ProduceExchange, topic: str, answer: PartitionResult) -> None:
@@ -100,12 +134,12 @@ class Refusals(Part):
             if key.topic == topic:
                 produce.results.override(key, PartitionResult(partition=key.partition, error_code=answer.error_code))
 
-    def report_log_starts(self, produce: ProduceExchange, unproved: Collection[str]) -> list[TopicPartition]:
+    def _report_log_starts(self, produce: ProduceExchange, unproved: Collection[str]) -> list[TopicPartition]:
         """Put the log start into refusals (KAFKA-5793), as Kafka does into its own. Returns the partitions whose log
-        start is unknown here."""
+        start is unknown here, if Kafka was not queried for it."""
         if produce.request.api_version < LOG_START_OFFSET_FROM:
             return []
-        unknown = []
+        unknown, queried = [], produce.answering.starts_queried
         memory = self._producers
         for key, result in tuple(produce.results.items()):
             if not result.error_code or result.log_start_offset >= 0 or result.error_code in _WITHOUT_LOG_START:
@@ -115,23 +149,16 @@ class Refusals(Part):
                 if reported_later and memory.recent_log_start(key, self._state.now) < 0:
                     unknown.append(key)
                 continue
-            queried = produce.answering.starts_queried or result.error_code in _REVEALS_NOTHING
-            start = memory.log_start(key) if queried else memory.recent_log_start(key, self._state.now)
+            take_any = queried or result.error_code in _REVEALS_NOTHING
+            start = memory.log_start(key) if take_any else memory.recent_log_start(key, self._state.now)
             if start >= 0:
                 produce.results.override(key, replace(result, log_start_offset=start))
-            elif not queried:
+            elif not take_any:
                 unknown.append(key)
-        return [] if produce.answering.starts_queried else unknown
+        return [] if queried else unknown
 
-    def query_log_starts(
-        self,
-        produce: ProduceExchange,
-        keys: Sequence[TopicPartition],
-        finish: Finish,
-    ) -> None:
+    def _query_log_starts(self, produce: ProduceExchange, keys: Sequence[TopicPartition], answered: Resume) -> None:
         """On the client's own connection, so that Kafka applies the client's permissions. Once for each refusal."""
-        produce.answering.starts_queried = True
-        produce.answering.querying += 1
         topics = [
             Message(
                 name=name,
@@ -152,9 +179,7 @@ class Refusals(Part):
                     if not each.error_code:
                         key = TopicPartition(topic.name, each.partition_index)
                         self._producers.record_log_start(key, each.offset, self._state.now)
-            produce.answering.querying -= 1
-            finish(produce)
+            answered()
 
         upstream = inner_response(LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, on_response)
-        self._queue.answer_by[produce] = produce.answer_by
         self._queue.send_between_frames(upstream, [frame])

@@ -8,14 +8,16 @@ client gets a retriable error instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from fencepost_policies.append import Append
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.session.batches.produce_exchange import Finish, ProduceExchange
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import RecordAbortOnly
 from fencepost_proxy.session.frames.services import Topics
+from fencepost_proxy.session.frames.steps import Steps, Wait
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import parse_batch_header
@@ -83,20 +85,17 @@ class TransactionalAppends(Part):
             for pending in produce.pending_appends.values():
                 self._table.over(transactional_id, pending.append)
 
-    def waits_for_records(self, produce: ProduceExchange, finish: Finish) -> bool:
-        """Whether records of its failed appends are not stored yet. Until then it is not answered."""
-        if produce.answering.open_records is None:
-            produce.answering.open_records = 0
-            for transaction in self.failed(produce, produce.results):
-                self.record_abort_only(produce, transaction, finish)
-            if self._state.client_closed or produce.pending_response.done:
-                produce.answering.open_records = 0  # no client waits for it
-            elif produce.answering.open_records:
-                self._queue.answer_by[produce] = produce.answer_by
-        return produce.answering.open_records > 0
+    def record(self, produce: ProduceExchange) -> Steps[None]:
+        """Record its failed appends. Until that is stored, or cannot be, a client that waits gets no answer."""
+        produce.answering.open_records = 0
+        for transaction in self.failed(produce, produce.results):
+            self.record_abort_only(produce, transaction)
+        if produce.answering.open_records and not (self._state.client_closed or produce.pending_response.done):
+            self._queue.answer_by[produce] = produce.answer_by
+            yield Wait(partial(setattr, produce.answering, "resume"))
 
-    def record_abort_only(self, produce: ProduceExchange, transaction: Transaction, finish: Finish) -> None:
-        """`finish` is called once it is stored, or cannot be."""
+    def record_abort_only(self, produce: ProduceExchange, transaction: Transaction) -> None:
+        answering = produce.answering
         abort_only = self._table.record_to_store(transaction)
         if abort_only is None:
             return
@@ -105,12 +104,12 @@ class TransactionalAppends(Part):
             if not stored:
                 self._table.not_recorded(transaction, abort_only)
                 self.answer_later_instead(produce)
-            if produce.answering.open_records:
-                produce.answering.open_records -= 1
-            if produce in self._queue.in_flight:
-                finish(produce)
+            if answering.open_records:
+                answering.open_records -= 1
+            if answering.resume is not None and not answering.open_records:
+                answering.resume()
 
-        produce.answering.open_records = (produce.answering.open_records or 0) + 1
+        answering.open_records = (answering.open_records or 0) + 1
         instead_of = self._table.recorded_before(transaction, abort_only)
         self._state.commands.append(RecordAbortOnly(self._state.token(recorded), abort_only, instead_of))
 
