@@ -53,11 +53,10 @@ class Login:
 
 
 class Logins(Part):
-    __slots__ = ("_services", "login", "tokens")
+    __slots__ = ("login", "tokens")
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._services = core.state.services
         self.login: Login | None = None
         self.tokens: Login | None = None
 
