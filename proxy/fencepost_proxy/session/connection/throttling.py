@@ -35,7 +35,7 @@ class Throttling:
         self._state = state
         self.muted_until = 0.0
         self.watched_until = 0.0
-        self.late: frozenset[PendingAppend] = frozenset()  # a set takes 216 bytes
+        self.late: tuple[PendingAppend, ...] = ()  # an empty set takes 216 bytes, a frozenset too
 
     def throttled(self, throttle_ms: int) -> None:
         """A response of Kafka has this throttle time."""
@@ -47,12 +47,15 @@ class Throttling:
         state.commands.append(Throttled(throttle_ms))
 
     def is_late(self, pending: PendingAppend) -> None:
-        self.late |= {pending}
+        self.late = (*self._others_late(pending), pending)
         self.watched_until = self._state.now + WATCHED_SECONDS
 
     def is_answered(self, pending: PendingAppend) -> None:
         if self.late:
-            self.late -= {pending}
+            self.late = self._others_late(pending)
+
+    def _others_late(self, pending: PendingAppend) -> tuple[PendingAppend, ...]:
+        return tuple(each for each in self.late if each is not pending)
 
     def blocks(self, open_requests: int) -> bool:
         """Whether to start no further request."""
