@@ -14,9 +14,9 @@ from kio.index import load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
 
 from fencepost.spark import refusals
-from fencepost_proxy.errors import Error, error_name
+from fencepost_proxy.errors import Error, UpstreamProtocolError, error_name
 from fencepost_proxy.wire import apis
-from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
+from fencepost_proxy.wire.api_versions import restrict_api_versions, restricted_api_versions, unsupported_api_versions
 from fencepost_proxy.wire.apis import APIS, Handling
 from fencepost_proxy.wire.control import codec_versions, decode_response, encode_response
 from fencepost_proxy.wire.node_endpoints import ENDPOINTS_FROM
@@ -209,9 +209,7 @@ def test_api_versions_reports_overlap_of_broker_and_table() -> None:
         ),
     )
 
-    response = decode_response(apis.API_VERSIONS, 4, body)
-    restrict_api_versions(response)
-    reported = decode_response(apis.API_VERSIONS, 4, encode_response(apis.API_VERSIONS, 4, response))
+    reported = decode_response(apis.API_VERSIONS, 4, memoryview(restricted_api_versions(4, body)))
 
     assert [(each.api_key, each.min_version, each.max_version) for each in reported.api_keys] == [
         (0, 0, 13),
@@ -224,6 +222,19 @@ def test_api_versions_reports_overlap_of_broker_and_table() -> None:
     assert reported.finalized_features_epoch == 77
     assert reported.finalized_features[0].max_version_level == 2
     assert reported.unknown_tags == ((9, b"later"),)
+
+
+@pytest.mark.parametrize("version", [0, 4])
+def test_each_response_is_restricted_for_itself(version: int) -> None:
+    for newest in (3, 4, 3):
+        response = Message(
+            api_keys=[api(1, 0, newest)], throttle_time_ms=0, supported_features=[], finalized_features=[]
+        )
+        body = encode_response(apis.API_VERSIONS, version, response)
+        answer = decode_response(apis.API_VERSIONS, version, memoryview(restricted_api_versions(version, body)))
+        assert [each.max_version for each in answer.api_keys] == [newest]
+    with pytest.raises(UpstreamProtocolError):
+        restricted_api_versions(version, b"")
 
 
 def test_too_new_api_versions_request_gets_oldest_format() -> None:

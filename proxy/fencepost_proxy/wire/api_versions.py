@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fencepost_proxy.errors import Error, ProtocolError
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS
-from fencepost_proxy.wire.control import codec_versions, decode_request, parse_request_header
+from fencepost_proxy.wire.control import (
+    codec_versions,
+    decode_request,
+    decode_response,
+    encode_response,
+    parse_request_header,
+)
 from fencepost_proxy.wire.schema import Message
 
 #: First request version with the client's software (KIP-511).
@@ -41,6 +48,17 @@ def introduced(frame: memoryview) -> tuple[str | None, Software | None]:
 
 def _shown(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:_SOFTWARE_CHARACTERS_MAX])
+
+
+@lru_cache(maxsize=8)
+def restricted_api_versions(version: int, body: bytes) -> bytes:
+    """The body of a broker's response, restricted. Every connection begins with one, and a broker's are all equal.
+
+    Raises `UpstreamProtocolError`.
+    """
+    response = decode_response(API_VERSIONS, version, memoryview(body))
+    restrict_api_versions(response)
+    return encode_response(API_VERSIONS, version, response)
 
 
 def restrict_api_versions(response: Message) -> None:

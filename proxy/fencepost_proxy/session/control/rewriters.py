@@ -29,7 +29,7 @@ from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, 
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import NotStored, TopicConfigChange
 from fencepost_proxy.types import NodeId
-from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
+from fencepost_proxy.wire.api_versions import restricted_api_versions, unsupported_api_versions
 from fencepost_proxy.wire.apis import (
     API_VERSIONS,
     APIS,
@@ -296,11 +296,13 @@ class RequestRewriters:
 
     def _rewrite(self, header: RequestHeader, frame: memoryview, local_host: str) -> Finished:
         api_key = header.api_key
+        if api_key == API_VERSIONS:
+            offset = parse_response_header(frame, api_key, header.api_version).body_offset
+            body = restricted_api_versions(header.api_version, bytes(frame[offset:]))
+            return Finished(replace_body(frame, offset, body))
         response, offset = _decode(header, frame)
         self._readdress(api_key, response, local_host)
-        if api_key == API_VERSIONS:
-            restrict_api_versions(response)
-        elif api_key == INIT_PRODUCER_ID and response.producer_id in self._shared_producer_ids():
+        if api_key == INIT_PRODUCER_ID and response.producer_id in self._shared_producer_ids():
             raise UpstreamProtocolError(
                 f"Kafka assigned a client producer id {response.producer_id}, which this proxy uses for fenced appends"
             )
