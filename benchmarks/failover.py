@@ -4,7 +4,7 @@
     python -m benchmarks.failover --kills 2
 
 One writer, `LogWriter` for confluent-kafka with both addresses, appends one record after the other. The pause is the
-longest time between two successful appends around the kill. With one proxy, it is started again at once. Limits are the
+longest time between two successes, up to that of the first append that began after the kill. With one proxy, it is started again at once. Limits are the
 proxy's defaults, so a takeover takes 35 s where it applies: after the start of a process, on `true` topics. Of two
 proxies, both have been up for longer.
 """
@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -43,13 +44,14 @@ _AFTER_SECONDS: Final = 90.0
 
 
 class Writer(threading.Thread):
-    """Appends until `over`. `longest`: the longest time between two appends since `began`."""
+    """Appends until `over`. `at`: when each append succeeded. `began`: when the last of these began."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
         self._address, self._topic = bootstrap, topic
         self.over = threading.Event()
         self.at: list[float] = []
+        self.began = 0.0
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -59,14 +61,16 @@ class Writer(threading.Thread):
             ) as log:
                 log.read_to_end(lambda record: None)
                 while not self.over.is_set():
+                    began = time.monotonic()
                     log.append([Record(b"x" * 100)])
                     self.at.append(time.monotonic())
+                    self.began = began
         except Exception as error:
             self.error = error
 
 
 def pause(kafka: KafkaCluster, count: int, check: str, *, claims: bool, homes: bool) -> float:
-    """Seconds between the last append before a kill and the next one, in a new topic with new proxies."""
+    """Seconds for which the writer stands still after a kill, in a new topic with new proxies."""
     limits = f"[limits]\ntakeover_seconds = {_TAKEOVER_SECONDS}\n"
     config = f'advertised_host = "127.0.0.1"\nhomes = {str(homes).lower()}\n{limits}'
     with contextlib.ExitStack() as running:
@@ -88,14 +92,15 @@ def pause(kafka: KafkaCluster, count: int, check: str, *, claims: bool, homes: b
         killed_at = time.monotonic()
         if count == 1:
             serving.restart()
-        while not (writer.at and writer.at[-1] > killed_at + 0.1):
+        while writer.began < killed_at:
             if writer.error is not None or time.monotonic() > killed_at + _AFTER_SECONDS:
                 raise RuntimeError(f"the writer did not go on: {writer.error}")
             time.sleep(0.01)
         writer.over.set()
         writer.join(30)
-        after = next(each for each in writer.at if each > killed_at)
-        return after - max(each for each in writer.at if each <= killed_at)
+        before = max(each for each in writer.at if each <= killed_at)
+        around = [before, *(each for each in writer.at if each > killed_at)]
+        return max(after - before for before, after in pairwise(around))
 
 
 def _serving(proxies: list[ProxyProcess], writer: Writer) -> ProxyProcess:
