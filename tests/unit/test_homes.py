@@ -66,6 +66,20 @@ def test_process_that_does_not_accept_is_no_home() -> None:
     asyncio.run(run())
 
 
+def test_failed_probe_of_a_home_is_repeated_soon() -> None:
+    async def run() -> None:
+        with listening() as other:
+            address = Address(*other.getsockname())
+            homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [address])
+            await homes.update()
+        running = asyncio.create_task(homes.run())
+        await asyncio.sleep(0.7)
+        assert set(map(homes.of, BROKERS)) == {None}
+        running.cancel()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "a..b", "x" * 70, "no\0name"])
 def test_process_that_never_accepted_is_no_home(host: str) -> None:
     homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [Address(host, 2)])

@@ -24,6 +24,8 @@ _log = logs.get("services.homes")
 _limited_log = logs.RateLimitedLog(_log)
 
 _PROBE_SECONDS: Final = 1.0
+#: After the first failure of a home.
+_PROBE_AGAIN_SECONDS: Final = 0.2
 #: Of probes in a row, after which a process is no home. Its heartbeats would show it only after 90 seconds.
 _FAILURES_MAX: Final = 2
 #: A client gets the new address when it refreshes its metadata, which most do after a lost connection. One that returns
@@ -77,7 +79,8 @@ class Homes:
     async def run(self) -> None:
         while True:
             await self.update()
-            await asyncio.sleep(_PROBE_SECONDS)
+            fails = any(0 < each < _FAILURES_MAX for each in self._failures.values())
+            await asyncio.sleep(_PROBE_AGAIN_SECONDS if fails else _PROBE_SECONDS)
 
     async def update(self) -> None:
         """Connect to the other processes, and assign the brokers to those that accept. No home waits for a process that
