@@ -4,9 +4,9 @@
     python -m benchmarks.failover --kills 2
 
 One writer, `LogWriter` for confluent-kafka with both addresses, appends one record after the other. The pause is the
-longest time between two successes, up to that of the first append that began after the kill. With one proxy, it is started again at once. Limits are the
-proxy's defaults, so a takeover takes 35 s where it applies: after the start of a process, on `true` topics. Of two
-proxies, both have been up for longer.
+longest time between two successes, up to that of the first append that began after the kill. With one proxy, it is
+started again at once. Limits are the proxy's defaults, so a takeover takes 35 s where it applies: after the start of a
+process, on `true` topics. Of two proxies, both have been up for longer.
 """
 
 from __future__ import annotations
