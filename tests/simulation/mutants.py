@@ -1118,8 +1118,8 @@ RULES = {
     11: Rule("A recreated topic is another topic: appends name it by id"),
     12: Rule("With an unconfirmed fence: read log end and state, send soon after, one append at a time"),
     13: Rule(
-        "Pipeline only with a confirmed fence, and while no lost append may be queued; appends sent after a failed batch "
-        "fail with it",
+        "Pipeline only with a confirmed fence, and while no lost append may be queued; appends sent after a failed "
+        "batch fail with it",
         (
             "tests/unit/test_sequencer.py::test_no_pipeline_while_a_lost_append_may_be_queued",
             "tests/unit/test_claims.py::test_claimed_partition_is_not_pipelined_while_a_lost_append_may_be_queued",
