@@ -99,8 +99,8 @@ def pause(kafka: KafkaCluster, count: int, check: str, *, claims: bool, homes: b
         writer.over.set()
         writer.join(30)
         before = max(each for each in writer.at if each <= killed_at)
-        around = [before, *(each for each in writer.at if each > killed_at)]
-        return max(after - before for before, after in pairwise(around))
+        successes = [before, *(each for each in writer.at if each > killed_at)]
+        return max(after - before for before, after in pairwise(successes))
 
 
 def _serving(proxies: list[ProxyProcess], writer: Writer) -> ProxyProcess:
