@@ -327,13 +327,6 @@ def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def test_mismatch_reports_log_end_read_during_the_request() -> None:
-    talk = confirmed()
-    pending = talk.submit(expecting(12, b"a"))
-    talk.snapshot(11, next_sequence=11)  # another process has appended meanwhile
-    talk.mismatch(pending, expected=12, actual=11)
-
-
 def test_unreadable_batch_at_offset_gives_retriable_error() -> None:
     talk = confirmed()
     pending = talk.submit(expecting(11, b"a"), wait=1.0)
@@ -359,31 +352,6 @@ def outbox(first: int, *values: bytes, named: bool = True, at_ms: int | None = N
 
 
 NOW_MS = now_ms()
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("resent", "there"),
-    [
-        ((5, b"b"), [(4, b"a", b"b", b"c")]),
-        ((4, b"a"), [(4, b"a", b"b", b"c")]),
-        ((5, b"b", b"c"), [(4, b"a", b"b", b"c")]),
-        ((4, b"a", b"b", b"c"), [(4, b"a"), (5, b"b"), (6, b"c")]),
-        ((4, b"a", b"b", b"c"), [(4, b"a", b"b"), (6, b"c", b"d")]),
-    ],
-    ids=str,
-)
-def test_resend_in_other_batches_is_recognised(
-    check: Check, resent: tuple[int, bytes], there: list[tuple[int, bytes]]
-) -> None:
-    talk = confirmed(check)
-    at, *values = resent
-    pending = talk.submit(outbox(at, *values))
-    talk.snapshot(20, next_sequence=20)
-    for first, *logged in there:
-        talk.read(pending, in_log(outbox(first, *logged), first), at=max(at, first))
-    talk.accepted(pending, at)
-    talk.silent()
 
 
 @pytest.mark.parametrize(
@@ -474,16 +442,6 @@ def test_write_id_with_another_timestamp_is_refused_as_copied(check: Check, ther
     answer = talk.next(g.Answer)
     assert answer.reason == "copied_headers"
     assert COPIED in str(answer.result.error_message)
-
-
-def test_copy_of_a_remembered_record_is_refused_as_copied() -> None:
-    talk = confirmed()
-    first = talk.append(10, b"a", write_id=b"w", timestamp_ms=NOW_MS)
-    talk.now += 1
-    pending = talk.submit(expecting(10, b"a", write_id=b"w", timestamp_ms=NOW_MS + 1))
-    talk.snapshot(11, next_sequence=11)
-    talk.read(pending, in_log(first.records, 10), at=10)
-    assert COPIED in talk.mismatch(pending, expected=10, actual=11)
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["kept", "replaced"])
@@ -1836,12 +1794,6 @@ def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
     unconditional = talk.submit(batch(b"x"))
     talk.snapshot(10, next_sequence=10, open_transactions=frozenset({4}))
     assert talk.admitted(unconditional) == g.Fence(SHARED, 0, 10)
-
-
-def test_transactions_are_refused_where_expectations_are_required() -> None:
-    pending = expecting(10, b"t", producer=(5, 0, 0), transactional=True)
-    talk = confirmed()
-    talk.fails(talk.submit(pending), POLICY_VIOLATION, "TRANSACTIONS_NOT_SUPPORTED")
 
 
 _STARTED_MS = int(time.time() * 1000)  # a retry has the timestamps of its first try

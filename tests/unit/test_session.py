@@ -576,19 +576,6 @@ def test_refused_and_accepted_partitions_share_one_response() -> None:
     assert talk.outcomes() == {("checked-a", 0): (44, 57), ("checked-b", 1): (0, 9), ("unchecked", 2): (0, 100)}
 
 
-def test_one_mismatch_refuses_whole_request_when_configured() -> None:
-    talk = Talk(refuse_whole_requests=True)
-    first, second = talk.half_admitted()
-    talk.refused(second)
-    talk.canceled(first)
-    probe = talk.sent_up()
-    assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
-    talk.says(("checked-a", 0, INVALID_RECORD, -1), ("checked-b", 1, INVALID_RECORD, -1))
-    got = read(talk.answer())
-    assert {key: value[0] for key, value in got.items()} == {("checked-a", 0): 44, ("checked-b", 1): 44}
-    assert (got["checked-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
-
-
 def test_second_result_of_an_append_closes_its_connection() -> None:
     talk = Talk().may_write("checked-a", "checked-b")
     first, second = talk.half_admitted()
@@ -885,19 +872,6 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
     talk.metric()  # the other one is never submitted
     talk.sent(waiting)
     assert partitions_of(talk.upstream()) == {("checked-a", 0)}
-
-
-# --------------------------------------------------------------------------------------------------------------- acks=0
-
-
-def test_checked_acks_0_append_is_acknowledged_internally() -> None:
-    talk = Talk()
-    talk.produces(("checked-a", 0, batch(b"x")), acks=0)
-    pending = talk.admitted()
-    assert talk.sent_up().acks == -1
-    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
-    talk.silent()
-    assert talk.session.drained
 
 
 # ----------------------------------------------------------------------------------------------------------------- ends
