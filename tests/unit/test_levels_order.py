@@ -13,7 +13,7 @@ from collections import deque
 import pytest
 
 from fencepost_proxy.session.frames import messages as m
-from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
+from fencepost_proxy.session.produce import idempotence
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import (
@@ -156,6 +156,6 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
 
 def test_disabling_the_order_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule, a batch without a producer id does not wait for batches upstream that have one."""
-    monkeypatch.setattr(IdempotenceChecks, "_has_id_upstream", staticmethod(lambda produce, key: False))
+    monkeypatch.setattr(idempotence, "_has_id_upstream", lambda produce, key: False)
     with pytest.raises(AssertionError, match="seed"):
         test_nothing_is_overtaken_lost_or_doubled()

@@ -79,10 +79,6 @@ class LeveledProduce:
         self.with_id.pop(key, None)
         self.without.add(key)
 
-    def has_id_upstream(self, key: TopicPartition) -> bool:
-        """It may still be answered 43."""
-        return key in self.safe
-
 
 def leveled_produce(
     request: ProduceRequest, policy: Callable[[str], TopicPolicy | None], deadline: float

@@ -127,12 +127,14 @@ class Arrival(Part):
                 raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
             self._refuse_producer_ids(request)
             if (transactional_id := self._transactions.to_be_proved(request)) is not None:
-                if not (yield from self._prove_use(request, transactional_id)):
+                names = transactional_id, request.correlation_id, request.client_id
+                if not (yield from self._proofs.prove_use(*names)):
                     return None
                 denied, readings = NOTHING_DENIED, None
                 continue
             if unproved := self._unproved(request, denied):
-                denied = {**denied, **(yield from self._prove_write(request, unproved))}
+                until = due_by(self._state.now, request.timeout_ms)
+                denied = {**denied, **(yield from self._proofs.prove_write(request, unproved, until))}
                 readings = None
                 continue
             if readings is not None or not self._services.fresh(self._state.now):
@@ -174,16 +176,10 @@ class Arrival(Part):
             if any(names_producer(data.records, self._services.shared_producer_ids) for data in topic.partitions):
                 raise refuse_producer_id()
 
-    def _prove_use(self, request: ProduceRequest, transactional_id: str) -> Steps[bool]:
-        return self._proofs.prove_use(transactional_id, request.correlation_id, request.client_id)
-
     def _unproved(self, request: ProduceRequest, denied: Mapping[str, int]) -> dict[str, int]:
         if not (self._services.clients_log_in and self._services.fresh(self._state.now)):
             return {}
         return self._proofs.unproved(self._concerned(request, denied))
-
-    def _prove_write(self, request: ProduceRequest, unproved: Mapping[str, int]) -> Steps[dict[str, int]]:
-        return self._proofs.prove_write(request, unproved, due_by(self._state.now, request.timeout_ms))
 
     def _check_on_arrival(self, produce: ProduceExchange) -> bool:
         """Whether it waits for a barrier, for metadata, or for earlier batches without producer ids."""

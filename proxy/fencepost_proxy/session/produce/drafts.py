@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost_policies.append import Append, Facts, Refusal
+from fencepost_policies.append import Facts, Refusal
 from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import AppendContext
@@ -58,13 +58,10 @@ class Drafts(Part):
                     if not policy.is_checked:  # else `_take_draft` refuses it
                         self._state.refuse(produce, key, scan)
                     continue
-                refusal = self.refused_on_arrival(policy, append_of(key, scan), now)
+                refusal = refusal_of(append_of(key, scan), policy.policies, Facts(self._services.unix_ms(now)))
                 if refusal is not None:
                     self._state.refuse(produce, key, refusal)
                     produce.checks.refused_by_policy |= {key}
-
-    def refused_on_arrival(self, policy: TopicPolicy, append: Append, now: float) -> Refusal | None:
-        return refusal_of(append, policy.policies, Facts(self._services.unix_ms(now)))
 
     def take(self, produce: ProduceExchange, now: float) -> None:
         """A pending append for each checked partition, or a refusal if its batch cannot be one."""

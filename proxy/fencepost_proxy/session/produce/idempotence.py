@@ -45,7 +45,7 @@ class IdempotenceChecks(Part):
         leveled.safe -= produce.results.keys()  # refused for another reason
         leveled.safe -= {key for key in leveled.safe if self._is_after_a_failed(produce, key)}
         without = leveled.drops_id(self._producers, now)
-        blocked = [key for key in without if any(self._has_id_upstream(each, key) for each in self._queue.in_flight)]
+        blocked = [key for key in without if any(_has_id_upstream(each, key) for each in self._queue.in_flight)]
         if blocked and now < leveled.deadline:
             leveled.waits = True
             return True
@@ -72,14 +72,6 @@ class IdempotenceChecks(Part):
         message = f"PREDECESSOR_FAILED {result.error_message}"
         self._state.refuse(produce, key, Refusal(result.error_code, "predecessor_failed", message))
         return True
-
-    @staticmethod
-    def _has_id_upstream(produce: ProduceExchange, key: TopicPartition) -> bool:
-        return (
-            produce.checks.leveled is not None
-            and produce.checks.leveled.has_id_upstream(key)
-            and key not in produce.results
-        )
 
     def send_without(self, produce: ProduceExchange, keys: Sequence[TopicPartition]) -> None:
         """Kafka accepts no producer ids there, and appended nothing: resend these batches without them."""
@@ -136,3 +128,9 @@ class IdempotenceChecks(Part):
         safe = produce.checks.leveled.safe
         format_error = Error.UNSUPPORTED_FOR_MESSAGE_FORMAT
         return [key for key, result in answers.items() if result.error_code == format_error and key in safe]
+
+
+def _has_id_upstream(produce: ProduceExchange, key: TopicPartition) -> bool:
+    """It may still be answered 43."""
+    leveled = produce.checks.leveled
+    return leveled is not None and key in leveled.safe and key not in produce.results
