@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(wildcard native/src/*.rs) native/Cargo.toml native/Cargo.loc
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants specification soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist release native lint lock clean
+.PHONY: help demo bench test test-all test-stopped test-fast test-kafka test-brokers simulate fuzz mutants kill-matrix specification soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist release native lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -55,6 +55,9 @@ fuzz: $(VENV)/.installed-all  ## SECONDS=300 of made-up dialogues and messages, 
 
 mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes tests/simulation/mutants.md
 	@$(BIN)/python -m tests.simulation.mutants
+
+kill-matrix: $(VENV)/.installed-all  ## which fast tests notice which seeded and generated defects? Writes tests/kill_matrix.md: 40 minutes
+	@$(BIN)/python -m tests.kill_matrix
 
 specification: jars  ## TLC checks every model of specification/, and each rule by leaving it out: about 15 minutes
 	@$(BIN)/python -m tests.specification

@@ -34,13 +34,13 @@ class Mutant:
         self.breaks = breaks
         self.where = where
         self.rule = rule
-        self._changes = changes
+        self.changes = changes
 
     @contextmanager
     def live(self) -> Iterator[None]:
         """Python alone executes meanwhile: native code would hide defects of Python."""
         with executing(PYTHON), ExitStack() as undo:
-            for change in self._changes:
+            for change in self.changes:
                 try:
                     holder, name, value = change()
                 except MutantDoesNotApply as error:
