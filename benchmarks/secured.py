@@ -1,11 +1,12 @@
-"""Measure the proxy's cost of TLS: CPU time per byte and per connection, memory per idle connection.
+"""Measure the cost of TLS, and HAProxy's: CPU time per byte, request and connection, memory per idle connection.
 
     python -m benchmarks.secured            # some minutes
     python -m benchmarks.secured --quick    # a fifth of everything
 
-Three proxies run in front of one Kafka: without TLS, with TLS to clients only, with TLS and SASL on both sides. Their
-measurements alternate, so that other load affects all of them. Figures are the proxy process's CPU time (user and
-system, from the kernel's scheduler) and resident memory. Clients are librdkafka and raw connections.
+The proxies run in front of one Kafka: without TLS, with TLS to clients only, with TLS and SASL on both sides, and the
+last one in pure Python. So does HAProxy, if it is installed, without TLS and with TLS on both sides. Measurements
+alternate, so that other load affects all of them. Figures are CPU time of the process (user and system, from the
+kernel's scheduler) and resident memory. Clients are librdkafka and raw connections.
 """
 
 from __future__ import annotations
@@ -13,21 +14,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import socket
-import ssl
 import statistics
+import struct
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import confluent_kafka
 
+from benchmarks.raw import Appends, Shape
+from benchmarks.routes import Peer, Route, free_ports, haproxy
 from benchmarks.scaling import cpu_seconds, rss_kb
+from fencepost_dev.ports import HOST
+from fencepost_proxy.types import Address
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection
 from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection, sasl_ssl_kafka
@@ -36,18 +42,24 @@ _VALUE_BYTES: Final = 100_000
 _WAIT_SECONDS: Final = 120.0
 #: An incomplete ClientHello: TLS record header and one byte of 512.
 _HALF_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
+_SMALL_BYTES: Final = 100
+#: Kafka's listeners that advertise HAProxy, without TLS and with it.
+_RELAYED: Final = "RELAYED"
+_SECURELY_RELAYED: Final = "SRELAYED"
 
-PRODUCED, CONSUMED = "CPU s/GB, produced", "CPU s/GB, consumed"
+PRODUCED, CONSUMED, SMALL = "CPU s/GB, produced", "CPU s/GB, consumed", "CPU µs/small request"
 CONNECTED, OPEN, HALF = "CPU ms/connection, opened and closed", "KB/connection, open", "KB/handshake, stalled"
-FIGURES: Final = (PRODUCED, CONSUMED, CONNECTED, OPEN, HALF)
+FIGURES: Final = (PRODUCED, CONSUMED, SMALL, CONNECTED, OPEN, HALF)
 
 
 @dataclass
 class Setup:
-    """`connect`: opens an authenticated raw connection."""
+    """`connect`: opens an authenticated raw connection. `compared`: the setup to which its figures are ratios."""
 
     name: str
-    proxy: ProxyProcess
+    bootstrap: str
+    pid: int
+    compared: str
     client: dict[str, Any]
     connect: Callable[[], Connection]
     secured: bool
@@ -60,31 +72,78 @@ class Setup:
 @contextlib.contextmanager
 def setups(directory: Path) -> Iterator[list[Setup]]:
     with ExitStack() as stack:
-        secured = stack.enter_context(sasl_ssl_kafka(directory, more={"authorizer.class.name": ""}))
+        clear_port, tls_port = free_ports(2)
+        secured = stack.enter_context(
+            sasl_ssl_kafka(
+                directory,
+                more={"authorizer.class.name": ""},
+                relays={
+                    _RELAYED: ("PLAINTEXT", Address(HOST, clear_port)),
+                    _SECURELY_RELAYED: ("SASL_SSL", Address(HOST, tls_port)),
+                },
+            )
+        )
         limits = "\n[limits]\nhandshake_seconds = 600.0\n"
 
-        def proxy(upstream: str, config: str) -> ProxyProcess:
-            return stack.enter_context(ProxyProcess(upstream, directory, config=config + limits))
+        def proxy(upstream: str, config: str, native: str = "auto") -> tuple[str, int]:
+            environment = {"FENCEPOST_NATIVE": native}
+            started = ProxyProcess(upstream, directory, config=config + limits, environment=environment)
+            stack.enter_context(started)
+            return started.bootstrap, started.pid
 
-        def let_in(at: ProxyProcess, trusting: ssl.SSLContext, *, login: bool) -> Connection:
-            connection = SecuredConnection(at.bootstrap, trusting)
+        def relay(port: int, listener: str, listen: str, server: str) -> tuple[str, int]:
+            peer = _haproxy(listener, listen, server)
+            route = Route(peer, port=port, upstream=secured.kafka.bootstrap_of(listener), directory=directory)
+            route.start()
+            stack.callback(route.stop)
+            return route.address, max(route.pids(), key=rss_kb)
+
+        trusting = secured.trusting()
+
+        def let_in(address: str, *, login: bool) -> Connection:
+            connection = SecuredConnection(address, trusting)
             if login:
                 assert connection.log_in(ADMIN) == 0
             return connection
 
-        plaintext, near = secured.kafka.bootstrap, _to_clients(secured)
-        without, one, both = (
-            proxy(plaintext, ""),
-            proxy(plaintext, near),
-            proxy(secured.kafka.bootstrap_of("SECURED"), secured.proxy_config("SCRAM-SHA-512")),
-        )
-        trusting, login = secured.trusting(), secured.confluent(ADMIN)
-        ssl_only = {"security.protocol": "SSL", "ssl.ca.location": str(secured.authority.file)}
-        yield [
-            Setup("without TLS", without, {}, lambda: Connection(without.bootstrap), False),
-            Setup("TLS to clients", one, ssl_only, lambda: let_in(one, trusting, login=False), True),
-            Setup("SASL_SSL, both sides", both, login, lambda: let_in(both, trusting, login=True), True),
+        def setup(name: str, at: tuple[str, int], compared: str, *, tls: bool = True, login: bool = True) -> Setup:
+            address, pid = at
+            if not tls:
+                return Setup(name, address, pid, compared, {}, lambda: Connection(address), False)
+            ssl_only = {"security.protocol": "SSL", "ssl.ca.location": str(secured.authority.file)}
+            client = secured.confluent(ADMIN) if login else ssl_only
+            return Setup(name, address, pid, compared, client, lambda: let_in(address, login=login), True)
+
+        plaintext, encrypted = secured.kafka.bootstrap, secured.kafka.bootstrap_of("SECURED")
+        both, to_both = secured.proxy_config("SCRAM-SHA-512"), "SASL_SSL on both sides"
+        ours = [
+            setup("without TLS", proxy(plaintext, ""), "without TLS", tls=False),
+            setup("TLS to clients", proxy(plaintext, _to_clients(secured)), "without TLS", login=False),
+            setup(to_both, proxy(encrypted, both), "without TLS"),
+            setup(f"{to_both}, pure Python", proxy(encrypted, both, "off"), "without TLS"),
         ]
+        if haproxy().missing:
+            print(haproxy().missing, file=sys.stderr)
+        else:
+            clear, cipher = "HAProxy, without TLS", f"HAProxy, {to_both}"
+            to_kafka = f"ssl verify required ca-file {secured.authority.file}"
+            ours += [
+                setup(clear, relay(clear_port, _RELAYED, "", ""), clear, tls=False),
+                setup(
+                    cipher,
+                    relay(tls_port, _SECURELY_RELAYED, f"ssl crt {secured.server.both}", to_kafka),
+                    clear,
+                ),
+            ]
+        yield ours
+
+
+def _haproxy(name: str, listen: str, server: str) -> Peer:
+    """`listen`, `server`: more words of its lines `bind` and `server`."""
+    peer = haproxy()
+    config = peer.config.replace("${host}:${port}", "${host}:${port} " + listen)
+    config = config.replace("${upstream}", "${upstream} " + server)
+    return replace(peer, name=name, config=config)
 
 
 def _to_clients(secured: Secured) -> str:
@@ -94,12 +153,12 @@ def _to_clients(secured: Secured) -> str:
 def produce(setup: Setup, topic: str, byte_count: int) -> float:
     """CPU seconds of the bytes only: the client connects before and disconnects after the measurement."""
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": setup.proxy.bootstrap, "linger.ms": 5, "batch.size": 1_000_000, **setup.client}
+        {"bootstrap.servers": setup.bootstrap, "linger.ms": 5, "batch.size": 1_000_000, **setup.client}
     )
     value = os.urandom(_VALUE_BYTES)
     producer.produce(topic, value, partition=0)
     assert producer.flush(_WAIT_SECONDS) == 0
-    before = cpu_seconds(setup.proxy.pid)
+    before = cpu_seconds(setup.pid)
     for _ in range(byte_count // _VALUE_BYTES):
         while True:
             try:
@@ -108,14 +167,13 @@ def produce(setup: Setup, topic: str, byte_count: int) -> float:
             except BufferError:
                 producer.poll(0.1)
     assert producer.flush(_WAIT_SECONDS) == 0
-    return cpu_seconds(setup.proxy.pid) - before
+    return cpu_seconds(setup.pid) - before
 
 
 def consume(setup: Setup, topic: str, start: int, byte_count: int) -> float:
     """As `produce`. The consumer reads the last record first, then seeks to `start`."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": setup.proxy.bootstrap, "group.id": topic, "fetch.message.max.bytes": 8_000_000}
-        | setup.client
+        {"bootstrap.servers": setup.bootstrap, "group.id": topic, "fetch.message.max.bytes": 8_000_000} | setup.client
     )
 
     def read(left: int) -> None:
@@ -129,21 +187,45 @@ def consume(setup: Setup, topic: str, start: int, byte_count: int) -> float:
     last = start + byte_count // _VALUE_BYTES - 1
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, last)])
     read(_VALUE_BYTES)
-    before = cpu_seconds(setup.proxy.pid)
+    before = cpu_seconds(setup.pid)
     consumer.seek(confluent_kafka.TopicPartition(topic, 0, start))
     read(byte_count)
-    spent = cpu_seconds(setup.proxy.pid) - before
+    spent = cpu_seconds(setup.pid) - before
     consumer.close()
     return spent
 
 
+def append_small(setup: Setup, topic: str, count: int) -> float:
+    """CPU seconds of `count` appends of one small record, one in flight."""
+    creator = confluent_kafka.Producer({"bootstrap.servers": setup.bootstrap, **setup.client})
+    creator.produce(topic, b"", partition=0)
+    assert creator.flush(_WAIT_SECONDS) == 0
+    appends = Appends(Shape(topic, 1, _SMALL_BYTES))
+    with setup.connect() as connection:
+
+        def append() -> None:
+            connection.socket.sendall(appends.frame())
+            frame = connection.receive_frame()
+            appends.check(struct.pack(">i", len(frame)) + frame)
+
+        for _ in range(count // 10):
+            append()
+        before = cpu_seconds(setup.pid)
+        for _ in range(count):
+            append()
+        return cpu_seconds(setup.pid) - before
+
+
 def measure(setup: Setup, number: int, byte_count: int, connections: int) -> None:
-    pid, topic = setup.proxy.pid, "-".join(["secured", *setup.name.replace(",", "").lower().split()])
+    pid, topic = setup.pid, re.sub(r"[^a-z]+", "-", f"secured {setup.name}".lower())
+    small = 10 * connections
     start = number * (byte_count // _VALUE_BYTES + 1)
     gigabytes = byte_count / 1e9
 
     setup.record(PRODUCED, produce(setup, topic, byte_count) / gigabytes)
     setup.record(CONSUMED, consume(setup, topic, start + 1, byte_count) / gigabytes)
+
+    setup.record(SMALL, append_small(setup, f"{topic}-small", small) * 1e6 / small)
 
     def connect_and_close() -> None:
         for _ in range(connections):
@@ -164,15 +246,15 @@ def measure(setup: Setup, number: int, byte_count: int, connections: int) -> Non
 
 def stall(setup: Setup, connections: int) -> None:
     """Run once, at the end: freed memory is reused, so a repetition would measure less."""
-    host, _, port = setup.proxy.bootstrap.rpartition(":")
-    before = rss_kb(setup.proxy.pid)
+    host, _, port = setup.bootstrap.rpartition(":")
+    before = rss_kb(setup.pid)
     there = []
     for _ in range(connections):
         there.append(socket.create_connection((host, int(port))))
         there[-1].sendall(_HALF_HELLO)
     with setup.connect() as last:  # accepted after them
         last.api_versions()
-    setup.record(HALF, (rss_kb(setup.proxy.pid) - before) / connections)
+    setup.record(HALF, (rss_kb(setup.pid) - before) / connections)
     for each in there:
         each.close()
 
@@ -195,17 +277,30 @@ def main() -> int:
             setup.observed[OPEN] = setup.observed[OPEN][:1]
             if setup.secured:
                 stall(setup, 3 * connections)
-    first = measured[0].observed
+    by_name = {setup.name: setup for setup in measured}
     print("| " + " | ".join(["", *FIGURES]) + " |")
     print("|---" * (len(FIGURES) + 1) + "|")
     for setup in measured:
+        first = by_name[setup.compared].observed
         cells = [_cell(setup.observed.get(each, []), first.get(each, [])) for each in FIGURES]
         print("| " + " | ".join([setup.name, *cells]) + " |")
+    _print_ratios(*(by_name.get(name) for name in ("SASL_SSL on both sides", "HAProxy, SASL_SSL on both sides")))
     return 0
 
 
+def _print_ratios(ours: Setup | None, theirs: Setup | None) -> None:
+    """By round, then their median: other load affects both of a round."""
+    if ours is None or theirs is None:
+        return
+    cells = []
+    for figure in FIGURES:
+        ratios = [one / other for one, other in zip(ours.observed[figure], theirs.observed[figure], strict=True)]
+        cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
+    print("| " + " | ".join(["of HAProxy's, SASL_SSL on both sides", *cells]) + " |")
+
+
 def _cell(observed: list[float], without: list[float]) -> str:
-    """Median of the rounds, and its ratio to the setup without TLS."""
+    """Median of the rounds, and its ratio to the same proxy without TLS."""
     if not observed:
         return "–"
     middle = statistics.median(observed)

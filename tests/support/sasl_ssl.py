@@ -20,6 +20,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.config import ControlSasl, UpstreamTls
+from fencepost_proxy.types import Address
 from tests.support.certificates import Authority, Certificate
 from tests.support.kafka import running_kafka
 from tests.support.messages import RawConnection
@@ -256,12 +257,21 @@ def server_properties(
 
 
 @contextmanager
-def sasl_ssl_kafka(directory: Path, brokers: int = 1, more: Mapping[str, str] | None = None) -> Iterator[Secured]:
-    authority = Authority(directory / "authority")
+def sasl_ssl_kafka(
+    directory: Path,
+    brokers: int = 1,
+    more: Mapping[str, str] | None = None,
+    relays: Mapping[str, tuple[str, Address]] | None = None,
+) -> Iterator[Secured]:
+    """`relays` – more listeners: their protocol, and the address of the TCP relay that they advertise."""
+    relayed, authority = dict(relays or {}), Authority(directory / "authority")
     server = authority.sign("server")
-    properties = server_properties(authority, server) | dict(more or {})
+    logins = [name.lower() for name, (protocol, _) in relayed.items() if protocol.startswith("SASL")]
+    properties = server_properties(authority, server, ("secured", "short", "loopback", *logins)) | dict(more or {})
     listeners = {"SECURED": "SASL_SSL", "SHORT": "SASL_SSL", "MUTUAL": "SSL", "LOOPBACK": "SASL_PLAINTEXT"}
-    with running_kafka(brokers, properties=properties, listeners=listeners) as cluster:
+    listeners |= {name: protocol for name, (protocol, _) in relayed.items()}
+    advertised = {name: address for name, (_, address) in relayed.items()}
+    with running_kafka(brokers, properties=properties, listeners=listeners, advertised=advertised) as cluster:
         set_scram_passwords(cluster.bootstrap)
         yield Secured(cluster, authority, server, directory)
 
