@@ -138,21 +138,39 @@ def _zig_linker(target: Path) -> dict[str, str]:
     is_glibc = machine != platform.machine() or platform.libc_ver()[0] == "glibc"
     is_known = is_glibc and machine in ("x86_64", "aarch64")
     target.mkdir(parents=True, exist_ok=True)
-    script = _zig_script(target / "zig-cc", f"-target {machine}-linux-gnu.{oldest} " if is_known else "")
+    script = _zig_script(target / "zig-cc", f"cc -target {machine}-linux-gnu.{oldest}" if is_known else "cc")
     # By its name alone: rustc's options are part of symbols' hashes, and a wheel from another directory is the same.
     variables = {
         "RUSTFLAGS": f"{os.environ.get('RUSTFLAGS', '')} -C linker={script.name}".strip(),
         "PATH": f"{target}{os.pathsep}{os.environ['PATH']}",
+        # What ring compiles: C and assembly.
+        f"CC_{_variable(machine)}": script.name,
+        f"AR_{_variable(machine)}": _zig_script(target / "zig-ar", "ar").name,
     }
     if machine != platform.machine() and shutil.which("cc") is None:
         # RUSTFLAGS are for the other machine alone; build scripts run on this one.
-        host = triple(platform.machine()).upper().replace("-", "_")
-        variables[f"CARGO_TARGET_{host}_LINKER"] = _zig_script(target / "zig-cc-host", "").name
+        host = _variable(platform.machine()).upper()
+        variables[f"CARGO_TARGET_{host}_LINKER"] = _zig_script(target / "zig-cc-host", "cc").name
     return variables
 
 
-def _zig_script(script: Path, options: str) -> Path:
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ziglang cc {options}"$@"\n', "utf-8")
+def _variable(machine: str) -> str:
+    """As a part of variables' names."""
+    return triple(machine).replace("-", "_")
+
+
+#: Without the target as Rust names it, which zig does not know.
+_ZIG_SCRIPT = """#!/bin/sh
+for each; do
+    shift
+    case $each in --target=*) ;; *) set -- "$@" "$each" ;; esac
+done
+exec {python} -m ziglang {command} "$@"
+"""
+
+
+def _zig_script(script: Path, command: str) -> Path:
+    script.write_text(_ZIG_SCRIPT.format(python=sys.executable, command=command), "utf-8")
     script.chmod(0o755)
     return script
 

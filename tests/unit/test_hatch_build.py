@@ -93,6 +93,15 @@ def test_wheel_is_linked_by_zig_for_an_old_glibc(
     assert cargo[0]["RUSTFLAGS"] == "-C linker=zig-cc"
     assert cargo[0]["PATH"].startswith(f"{script.parent}:")
     assert "-m ziglang cc -target x86_64-linux-gnu.2.17 " in script.read_text()
+    # It compiles the C code of crates, too, which call it with Rust's name of the target.
+    assert cargo[0]["CC_x86_64_unknown_linux_gnu"] == "zig-cc"
+    assert cargo[0]["AR_x86_64_unknown_linux_gnu"] == "zig-ar"
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    script.write_text(script.read_text().replace(sys.executable, str(tmp_path / "python")))
+    command = [script, "-O3", "--target=x86_64-unknown-linux-gnu", "a b.c"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as called:
+        assert called.communicate()[0] == "-m ziglang cc -target x86_64-linux-gnu.2.17 -O3 a b.c\n"
 
 
 def test_library_for_another_machine_is_linked_by_zig(
@@ -112,7 +121,7 @@ def test_library_for_another_machine_is_linked_by_zig(
     without("cc", monkeypatch)
     linux.build()
     assert cargo[1][host] == "zig-cc-host"
-    assert "-target" not in (tmp_path / "zig" / "zig-cc-host").read_text()
+    assert "-target " not in (tmp_path / "zig" / "zig-cc-host").read_text()
     monkeypatch.setattr(linux, "find_spec", lambda _: None)
     with pytest.raises(linux.BuildFailed, match="only zig links for aarch64 on x86_64"):
         linux.build()
