@@ -115,14 +115,14 @@ class Upstreams:
         except TimeoutError:
             sock.close()
             raise
-        except ValueError as error:  # a host that no certificate can be for
-            sock.close()
-            raise UpstreamUnavailable(f"{address}: {error}") from error
         except OSError as error:
             sock.close()
             failed = of_broker(error)
             self._metrics.upstream_tls_failures.inc(failed.kind)
             raise UpstreamUnavailable(f"{address}: {failed.words}") from error
+        except ValueError as error:  # a host that no certificate can be for; untrusted ones are OSErrors, too
+            sock.close()
+            raise UpstreamUnavailable(f"{address}: {error}") from error
         except BaseException:
             sock.close()
             raise
