@@ -18,6 +18,7 @@ use crate::passing::Passing;
 use crate::permit::Permit;
 use crate::request_template::RequestTemplate;
 use crate::settings::Settings;
+use crate::tls::Tls;
 use crate::topic::TopicSettings;
 use crate::upward::Services;
 
@@ -85,6 +86,8 @@ pub struct Connection {
     /// The `ProxiedConnection`, from when both sockets are open until both are closed.
     pub proxied: Option<Py<PyAny>>,
     pub reading: Option<NativeReading>,
+    /// Of the client's socket and of the broker's, where they have TLS.
+    pub tls: [Option<Py<Tls>>; 2],
     /// Whether the session is ticked while appends are in flight.
     #[pyo3(get, set)]
     pub ticking: bool,

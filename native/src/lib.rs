@@ -25,6 +25,8 @@ mod requests;
 mod responses;
 mod settings;
 mod splicing;
+mod tls;
+mod tls_context;
 mod topic;
 mod upward;
 
@@ -36,12 +38,14 @@ const _: () = assert!(align_of::<settings::Settings>() <= ALIGNMENT_MAX);
 const _: () = assert!(align_of::<connection::Connection>() <= ALIGNMENT_MAX);
 const _: () = assert!(align_of::<permit::Permit>() <= ALIGNMENT_MAX);
 const _: () = assert!(align_of::<request_template::RequestTemplate>() <= ALIGNMENT_MAX);
+const _: () = assert!(align_of::<tls::Tls>() <= ALIGNMENT_MAX);
+const _: () = assert!(align_of::<tls_context::TlsContext>() <= ALIGNMENT_MAX);
 
 #[pymodule]
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 11;
+    const INTERFACE: u32 = 12;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;
@@ -65,6 +69,10 @@ mod fencepost_native {
     use crate::request_template::RequestTemplate;
     #[pymodule_export]
     use crate::settings::{Settings, Shared};
+    #[pymodule_export]
+    use crate::tls::Tls;
+    #[pymodule_export]
+    use crate::tls_context::TlsContext;
     #[pymodule_export]
     use crate::topic::TopicSettings;
 }

@@ -14,6 +14,7 @@ use crate::output::joined;
 use crate::passing::{Left, Passing};
 use crate::pump::Pumped;
 use crate::settings::Settings;
+use crate::tls::Tls;
 use crate::upward::Proxied;
 
 #[pymethods]
@@ -35,6 +36,7 @@ impl Connection {
             large: [false; 2],
             proxied: None,
             reading: None,
+            tls: [None, None],
             ticking: false,
             client_received_at: 0.0,
             upstream_received_at: 0.0,
@@ -133,8 +135,10 @@ impl Connection {
 
     // ---- readable sockets
 
-    fn connect(&mut self, proxied: Py<PyAny>) {
+    #[pyo3(signature = (proxied, client_tls, upstream_tls))]
+    fn connect(&mut self, proxied: Py<PyAny>, client_tls: Option<Py<Tls>>, upstream_tls: Option<Py<Tls>>) {
         self.proxied = Some(proxied);
+        self.tls = [client_tls, upstream_tls];
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -154,6 +158,7 @@ impl Connection {
         self.watches = None;
         self.template = None;
         self.reading = None;
+        self.tls = [None, None];
     }
 
     /// From now on readable sockets are handled without Python, as long as everything is done with.

@@ -16,6 +16,7 @@ use crate::connection::{Connection, Direction};
 use crate::output::{Piece, Taken};
 use crate::passing::Passing;
 use crate::splicing::Spliced;
+use crate::tls::Tls;
 
 /// `IOV_MAX` of Linux and macOS.
 const CHUNKS_MAX: usize = 1024;
@@ -132,12 +133,13 @@ impl Connection {
         take: &mut impl FnMut(&mut Self, &[u8], &mut Vec<Piece>) -> PyResult<Taken>,
     ) -> PyResult<Pumped<'py>> {
         let unseen = self.unseen(direction);
-        if unseen >= SPLICE_BYTES_MIN {
+        if unseen >= SPLICE_BYTES_MIN && self.tls.iter().all(Option::is_none) {
             if let Some(pumped) = self.splice(py, direction, from, to, unseen) {
                 return Ok(pumped);
             }
         }
-        if let Some(collecting) = self.collecting.as_mut().filter(|_| direction == Direction::Up) {
+        let secured = self.tls[direction as usize].is_some();
+        if let Some(collecting) = self.collecting.as_mut().filter(|_| direction == Direction::Up && !secured) {
             return match received(recv(from, collecting.missing(), MsgFlags::empty())) {
                 Ok(count) => {
                     // The last byte is taken as any other data: what cannot be taken is left to Python.
@@ -150,12 +152,27 @@ impl Connection {
         }
         let mut buffer = self.lend_buffer(py);
         let size = if limit == 0 { buffer.len() } else { limit.min(buffer.len()) };
-        let pumped = match received(recv(from, &mut buffer[..size], MsgFlags::empty())) {
+        let result = match &self.tls[direction as usize] {
+            Some(tls) => tls.borrow_mut(py).read(from, &mut buffer),
+            None => recv(from, &mut buffer[..size], MsgFlags::empty()),
+        };
+        let pumped = match received(result) {
             Ok(count) => self.take_and_send(py, direction, &buffer[..count], to, take),
             Err(pumped) => Ok(pumped),
         };
         self.return_buffer(py, buffer);
+        if let Some(tls) = &self.tls[direction as usize] {
+            tls.borrow_mut(py).expect_plaintext(from, self.expected(direction));
+        }
         pumped
+    }
+
+    /// So many bytes will follow.
+    fn expected(&self, direction: Direction) -> usize {
+        match self.collecting.as_ref().filter(|_| direction == Direction::Up) {
+            Some(collecting) => collecting.frame.len() - collecting.filled,
+            None => self.unseen(direction),
+        }
     }
 
     fn take_and_send<'py>(
@@ -171,7 +188,8 @@ impl Connection {
             .unwrap_or_else(|_| Err(PyRuntimeError::new_err("native code panicked")))?;
         // The rest of a large frame follows at once: together they fill packets.
         let more = self.unseen(direction) >= SPLICE_BYTES_MIN;
-        Ok(Pumped::Read(send(py, data, &taken, &out, to, more)))
+        let tls = self.tls[1 - direction as usize].as_ref();
+        Ok(Pumped::Read(send(py, data, &taken, &out, to, tls, more)))
     }
 
     /// Relays bytes that need not be read. None: not possible, read instead.
@@ -255,7 +273,15 @@ fn received<'py>(result: nix::Result<usize>) -> Result<usize, Pumped<'py>> {
     }
 }
 
-fn send<'py>(py: Python<'py>, data: &[u8], taken: &Taken, out: &[Piece], to: RawFd, more: bool) -> Read<'py> {
+fn send<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    taken: &Taken,
+    out: &[Piece],
+    to: RawFd,
+    tls: Option<&Py<Tls>>,
+    more: bool,
+) -> Read<'py> {
     let rest = (taken.data < data.len()).then(|| PyBytes::new(py, &data[taken.data..]));
     let mut read = Read { frame_bytes: taken.frames, rest, unsent: None, failed: None };
     if out.is_empty() {
@@ -264,7 +290,13 @@ fn send<'py>(py: Python<'py>, data: &[u8], taken: &Taken, out: &[Piece], to: Raw
     let parts: Vec<&[u8]> = out.iter().map(|piece| piece.bytes(data)).collect();
     let slices: Vec<IoSlice<'_>> = parts.iter().take(CHUNKS_MAX).map(|part| IoSlice::new(part)).collect();
     let size: usize = parts.iter().map(|part| part.len()).sum();
-    match sendmsg::<()>(to, &slices, &[], if more { MORE } else { MsgFlags::empty() }, None) {
+    let sent = match (tls, &parts[..]) {
+        (None, _) => sendmsg::<()>(to, &slices, &[], if more { MORE } else { MsgFlags::empty() }, None),
+        (Some(tls), [part]) => tls.borrow_mut(py).write(to, part),
+        // In as few records as possible: each has an overhead.
+        (Some(tls), _) => tls.borrow_mut(py).write(to, &parts.concat()),
+    };
+    match sent {
         Ok(sent) if sent == size => (),
         Ok(sent) => read.unsent = Some(PyBytes::new(py, &parts.concat()[sent..])),
         Err(Errno::EAGAIN | Errno::EINTR) => read.unsent = Some(PyBytes::new(py, &parts.concat())),

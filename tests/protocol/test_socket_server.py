@@ -18,6 +18,7 @@ from fencepost_proxy.cluster.refused import RefusedConnections
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.session.frames import messages
+from fencepost_proxy.transport import socket_server
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.loop_share import OnePerIteration, Share
@@ -32,11 +33,11 @@ from fencepost_proxy.wire.apis import API_VERSIONS
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, request, response
-from tests.protocol.test_tls_socket import authority, listen, server, trusting
+from tests.protocol.test_tls_socket import authority, executor, listen, server, trusting
 from tests.support.certificates import Authority, Certificate
 from tests.support.executors import each_executor, executing
 
-__all__ = ["authority", "server"]  # fixtures
+__all__ = ["authority", "executor", "server"]  # fixtures
 
 
 class Upstreams:
@@ -217,13 +218,22 @@ async def test_event_loop_iteration_begins_one_upstream_connection() -> None:
 async def test_each_step_of_a_tls_handshake_waits_for_its_iteration(
     authority: Authority, server: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, admitted, handshake = [0], [0], TlsSocket.handshake
+    steps, admitted, make = [0], [0], socket_server.tls_socket
 
-    def counted(self: TlsSocket) -> None:
-        steps[0] += 1
-        handshake(self)
+    def made(*arguments: Any) -> TlsSocket:
+        sock = make(*arguments)
 
-    monkeypatch.setattr(TlsSocket, "handshake", counted)
+        class Counted(type(sock)):  # type: ignore[misc]
+            __slots__ = ()
+
+            def handshake(self) -> bool:
+                steps[0] += 1
+                return bool(super().handshake())
+
+        sock.__class__ = Counted
+        return sock
+
+    monkeypatch.setattr(socket_server, "tls_socket", made)
     async with served(listen(server)) as stage:
         admit = stage.server._handshakes.next
 

@@ -17,17 +17,19 @@ from functools import partial
 
 import pytest
 
+from fencepost_proxy.session.frames import messages
+from fencepost_proxy.transport.native_tls import NativeTlsSocket
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
-from fencepost_proxy.transport.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers
+from fencepost_proxy.transport.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers, ProxiedSocket
 from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
 from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response, unsent_bytes
-from tests.protocol.test_tls_socket import authority, listen, server, tcp_pair, trusting
+from tests.protocol.test_tls_socket import authority, executor, listen, server, tcp_pair, trusting
 from tests.support.certificates import Authority, Certificate
 
-__all__ = ["authority", "server"]  # fixtures
+__all__ = ["authority", "executor", "server"]  # fixtures
 
 RECORD_BYTES = 16 * 1024
 ANSWER_BYTES = 1 << 20
@@ -45,6 +47,33 @@ class CountingSocket(TlsSocket):
     def _flush(self) -> None:
         self.writes += bool(self._unflushed)
         super()._flush()
+
+
+class NativeCountingSocket(NativeTlsSocket):
+    """Its reads are counted by `count_reads`; its writes are not."""
+
+    reads = writes = 0
+
+
+Counting = CountingSocket | NativeCountingSocket
+
+
+def count_reads(side: ProxiedSocket | None, near: Counting) -> None:
+    assert side is not None
+    reader = side.reader
+    assert reader is not None
+
+    def read() -> None:
+        near.reads += 1
+        reader()
+
+    side.pause(0)
+    side.reader = read
+    side.resume()
+
+
+def unflushed_bytes(sock: TlsSocket) -> int:
+    return len(sock._unflushed) if sock.native is None else sock.native.unflushed_bytes
 
 
 class Far:
@@ -108,8 +137,8 @@ class Both:
         proxied: ProxiedConnection,
         client: Far,
         broker: Far,
-        near_client: CountingSocket,
-        near_broker: CountingSocket,
+        near_client: Counting,
+        near_broker: Counting,
     ) -> None:
         self.proxied, self.client, self.broker = proxied, client, broker
         self.near_client, self.near_broker = near_client, near_broker
@@ -124,12 +153,17 @@ class Both:
 async def secured_connection(authority: Authority, server: Certificate, *, narrow: bool = False) -> AsyncIterator[Both]:
     """`narrow` – the kernel holds little for anybody."""
 
-    def pair_of(*, as_server: bool) -> tuple[CountingSocket, Far]:
+    def pair_of(*, as_server: bool) -> tuple[Counting, Far]:
         near, far = tcp_pair() if narrow else _tcp_pair()
         ours, theirs = listen(server), trusting(authority)
         if not as_server:
             ours, theirs = theirs, ours
-        sock = CountingSocket(near, ours, tls_buffers, None if as_server else "localhost")
+        name = None if as_server else "localhost"
+        sock: Counting
+        if ours.native is None:
+            sock = CountingSocket(near, ours, tls_buffers, name)
+        else:
+            sock = NativeCountingSocket(near, ours, tls_buffers, name, ours.native.connection(name))
         return sock, Far(far, theirs, as_server=not as_server)
 
     buffers, tls_buffers, driver = Buffers(), TlsBuffers(), Driver(frame_bytes_max=1 << 30)
@@ -139,6 +173,9 @@ async def secured_connection(authority: Authority, server: Certificate, *, narro
     peer = Address("client", 1)
     proxied = ProxiedConnection(1, near_client, driver, buffers, peer=peer, local_host="127.0.0.1", node_id=None)
     proxied.connected(near_broker)
+    if near_client.native is not None:
+        count_reads(proxied.client, near_client)
+        count_reads(proxied.upstream, near_broker)
     try:
         yield Both(proxied, client, broker, near_client, near_broker)
     finally:
@@ -150,7 +187,7 @@ async def secured_connection(authority: Authority, server: Certificate, *, narro
         await asyncio.sleep(0)
 
 
-async def _one_by_one(records: list[bytes], far: Far, near: CountingSocket) -> None:
+async def _one_by_one(records: list[bytes], far: Far, near: Counting) -> None:
     """Each is received before the next is sent, and the event loop has run meanwhile."""
 
     def is_there(reads: int, byte_count: int) -> bool:
@@ -231,12 +268,16 @@ async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Autho
         # Then: no more than one read beyond the bound is kept, and one encrypted piece; the broker waits.
         assert not answering.done()
         assert unsent_bytes(both.proxied.client) <= UNSENT_BYTES_MAX + RECEIVE_BUFFER_BYTES
-        assert len(both.near_client._unflushed) <= RECEIVE_BUFFER_BYTES
+        assert unflushed_bytes(both.near_client) <= RECEIVE_BUFFER_BYTES
         # And: nothing is lost.
         assert await both.client.receive(len(frame)) == frame
         await answering
         assert both.proxied.client.unsent is None
-        assert both.near_client._unflushed == b""
+        # And: where native code encrypts, it has relayed all of the frame itself.
+        if both.near_client.native is not None:
+            assert isinstance(both.proxied.driver, Driver)
+            assert not both.proxied.driver.observed(messages.UpstreamBytes)
+        assert unflushed_bytes(both.near_client) == 0
 
 
 @in_event_loop

@@ -18,14 +18,32 @@ import pytest
 from fencepost_proxy.cluster.tls_failures import NotTls, of_broker
 from fencepost_proxy.config import ListenTls, UpstreamTls
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.transport import certificates
 from fencepost_proxy.transport.certificates import listener_context, upstream_context
+from fencepost_proxy.transport.native_tls import Context, tls_socket
 from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, Unused, of_client, secure
 from tests.support.certificates import Authority, Certificate
 
 WAIT_SECONDS = 60.0
 T = TypeVar("T")
 CLOSED_EARLY = (ssl.SSLError, ConnectionError)
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What encrypts: every test is for both."""
+    if request.param == "python":
+        monkeypatch.setattr(Context, "set_native", lambda *_: None)
+    elif EXECUTOR.module is None:
+        pytest.skip(EXECUTOR.why_python)
+    return str(request.param)
+
+
+@pytest.fixture
+def in_python(executor: str) -> None:
+    if executor == "native":
+        pytest.skip("concerns OpenSSL alone")
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +56,11 @@ def server(authority: Authority) -> Certificate:
     return authority.sign("server")
 
 
-def listen(server: Certificate, **more: object) -> ssl.SSLContext:
+def listen(server: Certificate, **more: object) -> Context:
     return listener_context(ListenTls(server.certificate, server.key, **more))  # type: ignore[arg-type]
 
 
-def trusting(authority: Authority, **more: object) -> ssl.SSLContext:
+def trusting(authority: Authority, **more: object) -> Context:
     return upstream_context(UpstreamTls(authority.file, **more))  # type: ignore[arg-type]
 
 
@@ -135,7 +153,7 @@ def conversation(
             client(secured)
 
     async def serve_secured() -> T:
-        sock = TlsSocket(near, listen(server), buffers or TlsBuffers())
+        sock = tls_socket(near, listen(server), buffers or TlsBuffers())
         await secure(sock)
         try:
             return await serve(sock)
@@ -170,7 +188,7 @@ class Records:
 @pytest.mark.parametrize("min_version", ["1.2", "1.3"])
 @pytest.mark.parametrize("as_server", [True, False])
 def test_bytes_arrive_as_they_were_sent(
-    authority: Authority, server: Certificate, min_version: str, as_server: bool
+    authority: Authority, server: Certificate, min_version: str, as_server: bool, executor: str
 ) -> None:
     # Given: one end is ours, the other is Python's own.
     seed = 1
@@ -192,9 +210,13 @@ def test_bytes_arrive_as_they_were_sent(
             secured.sendall(bytes(echoed))
 
     async def talk() -> bytes:
-        sock = TlsSocket(near, ours, buffers, None if as_server else "localhost")
+        sock = tls_socket(near, ours, buffers, None if as_server else "localhost")
         await secure(sock)
-        assert sock._ssl.version() == f"TLSv{min_version}"
+        assert (sock.native is not None) == (executor == "native")
+        if sock.native is None:
+            assert sock._ssl.version() == f"TLSv{min_version}"
+        else:
+            assert sock.native.is_tls13 == (min_version == "1.3")
         await send_all(sock, data, random.Random(seed))
         answer = await receive(sock, len(data))
         assert empty(buffers)
@@ -226,7 +248,7 @@ def test_several_connections_share_what_is_empty_between_calls(authority: Author
         return talk
 
     async def serve(number: int) -> None:
-        sock = TlsSocket(pairs[number][0], context, buffers)
+        sock = tls_socket(pairs[number][0], context, buffers)
         await secure(sock)
         received = await receive(sock, len(stated[number]))
         await send_all(sock, received, random.Random(number))
@@ -265,7 +287,7 @@ def test_unread_bytes_equal_what_the_peer_sent(
         sent.set()
 
     async def count() -> None:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
+        sock = tls_socket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 1_000) == b"a" * 1_000
         assert sock.unread_bytes() == 0
@@ -295,7 +317,7 @@ def test_close_arriving_with_last_bytes_is_noticed(authority: Authority, server:
         client.send()
 
     async def serve() -> None:
-        sock = TlsSocket(near, listen(server), TlsBuffers())
+        sock = tls_socket(near, listen(server), TlsBuffers())
         await secure(sock)
         assert await receive(sock, 10) == b"last words"
         ready = asyncio.Event()
@@ -354,7 +376,7 @@ def fails(ours: ssl.SSLContext, name: str | None, talk: Callable[[socket.socket]
     buffers = TlsBuffers()
 
     async def try_it() -> OSError:
-        sock = TlsSocket(near, ours, buffers, name)
+        sock = tls_socket(near, ours, buffers, name)
         try:
             await secure(sock)
             await receive(sock, 1)  # with TLS 1.3 a client's handshake ends before its certificate is checked
@@ -426,7 +448,7 @@ def test_clients_certificates(authority: Authority, server: Certificate, tmp_pat
         near, far = tcp_pair()
 
         async def greet(near: socket.socket = near, context: ssl.SSLContext = context) -> None:
-            sock = TlsSocket(near, context, TlsBuffers())
+            sock = tls_socket(near, context, TlsBuffers())
             await secure(sock)
             sock.send(b"!")
             sock.close()
@@ -449,6 +471,7 @@ def test_other_reasons_of_clients(authority: Authority, server: Certificate, tmp
     assert isinstance(fails(listen(server), None, lambda far: None), Unused)
 
 
+@pytest.mark.usefixtures("in_python")
 def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: Certificate, tmp_path: Path) -> None:
     elsewhere = authority.sign("elsewhere", names="DNS:kafka-7.example.com")
     others = Authority(tmp_path / "others").sign("untrusted")
@@ -469,11 +492,22 @@ def test_untrusted_broker_is_classified_by_cause(authority: Authority, server: C
     # Without a check of the host name, the signature is still checked.
     careless = trusting(authority, check_hostname=False)
     assert of_broker(fails(careless, "localhost", as_server(listen(others))))[0] == "untrusted"
-    # A broker that requires a certificate.
-    strict = listen(server, client_certificates="required", client_ca_file=authority.file)
-    assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "certificate_required"
     # A server without TLS.
     assert of_broker(fails(trusting(authority), "localhost", lambda far: far.sendall(bytes(8))))[0] == "not_tls"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_broker_that_refuses_the_proxys_certificate_is_classified(
+    authority: Authority, server: Certificate, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    strict = listen(server, client_certificates="required", client_ca_file=authority.file)
+    strict.maximum_version = version
+    kind = of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0]
+    assert kind == ("no_common" if version == ssl.TLSVersion.TLSv1_2 else "certificate_required")
+    # One whose intermediate authority is missing in its file.
+    made = Authority(tmp_path / "root").authority("intermediate").sign("proxy")
+    shown = trusting(authority, certificate_file=made.certificate, key_file=made.key)
+    assert of_broker(fails(shown, "localhost", as_server(strict)))[0] == "distrusted"
 
 
 @pytest.mark.parametrize(("host", "sent"), [("localhost", "localhost"), ("127.0.0.1", None)])
@@ -495,9 +529,9 @@ def test_unfinished_handshake_blocks_no_other_connection(authority: Authority, s
     near, far = tcp_pair()
 
     async def serve() -> bytes:
-        slow = TlsSocket(slow_near, context, buffers)
+        slow = tls_socket(slow_near, context, buffers)
         waiting = asyncio.ensure_future(secure(slow))
-        sock = TlsSocket(near, context, buffers)
+        sock = tls_socket(near, context, buffers)
         await secure(sock)
         words = await receive(sock, 5)
         assert not waiting.done()
@@ -531,6 +565,7 @@ def test_altered_record_ends_the_connection(authority: Authority, server: Certif
     assert empty(buffers)
 
 
+@pytest.mark.usefixtures("in_python")
 def test_peer_ignoring_openssl_responses_is_closed(authority: Authority, server: Certificate) -> None:
     buffers = TlsBuffers()
     done = threading.Event()

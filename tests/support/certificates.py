@@ -33,6 +33,17 @@ class Authority:
             *("-keyout", self._key, "-out", self.file),
         )
 
+    def authority(self, name: str) -> Authority:
+        """An intermediate one."""
+        made = Authority(self._directory / name, name)
+        request = self._directory / f"{name}.csr"
+        _openssl("req", "-new", "-key", made._key, "-config", self._config(name), "-out", request)
+        _openssl(
+            *("x509", "-req", "-in", request, "-CA", self.file, "-CAkey", self._key, "-CAcreateserial", "-days", "20"),
+            *("-extfile", self._config(name), "-extensions", "authority", "-out", made.file),
+        )
+        return made
+
     def _config(self, name: str) -> Path:
         """A complete config, independent of the machine's openssl config."""
         (file := self._directory / f"{name}.cnf").write_text(
@@ -63,6 +74,21 @@ subjectKeyIdentifier = hash
         )
         made.both.write_text(made.key.read_text() + made.certificate.read_text())
         return made
+
+
+def self_signed(directory: Path, *, names: str = HERE) -> Certificate:
+    """As `openssl req -x509` makes it: an authority's certificate, which a server uses itself."""
+    made = Certificate(*(directory / f"self-signed.{end}" for end in ("pem", "key", "both.pem")))
+    (config := directory / "self-signed.cnf").write_text(
+        f"[req]\ndistinguished_name = subject\nx509_extensions = all\nprompt = no\n[subject]\nCN = self-signed\n"
+        f"[all]\nbasicConstraints = CA:TRUE\nsubjectAltName = {names}\n"
+    )
+    _openssl(
+        *("req", "-x509", "-nodes", "-days", "30", *_NEW_KEY, "-config", config),
+        *("-keyout", made.key, "-out", made.certificate),
+    )
+    made.both.write_text(made.key.read_text() + made.certificate.read_text())
+    return made
 
 
 def _openssl(*arguments: str | Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from os import stat_result
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.java_keystores import pem_file
 from fencepost_proxy import logs
@@ -23,6 +23,10 @@ from fencepost_proxy.config.client_properties import CertificatesIn, JavaStore
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.transport.native_tls import Context
+
+if TYPE_CHECKING:
+    from fencepost_native import TlsContext
 
 _log = logs.get("transport.certificates")
 
@@ -43,7 +47,7 @@ LISTENER: Final = "listener"
 UPSTREAM: Final = "upstream"
 
 
-def listener_context(tls: ListenTls) -> ssl.SSLContext:
+def listener_context(tls: ListenTls) -> Context:
     """Raises `ConfigError` with the config key and the file."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, tls.min_version)
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -51,10 +55,17 @@ def listener_context(tls: ListenTls) -> ssl.SSLContext:
     if tls.client_ca_file is not None:
         _load_trusted(context, "listen_tls.client_ca_file", tls.client_ca_file)
     context.verify_mode = _MODES[tls.client_certificates]
+
+    def native(made: type[TlsContext]) -> tuple[TlsContext, float]:
+        if tls.client_certificates != "none":
+            raise ValueError("listen_tls.client_certificates")
+        return made.listener(*_identity_pem(tls.certificate_file, tls.key_file), tls.min_version), float("inf")
+
+    context.set_native(native)
     return context
 
 
-def upstream_context(tls: UpstreamTls) -> ssl.SSLContext:
+def upstream_context(tls: UpstreamTls) -> Context:
     """Raises `ConfigError` with the config key and the file."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, tls.min_version)
     context.check_hostname = tls.check_hostname
@@ -64,11 +75,41 @@ def upstream_context(tls: UpstreamTls) -> ssl.SSLContext:
         _load_trusted(context, "upstream_tls.ca_file", tls.ca_file)
     if tls.certificate_file is not None:
         _load_own(context, "upstream_tls", tls.certificate_file, tls.key_file, tls.key_password_file)
+
+    def native(made: type[TlsContext]) -> tuple[TlsContext, float]:
+        if not tls.check_hostname:
+            raise ValueError("upstream_tls.check_hostname")
+        roots, until, complete = _roots(context)
+        if tls.certificate_file is not None and not complete:
+            # OpenSSL would complete the proxy's own certificates with it.
+            raise ValueError("upstream_tls.ca_file has an intermediate authority")
+        identity = None if tls.certificate_file is None else _identity_pem(tls.certificate_file, tls.key_file)
+        return made.upstream(roots, identity, tls.min_version), until
+
+    context.set_native(native)
     return context
 
 
-def _context(protocol: int, min_version: TlsVersion) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _identity_pem(certificate: Path, key: Path | None) -> tuple[bytes, bytes]:
+    with _as_pem(certificate) as file:
+        pem = Path(file).read_bytes()
+    return pem, pem if key is None else key.read_bytes()
+
+
+def _roots(context: ssl.SSLContext) -> tuple[list[bytes], float, bool]:
+    """What OpenSSL trusts alone, until when it does, and whether that is all. Native code does not check it again."""
+    trusted, ends, now = [], [], time.time()
+    known = context.get_ca_certs()
+    for decoded, encoded in zip(known, context.get_ca_certs(binary_form=True), strict=True):
+        begins, end = (ssl.cert_time_to_seconds(str(decoded[key])) for key in ("notBefore", "notAfter"))
+        if decoded["subject"] == decoded["issuer"] and begins <= now < end:
+            trusted.append(encoded)
+            ends.append(float(end))
+    return trusted, min(ends, default=float("inf")), all(each["subject"] == each["issuer"] for each in known)
+
+
+def _context(protocol: int, min_version: TlsVersion) -> Context:
+    context = Context(protocol)
     context.minimum_version = _VERSIONS[min_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.set_ciphers(_CIPHERS)
@@ -179,7 +220,7 @@ class _Kept:
     """One context and its files."""
 
     def __init__(
-        self, name: str, make: Callable[[], ssl.SSLContext], certificate: Path | None, files: Iterable[Path | None]
+        self, name: str, make: Callable[[], Context], certificate: Path | None, files: Iterable[Path | None]
     ) -> None:
         self.name = name
         self._make = make
@@ -187,9 +228,14 @@ class _Kept:
         self._files = [each for each in files if each is not None]
         self._observed = self._probe()
         self.context = make()
+        self._report_executor()
         self.not_after = None if certificate is None else not_after(certificate)
         self._warned_at = float("-inf")
         self._warn_of_end()
+
+    def _report_executor(self) -> None:
+        if self.context.why_python:
+            _log.info("TLS is executed in pure Python", of=self.name, reason=self.context.why_python)
 
     def _probe(self) -> list[tuple[int, int, int] | None]:
         return [_identity(each) for each in self._files]
@@ -203,6 +249,7 @@ class _Kept:
         changed, self._observed = observed != self._observed, observed
         try:
             self.context = self._make()
+            self._report_executor()
         except (ConfigError, OSError) as error:
             _log.error("certificate reload failed: the old certificates stay in use", of=self.name, reason=error)
             return False
@@ -254,11 +301,11 @@ class Certificates:
         self._metrics.certificates_end(self.not_after())
 
     @property
-    def listener(self) -> ssl.SSLContext | None:
+    def listener(self) -> Context | None:
         return None if self._listener is None else self._listener.context
 
     @property
-    def upstream(self) -> ssl.SSLContext | None:
+    def upstream(self) -> Context | None:
         return None if self._upstream is None else self._upstream.context
 
     def status_context(self) -> ssl.SSLContext | None:

@@ -7,7 +7,6 @@ returns what to write, from the receive buffer if the frame is relayed. Everythi
 from __future__ import annotations
 
 import asyncio
-import os
 import select
 import socket
 from collections.abc import Callable
@@ -87,9 +86,16 @@ class _ConnectionSocket(ProxiedSocket):
 
     def _may_pump(self, other: ProxiedSocket) -> bool:
         """Whether bytes may go from this socket to the other one in native code."""
-        if self.passing_bytes or self.secured or other.secured:
+        if self.passing_bytes or self.encrypts_in_python or other.encrypts_in_python:
             return False
         return other.unsent is None and not (self.closing or other.closing)
+
+    def _waits_for(self, other: ProxiedSocket, session: Session) -> bool:
+        """Whether to read nothing before the other socket has taken its bytes.
+
+        Otherwise Python would get the frame that native code relays, and decrypt and encrypt the rest of it.
+        """
+        return (self.native_tls or other.native_tls) is not None and not (self.passing_bytes or self.closing)
 
     def _unread(self, data: memoryview) -> None:
         """Received bytes that native code is not done with."""
@@ -109,6 +115,9 @@ class _ConnectionSocket(ProxiedSocket):
         session = proxied.session
         if session is None or other is None:
             self._readable()
+            return
+        if other.unsent is not None and self._waits_for(other, session):
+            self.pause(Paused.FULL)
             return
         pumped = None
         if self._may_pump(other):
@@ -133,9 +142,9 @@ class _ConnectionSocket(ProxiedSocket):
         if ended == 0:
             self.close(monotonic())  # Kafka peers do not half-close
         elif ended is not None:
-            self.abort(OSError(ended, os.strerror(ended)))
+            self.abort(self._error(ended))
         if failed is not None:
-            other.abort(OSError(failed, os.strerror(failed)))
+            other.abort(other._error(failed))
         elif unsent is not None:
             other.keep(unsent)
         if rest is not None:
@@ -151,6 +160,10 @@ class UpstreamSocket(_ConnectionSocket):
 
     def _pump(self, fast_path: FastPath, fd: int, now: float) -> Pumped | None:
         return fast_path.pump_down(self._fd, fd, self.read_bytes_max, now)
+
+    def _waits_for(self, other: ProxiedSocket, session: Session) -> bool:
+        """Others may wait for the response to an append."""
+        return super()._waits_for(other, session) and not session.fast_path.awaits_append
 
     def _count(self, byte_count: int, seconds: float, responses: int) -> None:
         traffic = self._proxied.driver.traffic
@@ -357,9 +370,10 @@ class ProxiedConnection:
         self.session = session = self.driver.proxied_opened(self)
         self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
-        # A TLS socket has to know how many bytes of a frame are left.
-        in_pieces = not (self.client.secured or upstream.secured)
-        self.client.reader, upstream.reader = session.fast_path.native.connect(self, in_pieces=in_pieces)
+        # Python's TLS has to know how many bytes of a frame are left.
+        in_pieces = not (self.client.encrypts_in_python or upstream.encrypts_in_python)
+        tls = self.client.native_tls, upstream.native_tls
+        self.client.reader, upstream.reader = session.fast_path.native.connect(self, in_pieces=in_pieces, tls=tls)
         upstream.resume()
         self.client.resume(Paused.CONNECTING)
 

@@ -17,10 +17,13 @@ import os
 import socket
 from collections.abc import Callable
 from time import monotonic
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, waiting_bytes
 from fencepost_proxy.transport.unsent import PIPE_BYTES, Pipe, Pipes, Unsent
+
+if TYPE_CHECKING:
+    from fencepost_native import Tls
 
 #: Shared by all connections of the process: data is handled before the next read.
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
@@ -140,7 +143,7 @@ class ProxiedSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             _send_unpaced_within_this_host(sock)
         self._sock = sock
-        self.secured = isinstance(sock, TlsSocket)
+        self.secured = isinstance(sock, TlsSocket)  # or will be
         self._fd = sock.fileno()
         self._loop = loop
         self._buffers = buffers
@@ -156,6 +159,20 @@ class ProxiedSocket:
         self.read_bytes_max = 0  # no limit
         self.reader: Callable[[], None] | None = None
         self.closing_since: float | None = None
+
+    @property
+    def native_tls(self) -> Tls | None:
+        """What encrypts in native code, once the handshake is complete."""
+        return self._sock.native if isinstance(self._sock, TlsSocket) else None
+
+    @property
+    def encrypts_in_python(self) -> bool:
+        return self.secured and self.native_tls is None
+
+    def _error(self, number: int) -> OSError:
+        """Of native code."""
+        failure = self._sock.failure() if isinstance(self._sock, TlsSocket) else None
+        return failure or OSError(number, os.strerror(number))
 
     # ---- for the subclass
 

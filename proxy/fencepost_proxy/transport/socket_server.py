@@ -24,6 +24,7 @@ from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.client_connections import ClientConnections
 from fencepost_proxy.transport.listeners import Listeners
 from fencepost_proxy.transport.loop_share import OnePerIteration
+from fencepost_proxy.transport.native_tls import tls_socket
 from fencepost_proxy.transport.proxied_connection import Driver, ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, Unused, of_client, secure
@@ -72,7 +73,7 @@ class SocketServer:
             return
         local_host = Address.of_socket(sock.getsockname()).host
         context = self.certificates.listener
-        near: Socket = sock if context is None else TlsSocket(sock, context, self.buffers.tls)
+        near: Socket = sock if context is None else tls_socket(sock, context, self.buffers.tls)
         proxied = ProxiedConnection(
             next(self._numbers), near, self.driver, self.buffers, peer=peer, local_host=local_host, node_id=node_id
         )

@@ -18,9 +18,12 @@ import socket
 import ssl
 import termios
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fencepost_proxy.cluster.tls_failures import NotTls, failure
+
+if TYPE_CHECKING:
+    from fencepost_native import Tls
 
 _AGAIN: Final = (BlockingIOError, InterruptedError)
 #: Reserve in the plaintext buffer for the part of a record that an earlier read received.
@@ -146,6 +149,15 @@ class TlsSocket:
         self._owed_bytes = 0
         self._wakes_at = 1  # received bytes that wake the event loop
 
+    @property
+    def native(self) -> Tls | None:
+        """What encrypts, if that is native code."""
+        return None
+
+    def failure(self) -> OSError | None:
+        """Why native code failed."""
+        return None
+
     # ---- the handshake
 
     def handshake(self) -> bool:
@@ -173,15 +185,18 @@ class TlsSocket:
             if done:
                 self._records.overhead_bytes = self._overhead()
                 return True
-            data = self._raw.recv(self._records.missing())
-            if not data and not self._greeted:
-                raise Unused("closed before the handshake")
-            if not data:
-                raise ConnectionResetError("closed during the handshake")
-            self._greeted = True
-            self._inspect_first(data)
-            self._records.follow(memoryview(data))
-            incoming.write(data)
+            incoming.write(self._next_of_handshake())
+
+    def _next_of_handshake(self) -> bytes:
+        data = self._raw.recv(self._records.missing())
+        if not data and not self._greeted:
+            raise Unused("closed before the handshake")
+        if not data:
+            raise ConnectionResetError("closed during the handshake")
+        self._greeted = True
+        self._inspect_first(data)
+        self._records.follow(memoryview(data))
+        return data
 
     def _inspect_first(self, data: bytes) -> None:
         records = self._records

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
+import ssl
 import time
 from collections.abc import Sequence
 
@@ -14,9 +16,10 @@ from fencepost_proxy.cluster.tls_failures import of_broker
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.transport.certificates import Certificates
+from fencepost_proxy.transport.native_tls import Context, tls_socket
 from fencepost_proxy.transport.proxied_socket import Buffers, Socket
 from fencepost_proxy.transport.tls import TlsSocket, secure
-from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.types import Address, Monotonic, NodeId
 
 #: How long the status page shows a failed connection to a broker. Clients retry all the time.
 _UNREACHABLE_SECONDS = 30.0
@@ -53,6 +56,8 @@ class Upstreams:
         self._metrics = metrics
         self._bootstrap_cycle = itertools.cycle(range(len(config.upstream)))
         self.connector = Connector()
+        #: Brokers that OpenSSL accepts and native code does not, with the context for which that holds.
+        self._needs_openssl: dict[Address, Context] = {}
         self._failures: dict[NodeId | None, tuple[float, str]] = {}  # the last one by broker: when, and why
 
     async def connect(self, node_id: NodeId | None) -> tuple[Socket, Address]:
@@ -109,9 +114,7 @@ class Upstreams:
         if context is None or (config.mode == "sidecar" and not config.broker_tls):
             return sock
         try:
-            secured = TlsSocket(sock, context, self._buffers.tls, server_hostname=address.host)
-            async with asyncio.timeout(remaining(deadline)):
-                await secure(secured)
+            secured = await self._secured(sock, address, context, deadline)
         except TimeoutError:
             sock.close()
             raise
@@ -126,4 +129,28 @@ class Upstreams:
         except BaseException:
             sock.close()
             raise
+        return secured
+
+    async def _secured(self, sock: socket.socket, address: Address, context: Context, deadline: Monotonic) -> TlsSocket:
+        """If native code refuses the broker, OpenSSL decides with a second connection."""
+        make = TlsSocket if self._needs_openssl.get(address) is context else tls_socket
+        secured = make(sock, context, self._buffers.tls, address.host)
+        try:
+            async with asyncio.timeout(remaining(deadline)):
+                await secure(secured)
+        except ssl.SSLError:
+            if secured.native is None:
+                raise
+        else:
+            return secured
+        secured.close()
+        again = await self.connector.connect(address, remaining(deadline))
+        try:
+            secured = TlsSocket(again, context, self._buffers.tls, address.host)
+            async with asyncio.timeout(remaining(deadline)):
+                await secure(secured)
+        except BaseException:
+            again.close()
+            raise
+        self._needs_openssl[address] = context
         return secured

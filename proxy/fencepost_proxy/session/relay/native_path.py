@@ -151,15 +151,17 @@ class NativePath(Part):
 
     # ---- the sockets
 
-    def connect(self, proxied: Proxied, *, in_pieces: bool) -> tuple[Reader | None, Reader | None]:
+    def connect(
+        self, proxied: Proxied, *, in_pieces: bool, tls: tuple[native.Tls | None, native.Tls | None]
+    ) -> tuple[Reader | None, Reader | None]:
         """What to call when the client's socket is readable, and the broker's; None where Python reads.
 
-        `in_pieces` – frames may be relayed as they arrive.
+        `in_pieces` – frames may be relayed as they arrive. `tls` – what encrypts each socket in native code.
         """
         connection = self.connection
         if connection is None:
             return None, None
-        connection.connect(proxied)
+        connection.connect(proxied, *tls)
         if not in_pieces:
             connection.watches = None
         return connection.client_readable, connection.upstream_readable

@@ -1,0 +1,106 @@
+//! Certificates, keys and versions of TLS connections. What rustls does not support raises ValueError: Python has TLS then.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use rustls::client::{Resumption, UnbufferedClientConnection};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
+
+use crate::tls::{Session, Tls};
+
+#[pyclass(module = "fencepost_native", frozen)]
+pub struct TlsContext(Config);
+
+enum Config {
+    Server(Arc<ServerConfig>),
+    Client(Arc<ClientConfig>),
+}
+
+#[pymethods]
+impl TlsContext {
+    /// Of a listener. `certificates`, `key`: PEM.
+    #[staticmethod]
+    fn listener(certificates: &[u8], key: &[u8], min_version: &str) -> PyResult<Self> {
+        let (certificates_der, key) = certificates_and_key(certificates, key)?;
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions(min_version))
+            .map_err(unsupported)?
+            .with_no_client_auth()
+            .with_single_cert(certificates_der, key)
+            .map_err(unsupported)?;
+        config.ignore_client_order = true;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.ticketer = ring::Ticketer::new().map_err(unsupported)?;
+        Ok(TlsContext(Config::Server(Arc::new(config))))
+    }
+
+    /// Of connections to brokers. `trusted`: DER. `identity`: certificates and key, PEM.
+    #[staticmethod]
+    #[pyo3(signature = (trusted, identity, min_version))]
+    fn upstream(trusted: Vec<Vec<u8>>, identity: Option<(Vec<u8>, Vec<u8>)>, min_version: &str) -> PyResult<Self> {
+        let mut roots = RootCertStore::empty();
+        for certificate in trusted {
+            roots.add(CertificateDer::from(certificate)).map_err(unsupported)?;
+        }
+        if roots.is_empty() {
+            return Err(PyValueError::new_err("no trusted certificates"));
+        }
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions(min_version))
+            .map_err(unsupported)?
+            .with_root_certificates(roots);
+        let mut config = match identity {
+            None => builder.with_no_client_auth(),
+            Some((certificates, key)) => {
+                let (certificates_der, key) = certificates_and_key(&certificates, &key)?;
+                builder.with_client_auth_cert(certificates_der, key).map_err(unsupported)?
+            }
+        };
+        config.resumption = Resumption::disabled();
+        Ok(TlsContext(Config::Client(Arc::new(config))))
+    }
+
+    /// `server_name`: expected name of the peer, for an upstream connection.
+    #[pyo3(signature = (server_name))]
+    fn connection(&self, server_name: Option<&str>) -> PyResult<Tls> {
+        let session = match (&self.0, server_name) {
+            (Config::Server(config), _) => {
+                Session::Server(Box::new(UnbufferedServerConnection::new(config.clone()).map_err(unsupported)?))
+            }
+            (Config::Client(config), name) => {
+                let name = ServerName::try_from(name.unwrap_or_default().to_owned()).map_err(unsupported)?;
+                Session::Client(Box::new(UnbufferedClientConnection::new(config.clone(), name).map_err(unsupported)?))
+            }
+        };
+        Ok(Tls::new(session))
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn versions(min_version: &str) -> &'static [&'static SupportedProtocolVersion] {
+    static NEWEST: [&SupportedProtocolVersion; 1] = [&TLS13];
+    if min_version == "1.3" { &NEWEST } else { rustls::DEFAULT_VERSIONS }
+}
+
+fn certificates_and_key(
+    certificates: &[u8],
+    key: &[u8],
+) -> PyResult<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let certificates_der =
+        CertificateDer::pem_slice_iter(certificates).collect::<Result<Vec<_>, _>>().map_err(unsupported)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(unsupported)?;
+    Ok((certificates_der, key))
+}
+
+fn unsupported(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
