@@ -216,8 +216,25 @@ def append_small(setup: Setup, topic: str, count: int) -> float:
         return cpu_seconds(setup.pid) - before
 
 
+def idle_kb(setup: Setup, connections: int) -> float:
+    """Resident memory of an idle connection, after some others: the first ones load code and fill buffers."""
+    with ExitStack() as stack:
+
+        def open_some(count: int) -> None:
+            for _ in range(count):
+                stack.enter_context(setup.connect()).api_versions()
+
+        open_some(connections // 3)
+        before = rss_kb(setup.pid)
+        open_some(connections)
+        return (rss_kb(setup.pid) - before) / connections
+
+
 def measure(setup: Setup, number: int, byte_count: int, connections: int) -> None:
     pid, topic = setup.pid, re.sub(r"[^a-z]+", "-", f"secured {setup.name}".lower())
+    if not number:
+        # In memory that no earlier connection has left.
+        setup.record(OPEN, idle_kb(setup, connections))
     small = 10 * connections
     start = number * (byte_count // _VALUE_BYTES + 1)
     gigabytes = byte_count / 1e9
@@ -235,13 +252,6 @@ def measure(setup: Setup, number: int, byte_count: int, connections: int) -> Non
     before = cpu_seconds(pid)
     connect_and_close()
     setup.record(CONNECTED, (cpu_seconds(pid) - before) * 1000 / connections)
-    resident_kb = rss_kb(pid)
-    there = [setup.connect() for _ in range(connections)]
-    for each in there:
-        each.api_versions()
-    setup.record(OPEN, (rss_kb(pid) - resident_kb) / connections)
-    for each in there:
-        each.close()
 
 
 def stall(setup: Setup, connections: int) -> None:
@@ -274,7 +284,6 @@ def main() -> int:
                     }  # warm-up round; only its memory counts, because later rounds reuse it
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
         for setup in measured:
-            setup.observed[OPEN] = setup.observed[OPEN][:1]
             if setup.secured:
                 stall(setup, 3 * connections)
     by_name = {setup.name: setup for setup in measured}
