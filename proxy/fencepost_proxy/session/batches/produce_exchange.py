@@ -110,13 +110,15 @@ class Answering:
     starts_queried: bool = False
     stated: frozenset[str] = frozenset()
     open_records: int | None = None
+    throttle_time_ms: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class ProduceExchange:
     """`results` fills up with the final result of each partition; `pending_appends` are the appends to checked ones.
 
-    - `pending_response` – of its client. `answer_by` – when it must get an answer, monotonic seconds.
+    - `pending_response` – of its client. `answer_by` – when it must get an answer, monotonic seconds. `partitions` – of
+      its request, in that order.
     - `sent` – the partitions whose batches went upstream.
     - `sequencer_seconds` – how long it has waited for sequencers and barriers so far.
     """
@@ -128,13 +130,15 @@ class ProduceExchange:
     results: Results = field(default_factory=Results)
     sent: set[TopicPartition] = field(default_factory=set)
     sequencer_seconds: float = 0.0
-    throttle_time_ms: int = 0
     checks: Checks = field(default_factory=Checks)
     submission: Submission = field(default_factory=Submission)
     answering: Answering = field(default_factory=Answering)
     pending_response: PendingResponse = field(init=False)
+    partitions: list[TopicPartition] = field(init=False)
 
     def __post_init__(self) -> None:
+        topics = self.request.topics
+        self.partitions = [TopicPartition(topic.name, data.partition) for topic in topics for data in topic.partitions]
         version, correlation_id = self.request.api_version, self.request.correlation_id
         self.pending_response = PendingResponse(PRODUCE, version, correlation_id, Answer.MADE_HERE)
 
@@ -156,7 +160,7 @@ class ProduceExchange:
 
     @property
     def complete(self) -> bool:
-        return self.results.keys() >= {*self.partitions()}
+        return all(map(self.results.__contains__, self.partitions))
 
     @property
     def refused(self) -> bool:
@@ -176,18 +180,13 @@ class ProduceExchange:
         """acks=0: the client reads no answer."""
         return self.request.acks == 0
 
-    def partitions(self) -> list[TopicPartition]:
-        return [
-            TopicPartition(topic.name, data.partition) for topic in self.request.topics for data in topic.partitions
-        ]
-
     # ---- what goes upstream
 
     def unsent(self) -> list[TopicPartition]:
         """What can be sent now: what is admitted, and what needs no admission."""
         blocked = self.pending_appends.keys() - {pending.partition for pending in self.submission.admitted}
         done = self.results.keys() | self.sent | blocked
-        return [key for key in self.partitions() if key not in done]
+        return [key for key in self.partitions if key not in done]
 
     def upstream_request(self, unsent: Collection[TopicPartition]) -> ProduceRequest:
         """What may be sent and is not sent yet, fenced. acks=all if an append is fenced.
@@ -243,7 +242,7 @@ class ProduceExchange:
             TopicResult("", topic.topic_id, tuple(PartitionResult(data.partition, error) for data in topic.partitions))
             for topic, error in self.received.not_found
         )
-        response = ProduceResponse(self.request.correlation_id, topics + not_found, self.throttle_time_ms)
+        response = ProduceResponse(self.request.correlation_id, topics + not_found, self.answering.throttle_time_ms)
         return [encode_produce_response(response, self.request.api_version)]
 
 

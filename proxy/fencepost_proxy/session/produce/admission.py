@@ -296,7 +296,7 @@ class Admission(Part):
             self._sequencers.cancel(pending)
         submission.admitted, submission.to_submit = [], []
         first = next(produce.refusals())
-        for key in produce.partitions():
+        for key in produce.partitions:
             if key not in produce.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
                 result = PartitionResult(key.partition, first.error_code, error_message=message)
@@ -323,7 +323,7 @@ class Admission(Part):
                 or produce.silent
                 or produce.request.transactional_id is not None
             ):
-                left = set(produce.partitions()) - produce.results.keys() | set(self._refusals.unproved(produce))
+                left = set(produce.partitions) - produce.results.keys() | set(self._refusals.unproved(produce))
                 for key in left:
                     produce.results.override(key, retriable(key, "TRY_AGAIN the proxy closes this connection"))
                 self._state.commands.append(Count("refusal", "try_again"))
@@ -339,7 +339,7 @@ class Admission(Part):
                 if pending is not None:
                     self._sequencers.cancel(pending)
             if produce.sent:  # in part: it goes on as one of `in_flight`, until that is answered
-                for key in produce.partitions():
+                for key in produce.partitions:
                     if key not in produce.sent and key not in produce.results:
                         produce.results.refuse(key, retriable(key, "TRY_AGAIN not sent: its connection ended"))
                 self._completion.finish(produce)

@@ -185,7 +185,7 @@ class Completion(Part):
             message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
             results = {
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
-                for key in produce.partitions()
+                for key in produce.partitions
             }
             message = "TRY_AGAIN Kafka did not confirm in time that this client may write"
             unreported = self._refusals.unproved(produce)

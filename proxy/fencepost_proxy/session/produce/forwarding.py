@@ -65,7 +65,8 @@ class Forwarding(Part):
             }
             if answers.keys() != queried:
                 raise UpstreamProtocolError(f"the broker answered for {sorted(answers)} instead of {sorted(queried)}")
-            produce.throttle_time_ms = max(produce.throttle_time_ms, response.throttle_time_ms)
+            answering = produce.answering
+            answering.throttle_time_ms = max(answering.throttle_time_ms, response.throttle_time_ms)
             self.answered(produce, answers)
 
         return inner_response(PRODUCE, version, produce.request.correlation_id, on_response)

@@ -123,7 +123,7 @@ class Refusals(Part):
                 self._proved(produce, topic, answer)
             answered()
 
-        partitions = {name: next(k.partition for k in produce.partitions() if k.topic == name) for name in topics}
+        partitions = {name: next(k.partition for k in produce.partitions if k.topic == name) for name in topics}
         self._proofs.query_write(produce.request, partitions, done)
 
     def _proved(self, produce: ProduceExchange, topic: str, answer: PartitionResult) -> None:

@@ -53,7 +53,7 @@ class TransactionalAppends(Part):
         produce = ProduceExchange(request)
         self._queue.expect(produce.pending_response)
         self._holds.made_here += 1
-        for key in produce.partitions():
+        for key in produce.partitions:
             produce.results.refuse(key, PartitionResult(partition=key.partition, error_code=denied))
         self._queue.end(produce.pending_response, produce.response())
 
