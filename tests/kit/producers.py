@@ -190,7 +190,8 @@ class Confluent:
         self, bootstrap: str, *, kind: Any = confluent_kafka.Producer, seconds: float = WAIT_SECONDS, **settings: Any
     ) -> None:
         self._seconds, self._ours = seconds, kind is not confluent_kafka.Producer
-        dotted = {name.replace("_", "."): value for name, value in settings.items()}
+        # Callbacks are named as in Python.
+        dotted = {name if callable(value) else name.replace("_", "."): value for name, value in settings.items()}
         quiet = {"log_level": 0, "error_cb": lambda error: None}
         self._producer = kind({"bootstrap.servers": bootstrap, **quiet, **dotted})
         if "transactional_id" in settings:
