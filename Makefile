@@ -88,9 +88,13 @@ spark-faults: jars  ## Spark drivers, tasks, executors, checkpoints, proxy and b
 crash-steps: jars  ## a topic grows, and the proxy dies before and after each step, or the broker does
 	@$(PYTEST) -q -m "" -k killed --durations=0 tests/integration/test_partition_expansion.py
 
-bench: jars  ## all routes to Kafka measured in one run, then TLS; BENCH="--quick --only 'produce*'" (without TLS; docs/performance.md)
+bench: jars  ## all routes to Kafka measured in one run, then TLS, several proxies, Metadata; BENCH="--only 'produce*'" for less (docs/performance.md)
 	@$(BIN)/python -m benchmarks $(BENCH)
-	@$(if $(findstring --only,$(BENCH)),,$(BIN)/python -m benchmarks.secured $(findstring --quick,$(BENCH)))
+ifeq (,$(findstring --only,$(BENCH)))
+	@$(BIN)/python -m benchmarks.secured $(findstring --quick,$(BENCH))
+	@$(BIN)/python -m benchmarks.claims
+	@$(BIN)/python -m benchmarks.metadata
+endif
 
 test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
