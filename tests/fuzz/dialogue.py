@@ -276,9 +276,6 @@ class FuzzServices(Counting):
         if version != UNKNOWN_VERSION and not APIS[api_key].serves(version):
             raise Failure("a request is counted for a version that is not served", (api_key, version))
 
-    def kafka_refused(self, error_code: int) -> None: ...
-    def upstream_lost(self) -> None: ...
-
     def sequencer_waited(self, seconds: float) -> None:
         if seconds < 0:
             raise Failure("a wait of negative length", seconds)
@@ -292,14 +289,8 @@ class FuzzServices(Counting):
     def unread_bytes(self, connection: int) -> int:
         return self.unread.get(connection, 0)
 
-    def reserve(self, byte_count: int) -> bool:
-        if byte_count > self.free_bytes:
-            return False
-        self.free_bytes -= byte_count
-        return True
-
     def release(self, byte_count: int) -> None:
-        self.free_bytes += byte_count
+        super().release(byte_count)
         if self.free_bytes > self.memory_bytes:
             raise Failure("more memory was released than reserved", self.free_bytes - self.memory_bytes)
 

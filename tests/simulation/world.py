@@ -364,25 +364,9 @@ class Proxy(Counting):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return endpoint
 
-    def count_request(self, api_key: int, version: int) -> None: ...
-    def kafka_refused(self, error_code: int) -> None: ...
-    def upstream_lost(self) -> None: ...
-    def sequencer_waited(self, seconds: float) -> None: ...
-    def forwarded(self, waited_seconds: float) -> None: ...
-    def answered(self, waited_seconds: float) -> None: ...
-
     def unread_bytes(self, connection: int) -> int:
         proxied = self.proxied_connections.get(connection)
         return 0 if proxied is None else proxied.received_bytes + proxied.client.to_b.unread_bytes - proxied.fed_bytes
-
-    def reserve(self, byte_count: int) -> bool:
-        if byte_count > self.free_bytes:
-            return False
-        self.free_bytes -= byte_count
-        return True
-
-    def release(self, byte_count: int) -> None:
-        self.free_bytes += byte_count
 
     # ---- connections
 

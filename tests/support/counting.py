@@ -1,4 +1,4 @@
-"""The services that a session needs for partition-count checks, for tests without a process."""
+"""Services of a session, for tests without a process: partition-count checks, memory, and unobserved metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class StartsKnown(IdempotenceMemory):
 
 class Counting:
     """Append barriers that the test controls. `partition_counts` – from metadata. `confirmed_at` – time of the last
-    query. `absent` – topics that metadata lacks. `served` – counts reported to clients."""
+    query. `absent` – topics that metadata lacks. `served` – counts reported to clients. `free_bytes` – of the memory
+    budget."""
+
+    free_bytes: int
 
     def __init__(self) -> None:
         self.native = native_of(self)
@@ -76,3 +79,19 @@ class Counting:
 
     def barrier_waited(self, seconds: float) -> None:
         self.waited.append(seconds)
+
+    def reserve(self, byte_count: int) -> bool:
+        if byte_count > self.free_bytes:
+            return False
+        self.free_bytes -= byte_count
+        return True
+
+    def release(self, byte_count: int) -> None:
+        self.free_bytes += byte_count
+
+    def count_request(self, api_key: int, version: int) -> None: ...
+    def kafka_refused(self, error_code: int) -> None: ...
+    def upstream_lost(self) -> None: ...
+    def sequencer_waited(self, seconds: float) -> None: ...
+    def forwarded(self, waited_seconds: float) -> None: ...
+    def answered(self, waited_seconds: float) -> None: ...

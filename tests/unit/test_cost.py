@@ -356,7 +356,9 @@ _WARM_UP, _MEASURED, _WEIGHED = 24, 3, 8
 _SNAPSHOTS, _BETWEEN_SNAPSHOTS = 2, 40
 _CONNECTIONS = 20
 #: Not counted: the stand-ins for the services of the dispatcher.
-_STAND_INS = frozenset({__file__, ServicesStandIn.policy.__code__.co_filename})
+_STAND_INS = frozenset(
+    {__file__, *(each.__code__.co_filename for each in (ServicesStandIn.policy, ServicesStandIn.release))}
+)
 _NOTHING_MUCH = CASES["Heartbeat, relayed"](0)
 
 Report = Callable[[Sequence[Piece]], None]

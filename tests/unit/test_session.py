@@ -103,24 +103,8 @@ class ServicesStandIn(Counting):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000 + endpoint.node_id, endpoint.rack)
 
-    def count_request(self, api_key: int, version: int) -> None: ...
-    def kafka_refused(self, error_code: int) -> None: ...
-    def upstream_lost(self) -> None: ...
-    def sequencer_waited(self, seconds: float) -> None: ...
-    def forwarded(self, waited_seconds: float) -> None: ...
-    def answered(self, waited_seconds: float) -> None: ...
-
     def unread_bytes(self, connection: int) -> int:
         return self.unread
-
-    def reserve(self, byte_count: int) -> bool:
-        if byte_count > self.free_bytes:
-            return False
-        self.free_bytes -= byte_count
-        return True
-
-    def release(self, byte_count: int) -> None:
-        self.free_bytes += byte_count
 
 
 class Unchanged:
