@@ -17,7 +17,6 @@ from functools import partial
 
 import pytest
 
-from fencepost_proxy.session.frames import messages
 from fencepost_proxy.transport.native_tls import NativeTlsSocket
 from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers, ProxiedSocket
@@ -50,9 +49,13 @@ class CountingSocket(TlsSocket):
 
 
 class NativeCountingSocket(NativeTlsSocket):
-    """Its reads are counted by `count_reads`; its writes are not."""
+    """Its reads are counted by `count_reads`; its writes are not. `read_by_python` – reads of Python."""
 
-    reads = writes = 0
+    reads = writes = read_by_python = 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.read_by_python += 1
+        return super().recv_into(buffer)
 
 
 Counting = CountingSocket | NativeCountingSocket
@@ -273,11 +276,28 @@ async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Autho
         assert await both.client.receive(len(frame)) == frame
         await answering
         assert both.proxied.client.unsent is None
-        # And: where native code encrypts, it has relayed all of the frame itself.
-        if both.near_client.native is not None:
-            assert isinstance(both.proxied.driver, Driver)
-            assert not both.proxied.driver.observed(messages.UpstreamBytes)
         assert unflushed_bytes(both.near_client) == 0
+
+
+@in_event_loop
+async def test_frame_for_a_slow_client_stays_in_native_code(authority: Authority, server: Certificate) -> None:
+    async with secured_connection(authority, server, narrow=True) as both:
+        if not isinstance(both.near_broker, NativeCountingSocket):
+            return
+        await both.query()
+        frame = response(1, os.urandom(ANSWER_BYTES))
+        records = both.broker.records(frame)
+        # Given: the client has not taken some bytes, too few to stop reading from Kafka.
+        both.broker.sock.sendall(b"".join(records[:4]))
+        await until_async(lambda: both.proxied.client.unsent is not None, "unsent bytes")
+        assert 0 < unsent_bytes(both.proxied.client) <= UNSENT_BYTES_MAX
+        # When: the rest comes, and the client reads.
+        sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(both.broker.sock, b"".join(records[4:])))
+        await asyncio.sleep(0.1)
+        assert await both.client.receive(len(frame)) == frame
+        await sending
+        # Then: Python has read nothing of it.
+        assert both.near_broker.read_by_python == 0
 
 
 @in_event_loop
