@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from release.source import ReleaseError, Source
 
@@ -163,7 +164,7 @@ def crates(tree: Path) -> list[dict[str, Any]]:
             "type": "library",
             "name": each["name"],
             "version": each["version"],
-            "purl": f"pkg:cargo/{each['name']}@{each['version']}",
+            "purl": f"pkg:cargo/{each['name']}@{quote(each['version'])}",
             "hashes": [{"alg": "SHA-256", "content": each["checksum"]}],
         }
         for each in locked

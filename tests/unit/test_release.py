@@ -167,7 +167,7 @@ def test_bill_of_materials_has_every_crate() -> None:
     locked = (ROOT / "native" / "Cargo.lock").read_text().count("\nsource = ")
     found = crates(ROOT)
     assert len(found) == locked > 10
-    assert all(re.fullmatch(r"pkg:cargo/[\w-]+@[\d.]+", each["purl"]) for each in found)
+    assert all(re.fullmatch(r"pkg:cargo/[\w-]+@[\d.]+(%2B[\w-]+)?", each["purl"]) for each in found)
 
 
 def test_foreign_wheels_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
