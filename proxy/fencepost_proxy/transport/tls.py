@@ -154,6 +154,11 @@ class TlsSocket:
         """What encrypts, if that is native code."""
         return None
 
+    @property
+    def is_openssl(self) -> bool:
+        """Whether what it refuses is refused."""
+        return self.native is None
+
     def failure(self) -> OSError | None:
         """Why native code failed."""
         return None

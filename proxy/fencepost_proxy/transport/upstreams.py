@@ -139,7 +139,7 @@ class Upstreams:
             async with asyncio.timeout(remaining(deadline)):
                 await secure(secured)
         except ssl.SSLError:
-            if secured.native is None:
+            if secured.is_openssl:
                 raise
         else:
             return secured
