@@ -164,7 +164,7 @@ class OfHaproxy:
     def goal(self, route: str, value: float) -> Goal | None:
         if self.less is not None:
             return Goal("at_least", value - self.less, f"HAProxy − {self.less:g}")
-        factor = self.off if route.endswith("checks off") else self.on
+        factor = self.off if route in (PRODUCT, f"{PRODUCT}, checks off") else self.on
         return None if factor is None else Goal("at_most", factor * value, f"{factor:g} × HAProxy")
 
 

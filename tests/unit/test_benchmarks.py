@@ -50,6 +50,8 @@ def test_goals_are_relative_to_haproxys_figures_of_the_run() -> None:
         Row("produce", "HAProxy (TCP)", CPU_PER_GB, (0.5, 0.6, 0.7)),
         Row("produce", "HAProxy (TCP)", OF_DIRECT, (0.9,)),
         Row("one in flight", "HAProxy (TCP)", P50, (150.0,)),
+        Row("consume", "HAProxy (TCP)", CPU_PER_GB, (0.4,)),
+        Row("consume", "fencepost", CPU_PER_GB, (0.3,)),
         Row("produce", "fencepost, checks off", CPU_PER_GB, (0.6,)),
         Row("produce", "fencepost, checks on", CPU_PER_GB, (0.73,)),
         Row("produce", "fencepost, checks on", OF_DIRECT, (0.88,)),
@@ -57,8 +59,9 @@ def test_goals_are_relative_to_haproxys_figures_of_the_run() -> None:
         Row("conditional", "fencepost, checks on", P50, (140.0,)),
         Row("one in flight", "fencepost, checks on", P50, (140.0,)),
     ]
-    found = [row.goal and str(row.goal) for row in with_goals(rows, peers=[])[3:]]
+    found = [row.goal and str(row.goal) for row in with_goals(rows, peers=[])[4:]]
     assert found == [
+        "≤ 0.28 (0.7 × HAProxy)",
         "≤ 0.6 (1 × HAProxy)",
         "≤ 0.72 (1.2 × HAProxy)",
         "≥ 0.88 (HAProxy − 0.02)",
@@ -66,7 +69,7 @@ def test_goals_are_relative_to_haproxys_figures_of_the_run() -> None:
         None,
         None,
     ]
-    without = with_goals(rows[3:], peers=[])
+    without = with_goals(rows[4:], peers=[])
     assert all(row.goal is None for row in without)
 
 
