@@ -61,14 +61,16 @@ NewProcess == [phase |-> "down", end |-> 0, epoch |-> 0, base |-> 0, view |-> 1,
                fresh |-> FALSE, confirmed |-> FALSE, proposal |-> <<>>, strays |-> 0]
 
 NewAppend == [status |-> "new", result |-> "none", process |-> Nothing, expected |-> 0, after |-> 0,
-              epoch |-> 0, seq |-> 0, sends |-> 0, acknowledged |-> "no", unknown |-> FALSE]
+              epoch |-> 0, seq |-> 0, sends |-> 0, acknowledged |-> "no", unknown |-> FALSE,
+              lost |-> FALSE]
 
 EarlierBatch == [kind |-> "fenced", base |-> 0, count |-> Earlier, epoch |-> 0, seq |-> 0, fenceBase |-> 0, append |-> 0,
                  content |-> "earlier", expected |-> 0, after |-> 0, from |-> Nothing, moved |-> FALSE]
 
 \* Of one record each, after the earlier ones.
 LostAppend(a) == [NewAppend EXCEPT !.status = "answered", !.result = "unknown", !.process = CHOOSE p \in Serving : TRUE,
-                    !.expected = Earlier + a - 1, !.after = a - 1, !.seq = Earlier + a - 1, !.sends = 1, !.unknown = TRUE]
+                    !.expected = Earlier + a - 1, !.after = a - 1, !.seq = Earlier + a - 1, !.sends = 1, !.unknown = TRUE,
+                    !.lost = TRUE]
 
 Plain(base, count) == [kind |-> "plain", base |-> base, count |-> count, epoch |-> -1, content |-> "other"]
 
@@ -197,9 +199,9 @@ BaseStored(p, view) ==
 (* by an acknowledgement, or the log end was read just now and nothing was *)
 (* sent since.                                                             *)
 (***************************************************************************)
-\* An append with an unknown outcome, whose sequence is not used: it may still be appended.
+\* An append without any answer, whose sequence is not used: it may still be appended.
 MayBeQueued(p) == \E a \in At(p, {"answered"}) :
-    append[a].result = "unknown" /\ append[a].sends > 0 /\ append[a].expected + Sizes[a] > proc[p].end
+    append[a].result = "unknown" /\ append[a].lost /\ append[a].expected + Sizes[a] > proc[p].end
 
 PredecessorIsSent(a) == IF append[a].after = 0 THEN TRUE ELSE append[append[a].after].status # "queued"
 
@@ -285,7 +287,7 @@ LoseConnection(p, lost) ==
     /\ Live(p)
     /\ append' = [a \in Appends |->
             IF a \notin InFlight(p) \cap lost THEN append[a]
-            ELSE IF Rule("a lost acknowledgement proves nothing") THEN [append[a] EXCEPT !.status = "in doubt"]
+            ELSE IF Rule("a lost acknowledgement proves nothing") THEN [append[a] EXCEPT !.status = "in doubt", !.lost = TRUE]
             ELSE [append[a] EXCEPT !.status = "answered", !.result = "success"]]
     /\ proc' = [proc EXCEPT ![p] = IF Rule("a new connection is unconfirmed") THEN Unconfirmed(@) ELSE @]
 
