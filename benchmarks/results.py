@@ -90,7 +90,7 @@ class Row:
             found["route"],
             found["measure"],
             tuple(found["values"]),
-            None if goal is None else Goal(goal["kind"], goal["limit"], goal["of"]),
+            None if goal is None else Goal(goal["kind"], goal["limit"], goal.get("of", "")),
             found.get("remark", ""),
         )
 

@@ -19,7 +19,16 @@ from fencepost_proxy.session.frames import messages
 from fencepost_proxy.session.frames.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN
 from fencepost_proxy.session.relay.fast_path import FastPath
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.transport.proxied_socket import Buffers, Paused, ProxiedSocket, Socket, next_limit
+from fencepost_proxy.transport.proxied_socket import (
+    Buffers,
+    Paused,
+    ProxiedSocket,
+    Socket,
+    encrypts_in_python,
+    error_of,
+    native_tls,
+    next_limit,
+)
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, METADATA, SASL_HANDSHAKE
 
@@ -86,7 +95,7 @@ class _ConnectionSocket(ProxiedSocket):
 
     def _may_pump(self, other: ProxiedSocket) -> bool:
         """Whether bytes may go from this socket to the other one in native code."""
-        if self.passing_bytes or self.encrypts_in_python or other.encrypts_in_python:
+        if self.passing_bytes or encrypts_in_python(self) or encrypts_in_python(other):
             return False
         return other.unsent is None and not (self.closing or other.closing)
 
@@ -95,7 +104,7 @@ class _ConnectionSocket(ProxiedSocket):
 
         Otherwise Python would get the frame that native code relays, and decrypt and encrypt the rest of it.
         """
-        return (self.native_tls or other.native_tls) is not None and not (self.passing_bytes or self.closing)
+        return (native_tls(self) or native_tls(other)) is not None and not (self.passing_bytes or self.closing)
 
     def _unread(self, data: memoryview) -> None:
         """Received bytes that native code is not done with."""
@@ -142,9 +151,9 @@ class _ConnectionSocket(ProxiedSocket):
         if ended == 0:
             self.close(monotonic())  # Kafka peers do not half-close
         elif ended is not None:
-            self.abort(self._error(ended))
+            self.abort(error_of(self, ended))
         if failed is not None:
-            other.abort(other._error(failed))
+            other.abort(error_of(other, failed))
         elif unsent is not None:
             other.keep(unsent)
         if rest is not None:
@@ -371,8 +380,8 @@ class ProxiedConnection:
         self.upstream = upstream = UpstreamSocket(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
         # Python's TLS has to know how many bytes of a frame are left.
-        in_pieces = not (self.client.encrypts_in_python or upstream.encrypts_in_python)
-        tls = self.client.native_tls, upstream.native_tls
+        in_pieces = not (encrypts_in_python(self.client) or encrypts_in_python(upstream))
+        tls = native_tls(self.client), native_tls(upstream)
         self.client.reader, upstream.reader = session.fast_path.native.connect(self, in_pieces=in_pieces, tls=tls)
         upstream.resume()
         self.client.resume(Paused.CONNECTING)

@@ -109,6 +109,23 @@ def _send_unpaced_within_this_host(sock: Socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, _NOT_PACING)
 
 
+def native_tls(proxied: ProxiedSocket) -> Tls | None:
+    """What encrypts in native code, once the handshake is complete."""
+    sock = proxied._sock
+    return sock.native if isinstance(sock, TlsSocket) else None
+
+
+def encrypts_in_python(proxied: ProxiedSocket) -> bool:
+    return proxied.secured and native_tls(proxied) is None
+
+
+def error_of(proxied: ProxiedSocket, number: int) -> OSError:
+    """`number`: from native code."""
+    sock = proxied._sock
+    failure = sock.failure() if isinstance(sock, TlsSocket) else None
+    return failure or OSError(number, os.strerror(number))
+
+
 class ProxiedSocket:
     """A subclass handles received bytes, spliced bytes and the end: `_received`, `_passed`, `_lost`.
 
@@ -159,20 +176,6 @@ class ProxiedSocket:
         self.read_bytes_max = 0  # no limit
         self.reader: Callable[[], None] | None = None
         self.closing_since: float | None = None
-
-    @property
-    def native_tls(self) -> Tls | None:
-        """What encrypts in native code, once the handshake is complete."""
-        return self._sock.native if isinstance(self._sock, TlsSocket) else None
-
-    @property
-    def encrypts_in_python(self) -> bool:
-        return self.secured and self.native_tls is None
-
-    def _error(self, number: int) -> OSError:
-        """Of native code."""
-        failure = self._sock.failure() if isinstance(self._sock, TlsSocket) else None
-        return failure or OSError(number, os.strerror(number))
 
     # ---- for the subclass
 

@@ -116,16 +116,43 @@ class Unused(ConnectionResetError):
     """The peer closed the connection before it sent a byte: a port check, as tools and load balancers make it."""
 
 
-class TlsSocket:
+class _OverSocket:
+    """Socket methods that TLS does not change."""
+
+    __slots__ = ("_raw", "family")
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._raw = raw
+        self.family = raw.family
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def setblocking(self, flag: bool, /) -> None:
+        self._raw.setblocking(flag)
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        self._raw.setsockopt(level, option, value)
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        return self._raw.getsockopt(level, option, size)
+
+    def getsockname(self) -> tuple[str, int]:
+        name: tuple[str, int] = self._raw.getsockname()
+        return name
+
+    def getpeername(self) -> tuple[str, int]:
+        name: tuple[str, int] = self._raw.getpeername()
+        return name
+
+
+class TlsSocket(_OverSocket):
     """`raw` – a connected, nonblocking socket; this object closes it.
 
     `server_hostname` – expected name of the peer, if this end is the client; None: this end is the server.
     """
 
-    __slots__ = (
-        *("_buffers", "_ended", "_greeted", "_owed_bytes", "_raw", "_records", "_ssl", "_unflushed", "_wakes_at"),
-        "family",
-    )
+    __slots__ = ("_buffers", "_ended", "_greeted", "_owed_bytes", "_records", "_ssl", "_unflushed", "_wakes_at")
 
     def __init__(
         self,
@@ -134,9 +161,8 @@ class TlsSocket:
         buffers: TlsBuffers,
         server_hostname: str | None = None,
     ) -> None:
+        super().__init__(raw)
         raw.setblocking(False)
-        self._raw = raw
-        self.family = raw.family
         self._buffers = buffers
         self._ssl = context.wrap_bio(
             buffers.incoming, buffers.outgoing, server_side=server_hostname is None, server_hostname=server_hostname
@@ -371,28 +397,6 @@ class TlsSocket:
             with contextlib.suppress(OSError):
                 ahead = self._raw.recv(waiting, socket.MSG_PEEK)
         return self._records.unread_bytes(ahead)
-
-    # ---- other socket methods
-
-    def fileno(self) -> int:
-        return self._raw.fileno()
-
-    def setblocking(self, flag: bool, /) -> None:
-        self._raw.setblocking(flag)
-
-    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
-        self._raw.setsockopt(level, option, value)
-
-    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
-        return self._raw.getsockopt(level, option, size)
-
-    def getsockname(self) -> tuple[str, int]:
-        name: tuple[str, int] = self._raw.getsockname()
-        return name
-
-    def getpeername(self) -> tuple[str, int]:
-        name: tuple[str, int] = self._raw.getpeername()
-        return name
 
 
 async def _at_once() -> None:
