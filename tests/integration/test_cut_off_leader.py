@@ -58,6 +58,19 @@ def lead(kafka: CutOffCluster, topic: str, node_id: int) -> None:
     until(led, f"broker {node_id} to lead {topic}", seconds=_PATIENCE_SECONDS)
 
 
+def coordinator(address: str, transactional_id: str) -> int:
+    """Its coordinator in this broker's metadata."""
+
+    def found() -> Any:
+        with Connection(address) as client:
+            request = FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id])
+            (answer,) = client.query(request, 4).coordinators
+        return None if answer.error_code else (answer.node_id,)
+
+    (node_id,) = until(found, "a coordinator", seconds=_PATIENCE_SECONDS)
+    return int(node_id)
+
+
 def retried(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any:
     def queried() -> Any:
         answer = query_message()
@@ -68,16 +81,19 @@ def retried(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """`believing` – proxies, one per test, that query `lost` first. `informed` queries only the `others`."""
+    """`believing` – proxies that query `lost` first. `informed` queries only the `others`.
+
+    `lost` was the coordinator of `old_id`, and not of `new_id`.
+    """
 
     kafka: CutOffCluster
     lost: int
     others: tuple[int, int]
     believing: tuple[ProxyProcess, ProxyProcess]
     informed: ProxyProcess
-    good: str
-    bad: str
     unchecked: str
+    old_id: str
+    new_id: str
 
     @property
     def still_believed(self) -> bool:
@@ -92,21 +108,30 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
         def proxy(name: str, *nodes: int) -> ProxyProcess:
             upstream = ",".join(map(kafka.wire, nodes))
             return stack.enter_context(
-                ProxyProcess(upstream, tmp_path_factory.mktemp(name), config=CHECKED_BY_NAME + LIMITS)
+                ProxyProcess(
+                    upstream,
+                    tmp_path_factory.mktemp(name),
+                    config=CHECKED_BY_NAME + LIMITS,
+                    module="tests.support.querying_first",
+                    environment={"FIRST": kafka.wire(nodes[0])},
+                )
             )
 
         lost = NODES[0]
         here, there = (each for each in NODES if each != lost)
         believing = proxy("believing", lost, here, there), proxy("believing too", lost, here, there)
-        good, bad, unchecked = unique_topic("checked"), unique_topic("checked"), unique_topic("plain")
+        unchecked = unique_topic("plain")
         with Connection(believing[0].bootstrap) as admin:
-            assert admin.create_topic(good, on=[here, there, lost]) == (OK, None)
-            assert admin.create_topic(bad, on=[there, here, lost]) == (OK, None)
             assert admin.create_topic(unchecked, on=[here, there, lost]) == (OK, None)
         lead(kafka, STATE_TOPIC, lost)
         for each in believing:
             assert unconditional(each, here, unchecked) == OK
 
+        names = iter(lambda: unique_topic("txn"), "")
+        old_id, new_id = (
+            next(name for name in names if (coordinator(kafka.wire(here), name) == lost) is old)
+            for old in (True, False)
+        )
         kafka.cut_off(lost)
         until(
             lambda: leader(kafka.wire(here), STATE_TOPIC) in (here, there),
@@ -114,7 +139,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
             seconds=_PATIENCE_SECONDS,
         )
         informed = proxy("informed", here, there)
-        yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, unchecked)
+        yield CutOff(kafka, lost, (here, there), believing, informed, unchecked, old_id, new_id)
 
 
 def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
@@ -144,21 +169,20 @@ def test_switched_on_check_applies_despite_old_leader_configs(cut_off: CutOff) -
     assert cut_off.still_believed
 
 
-def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["another-coordinator", "old-coordinator"])
+def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff, old: bool) -> None:
     kafka, lost, informed, believing = cut_off.kafka, cut_off.lost, cut_off.informed, cut_off.believing[1]
     here, there = cut_off.others
-    good, bad = cut_off.good, cut_off.bad
+    name = cut_off.old_id if old else cut_off.new_id
     assert cut_off.still_believed
 
     # Given a transaction through the informed proxy, with one matching and one stale expected offset,
-    name = unique_topic("txn")
-
-    def coordinator() -> int:
-        with Connection(kafka.wire(here)) as client:
-            (found,) = client.query(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
-        return int(found.node_id) if not found.error_code and found.node_id != lost else 0
-
-    node = until(coordinator, "a coordinator", seconds=_PATIENCE_SECONDS)
+    good, bad = unique_topic("checked"), unique_topic("checked")
+    with Connection(informed.bootstrap) as admin:
+        assert admin.create_topic(good, on=[here, there]) == (OK, None)
+        assert admin.create_topic(bad, on=[there, here]) == (OK, None)
+    until(lambda: coordinator(kafka.wire(here), name) != lost, "another coordinator", seconds=_PATIENCE_SECONDS)
+    node = coordinator(kafka.wire(here), name)
 
     def at(address: str, request: Any, version: int) -> Any:
         with Connection(address) as client:

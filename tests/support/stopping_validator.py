@@ -15,13 +15,12 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from fencepost_proxy.cli.main import main
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.session.frames.messages import ValidateCommit
 from fencepost_proxy.transactions import commit_validator as queries_to_send
-from fencepost_proxy.types import Monotonic
 from tests.kit.waiting import until
 from tests.support.mutants import Mutant, wrap
 
@@ -84,10 +83,10 @@ async def _stop(step: str, when: str) -> None:
 
 
 async def stopping_validate(
-    validate: Callable[..., Awaitable[queries_to_send.Decision]], self: Commits, requested: ValidateCommit
+    validate: Callable[..., Awaitable[queries_to_send.Decision]], self: Commits, requested: ValidateCommit, *of: Any
 ) -> queries_to_send.Decision:
     _validated.set(requested.transactional_id)
-    decision = await validate(self, requested)
+    decision = await validate(self, requested, *of)
     if decision.outcome is queries_to_send.Outcome.PASS:
         await _stop("verdict", "after")
     return decision
@@ -97,10 +96,10 @@ async def stopping_answer(
     answer: Callable[..., Awaitable[queries_to_send.Answer]],
     self: Commits,
     query: queries_to_send.CommitQuery,
-    deadline: Monotonic,
+    *of: Any,
 ) -> queries_to_send.Answer:
     await _stop(STEPS[type(query)], "before")
-    answered = await answer(self, query, deadline)
+    answered = await answer(self, query, *of)
     await _stop(STEPS[type(query)], "after")
     return answered
 

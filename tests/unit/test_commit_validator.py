@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from fencepost_policies.append import Append
+from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.transactions.commit_validator import (
     CheckedTopic,
@@ -495,6 +496,8 @@ def test_lagging_coordinator_defers_the_commit() -> None:
 def test_unknown_facts_always_defer_the_commit() -> None:
     assert World(abort_only_records=None).decision().outcome is Outcome.LATER
     assert World(transaction=TransactionIs(known=False)).decision().outcome is Outcome.LATER
+    elsewhere = World(transaction=TransactionIs(known=False, elsewhere=True)).decision()
+    assert (elsewhere.outcome, elsewhere.later) == (Outcome.LATER, Error.NOT_COORDINATOR)
     assert World(producers={}).decision().outcome is Outcome.LATER
     assert World(producers={A: ProducerAt(EPOCH, 0, 1)}, logs={A: None}).decision().outcome is Outcome.LATER
     validate = World().validate()

@@ -16,19 +16,21 @@ import pytest
 from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.fetches import Fetched
 from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import transactions as product
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.session.frames.messages import ValidateCommit
-from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs, Outcome, ReadBack
+from fencepost_proxy.transactions.commit_validator import V2_FROM, Decision, Logged, LogIs, Outcome, ReadBack
 from fencepost_proxy.transactions.table import Table
-from fencepost_proxy.types import Offset, TopicPartition
+from fencepost_proxy.types import NodeId, Offset, TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from tests.kit.waiting import until_async
 from tests.support.batches import batch, expecting
 
 TP = TopicPartition("orders", 0)
 ID, EPOCH = 7, 3
+COORDINATOR, ANOTHER = NodeId(1), NodeId(2)
 START = 10
 GZIP = 1
 QUERY = ReadBack(ID, TP, START)
@@ -60,7 +62,9 @@ class Log:
         first = offset - START
         return Fetched(b"".join(self.batches[first : first + self.fetched]), (), Offset(0))
 
-    async def describe(self, transactional_id: str, **_: object) -> Any:
+    async def describe_at(self, node_id: NodeId, transactional_id: str, **_: object) -> Any:
+        if node_id != COORDINATOR:
+            raise UpstreamUnavailable("another broker", error_code=Error.NOT_COORDINATOR)
         return SimpleNamespace(producer_id=ID, producer_epoch=EPOCH, state="Ongoing", partitions=frozenset({TP}))
 
     async def producer_at(self, *_: object, **__: object) -> Any:
@@ -269,7 +273,7 @@ def test_slow_commit_succeeds_at_a_later_try(scans: Scans) -> None:
         commits = commits_on(log, Limits(commit_wait_seconds=0.5))
         outcomes = [Outcome.LATER]
         while outcomes[-1] is Outcome.LATER and len(outcomes) < 30:
-            outcomes.append((await commits.validate(requested)).outcome)
+            outcomes.append((await commits.validate(requested, COORDINATOR)).outcome)
         return outcomes, len(commits._read)
 
     outcomes, remembered = asyncio.run(story())
@@ -278,6 +282,18 @@ def test_slow_commit_succeeds_at_a_later_try(scans: Scans) -> None:
     assert outcomes[-1] is Outcome.PASS
     assert scans.offsets == [START + i for i in range(6)]
     assert remembered == 0
+
+
+@pytest.mark.parametrize("node_id", [ANOTHER, None])
+def test_commit_through_another_broker_than_its_coordinator_is_none(scans: Scans, node_id: NodeId | None) -> None:
+    log = Log([at(START)])
+
+    async def story() -> Decision:
+        return await commits_on(log).validate(ValidateCommit(1, "transfer", ID, EPOCH, V2_FROM), node_id)
+
+    decision = asyncio.run(story())
+
+    assert (decision.outcome, decision.later) == (Outcome.LATER, Error.NOT_COORDINATOR)
 
 
 def test_only_so_many_batches_are_remembered(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse
 
 from fencepost_policies.append import Append
+from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.session.frames.services import RELAYED_VERSIONS, but_for
@@ -22,7 +23,7 @@ from tests.unit.test_session import HEARTBEAT, Talk, produce, produced, read, re
 
 TXN, ID, EPOCH = "transfer", 77, 3
 OK, NOT_LEADER, REQUEST_TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
-CONCURRENT, UNKNOWN_PRODUCER_ID, ABORTABLE = 51, 59, 120
+NOT_COORDINATOR, CONCURRENT, UNKNOWN_PRODUCER_ID, ABORTABLE = 16, 51, 59, 120
 LOADING, WRONG_COORDINATOR, INVALID_PRODUCER_ID_MAPPING, DENIED = 14, 16, 49, 53
 #: Of Produce requests.
 TRANSACTIONAL: Any = {"version": 11, "acks": -1, "transactional_id": TXN}
@@ -30,6 +31,7 @@ APPEND = Append("checked-a", 0, 1, expected_base_offset=5, producer_id=ID, produ
 PASS = Decision(Outcome.PASS, "passed")
 REFUSE = Decision(Outcome.REFUSE, "append_refused", "OFFSET_MISMATCH …")
 LATER = Decision(Outcome.LATER, "unknown")
+ELSEWHERE = Decision(Outcome.LATER, "unknown", later=Error.NOT_COORDINATOR)
 
 
 each_end = pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("it broke")])
@@ -99,15 +101,15 @@ def test_commit_waits_for_its_decision() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5])
-@pytest.mark.parametrize("decision", [REFUSE, LATER])
-def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, version: int) -> None:
+@pytest.mark.parametrize(("decision", "error"), [(REFUSE, None), (LATER, CONCURRENT), (ELSEWHERE, NOT_COORDINATOR)])
+def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, error: int | None, version: int) -> None:
     talk = proved_talk()
     commits(talk, decision, version=version)
     refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
     if decision is REFUSE:
         assert talk.next(m.Count).label == "commit_refused"
     answer = talk.answer()
-    assert code(answer, version) == (refused if decision is REFUSE else CONCURRENT)
+    assert code(answer, version) == error or refused
     if version >= 5:
         reported = EndTxnResponse.decode(answer, version=version, header=True, framed=True)
         assert (reported.producer_id, reported.producer_epoch) == (-1, -1)

@@ -201,6 +201,19 @@ class KafkaClient:
 
         return await self.query_any(find, timeout_seconds)
 
+    async def query_one(
+        self,
+        node_id: NodeId,
+        query: Callable[[BrokerConnection, Monotonic], Awaitable[_T]],
+        timeout_seconds: float | None,
+    ) -> _T:
+        """Queries this broker, and no other at a retry."""
+
+        async def once(deadline: Monotonic) -> _T:
+            return await query(await self.connected(node_id, Purpose.QUERIES, deadline), deadline)
+
+        return await self._until(self.deadline(timeout_seconds), f"broker {node_id}", once)
+
     async def query_broker(
         self, node_id: NodeId, calls: Callable[[BrokerConnection], Sequence[Call]], *, timeout_seconds: float
     ) -> list[Message]:

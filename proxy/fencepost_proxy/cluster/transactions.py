@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost_proxy.cluster.broker import BrokerConnection, Call
+from fencepost_proxy.cluster.broker import BrokerConnection, Call, UpstreamUnavailable
 from fencepost_proxy.cluster.client import TRANSACTION_COORDINATOR, KafkaClient
 from fencepost_proxy.cluster.responses import Retry, check, only
 from fencepost_proxy.errors import Error
@@ -31,21 +31,29 @@ class Transactions:
     async def describe(self, transactional_id: str, *, timeout_seconds: float | None = None) -> Described | None:
         """The coordinator's state of it (DescribeTransactions), None for an unknown transactional id.
 
+        A broker that is cut off from the others may name a former coordinator, whose state is old: see `describe_at`.
         Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
         """
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> Described | None:
-            message = Message(transactional_ids=[transactional_id])
-            answer = await connection.query(apis.DESCRIBE_TRANSACTIONS, message, at_most=0, deadline=deadline)
-            state = only(answer.transaction_states, "DescribeTransactions")
-            if state.error_code == TRANSACTIONAL_ID_NOT_FOUND:
-                return None
-            check(state.error_code, "DescribeTransactions")
-            return read_described(state)
+            return _described(await _state(connection, transactional_id, deadline))
 
         return await self.kafka.query_coordinator(
             transactional_id, query, timeout_seconds, key_type=TRANSACTION_COORDINATOR
         )
+
+    async def describe_at(
+        self, node_id: NodeId, transactional_id: str, *, timeout_seconds: float | None = None
+    ) -> Described | None:
+        """`describe`, by this broker. Raises UpstreamUnavailable, with error code 16 if it is not the coordinator."""
+
+        async def query(connection: BrokerConnection, deadline: Monotonic) -> Described | None:
+            state = await _state(connection, transactional_id, deadline)
+            if state.error_code == Error.NOT_COORDINATOR:
+                raise UpstreamUnavailable(f"broker {node_id} is not its coordinator", error_code=state.error_code)
+            return _described(state)
+
+        return await self.kafka.query_one(node_id, query, timeout_seconds)
 
     async def fence(self, described: Described, *, timeout_seconds: float | None = None) -> None:
         """Aborts the open transaction of its id on all partitions, and fences its producer.
@@ -68,6 +76,19 @@ class Transactions:
         await self.kafka.query_coordinator(
             described.transactional_id, query, timeout_seconds, key_type=TRANSACTION_COORDINATOR
         )
+
+
+async def _state(connection: BrokerConnection, transactional_id: str, deadline: Monotonic) -> Message:
+    message = Message(transactional_ids=[transactional_id])
+    answer = await connection.query(apis.DESCRIBE_TRANSACTIONS, message, at_most=0, deadline=deadline)
+    return only(answer.transaction_states, "DescribeTransactions")
+
+
+def _described(state: Message) -> Described | None:
+    if state.error_code == TRANSACTIONAL_ID_NOT_FOUND:
+        return None
+    check(state.error_code, "DescribeTransactions")
+    return read_described(state)
 
 
 def read_described(state: Message) -> Described:

@@ -36,6 +36,7 @@ from fencepost_proxy.transactions.watched import Leaders
 from fencepost_proxy.transactions.watching import Pace
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.transport.listeners import Listeners
+from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.state_records import StateRecord
 
@@ -119,6 +120,21 @@ class ClusterView:
             topic_id=self.topic_id,
             metrics=self._metrics,
         )
+
+    def broker_of(self, listener: NodeId | None, address: Address | None) -> NodeId | None:
+        """The broker of a client's upstream connection to `address`, None if that is not known.
+
+        `listener`: the broker of the client's listener, None for bootstrap. Bootstrap addresses may be names that no
+        broker advertises, unless there is only one broker.
+        """
+        if self.sidecar is not None:
+            return self.sidecar.node_id
+        if listener is not None:
+            return listener
+        brokers = self.kafka.brokers
+        if len(brokers) == 1:
+            return next(iter(brokers))
+        return next((node_id for node_id, each in brokers.items() if each == address), None)
 
     def _commits(self) -> Commits:
         return Commits(

@@ -45,7 +45,7 @@ class SessionRequests:
             case sessions.GroupQuery():
                 return self._query(connection, command)
             case sessions.ValidateCommit():
-                return self._validate(command)
+                return self._validate(command, proxied)
             case sessions.RecordAbortOnly():
                 return self._record(command)
             case sessions.ClearAbortOnly():
@@ -72,8 +72,9 @@ class SessionRequests:
         self.queried()
         return sessions.Replied(query.token, reply)
 
-    async def _validate(self, requested: sessions.ValidateCommit) -> sessions.Event:
-        return sessions.CommitDecided(requested.token, await self.cluster.commits.validate(requested))
+    async def _validate(self, requested: sessions.ValidateCommit, proxied: ProxiedConnection | None) -> sessions.Event:
+        node_id = None if proxied is None else self.cluster.broker_of(proxied.node_id, proxied.upstream_address)
+        return sessions.CommitDecided(requested.token, await self.cluster.commits.validate(requested, node_id))
 
     async def _record(self, requested: sessions.RecordAbortOnly) -> sessions.Event:
         stored = await self.cluster.commits.record_abort_only(requested.abort_only, requested.instead_of)

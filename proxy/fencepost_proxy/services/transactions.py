@@ -25,7 +25,7 @@ from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
 from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import FencepostError, LimitError
+from fencepost_proxy.errors import Error, FencepostError, LimitError
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.session.batches.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.session.frames.messages import ValidateCommit
@@ -54,7 +54,7 @@ from fencepost_proxy.transactions.commit_validator import (
     TransactionIs,
 )
 from fencepost_proxy.transactions.table import Table
-from fencepost_proxy.types import Monotonic, Offset, ProducerId
+from fencepost_proxy.types import Monotonic, NodeId, Offset, ProducerId
 from fencepost_proxy.wire.batch import BatchHeader, split_batches
 from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
 from fencepost_proxy.wire.compression import MalformedBatch
@@ -158,11 +158,14 @@ class Commits:
 
     # ---- commits
 
-    async def validate(self, requested: ValidateCommit) -> Decision:
-        """Validate a commit within `limits.commit_wait_seconds`; never raises."""
+    async def validate(self, requested: ValidateCommit, node_id: NodeId | None) -> Decision:
+        """Validate a commit within `limits.commit_wait_seconds`; never raises.
+
+        `node_id`: of the broker that the commit goes to, None if that is not known.
+        """
         began = time.monotonic()
         try:
-            decision = await self._validate(requested)
+            decision = await self._validate(requested, node_id)
         except Exception as error:
             _log.crash("commit validation crashed", error)
             decision = Decision(Outcome.LATER, "unknown", f"commit validation crashed: {error!r}")
@@ -187,7 +190,7 @@ class Commits:
             )
         return decision
 
-    async def _validate(self, requested: ValidateCommit) -> Decision:
+    async def _validate(self, requested: ValidateCommit, node_id: NodeId | None) -> Decision:
         deadline = deadline_in(self._limits.commit_wait_seconds)
         validate = CommitValidator(
             self._table,
@@ -202,7 +205,9 @@ class Commits:
         queried: set[asyncio.Task[Answer]] = set()
         try:
             while not isinstance(stated, Decision):
-                queried.update(asyncio.create_task(self._answer(query, deadline), name=f"{query}") for query in stated)
+                queried.update(
+                    asyncio.create_task(self._answer(query, node_id, deadline), name=f"{query}") for query in stated
+                )
                 done, queried = await asyncio.wait(
                     queried, timeout=remaining(deadline), return_when=asyncio.FIRST_COMPLETED
                 )
@@ -220,7 +225,7 @@ class Commits:
             for each in queried:
                 each.cancel()
 
-    async def _answer(self, query: CommitQuery, deadline: Monotonic) -> Answer:
+    async def _answer(self, query: CommitQuery, node_id: NodeId | None, deadline: Monotonic) -> Answer:
         """Run a query; a failure is a result too."""
         try:
             match query:
@@ -231,10 +236,7 @@ class Commits:
                         self._state().view.abort_only_records.of(producer_id, producer_epoch) if fresh else None
                     )
                 case QueryTransaction(transactional_id):
-                    found = await self._transactions.describe(transactional_id, timeout_seconds=remaining(deadline))
-                    if found is None:
-                        return TransactionIs(known=True)
-                    return TransactionIs(True, found.producer_id, found.producer_epoch, found.state, found.partitions)
+                    return await self._transaction_at(node_id, transactional_id, deadline)
                 case QueryProducers(producer_id, partitions):
                     states = await self._producers.producer_at(
                         ProducerId(producer_id), partitions, timeout_seconds=remaining(deadline)
@@ -266,6 +268,22 @@ class Commits:
                 return ProducersAre({})
             case ReadBack(_, partition):
                 return LogIs(partition, None)
+
+    async def _transaction_at(
+        self, node_id: NodeId | None, transactional_id: str, deadline: Monotonic
+    ) -> TransactionIs:
+        elsewhere = TransactionIs(known=False, elsewhere=True)
+        if node_id is None:
+            return elsewhere
+        try:
+            found = await self._transactions.describe_at(node_id, transactional_id, timeout_seconds=remaining(deadline))
+        except UpstreamUnavailable as error:
+            if error.error_code == Error.NOT_COORDINATOR:
+                return elsewhere
+            raise
+        if found is None:
+            return TransactionIs(known=True)
+        return TransactionIs(True, found.producer_id, found.producer_epoch, found.state, found.partitions)
 
     # ---- the log
 

@@ -12,7 +12,9 @@ How it decides
 --------------
 1. What this process knows (`table.py`): an append was refused -> REFUSE, has no answer yet -> LATER.
 2. At the same time: the state topic, read to its current end (`topics/abort_only.py`: refusals of all processes), and
-   the transaction at its coordinator. If it is not ongoing, or not this producer's any more, Kafka itself answers.
+   the transaction at the broker that the commit goes to, if that is its coordinator: a former coordinator that is cut
+   off answers with old state, and cannot commit. If it is not ongoing, or not this producer's any more, Kafka itself
+   answers.
 3. For each checked partition of the transaction: the producer's state at the leader. If it equals what this process saw
    appended, no append is missing or at another offset, since sequences have no gaps.
 4. Otherwise the log, from the transaction's first offset: the headers of each batch state its expected offset. Batches
@@ -39,6 +41,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from fencepost_policies.values import value
+from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.abort_only import AbortOnly
 from fencepost_proxy.transactions.table import Table, Transaction, Written
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
@@ -57,12 +60,13 @@ class Outcome(Enum):
 @value
 class Decision:
     """`reason`: for the metrics; `message`: for users; `abort_only_transactions`: the state topic has records of the
-    transaction."""
+    transaction; `later`: Kafka's error code for LATER."""
 
     outcome: Outcome
     reason: str
     message: str = ""
     abort_only_transactions: bool = False
+    later: Error = Error.CONCURRENT_TRANSACTIONS
 
 
 # ------------------------------------------------------------------------------------------------------------- queries
@@ -78,7 +82,7 @@ class ReadState:
 
 @value
 class QueryTransaction:
-    """DescribeTransactions; the reply is `TransactionIs`."""
+    """DescribeTransactions, by the broker that the commit goes to; the reply is `TransactionIs`."""
 
     transactional_id: str
 
@@ -121,7 +125,7 @@ class StateRead:
 class TransactionIs:
     """`state`: Kafka's name; "" if the coordinator does not know the transactional id.
 
-    `known`: False if the coordinator could not be queried.
+    `known`: False if the broker could not be queried. `elsewhere`: it is not the coordinator.
     """
 
     known: bool
@@ -129,6 +133,7 @@ class TransactionIs:
     producer_epoch: int = -1
     state: str = ""
     partitions: frozenset[TopicPartition] = frozenset()
+    elsewhere: bool = False
 
 
 @value
@@ -261,6 +266,9 @@ class CommitValidator:
                     )
                     stated = (None if self._may_be_committed else self._as_known_here()) or self._both_known()
             case TransactionIs():
+                if answer.elsewhere:
+                    message = "the broker of this connection is not its coordinator"
+                    return Decision(Outcome.LATER, "unknown", message, later=Error.NOT_COORDINATOR)
                 if not answer.known:
                     return _later("failed to query its coordinator")
                 self._transaction = answer

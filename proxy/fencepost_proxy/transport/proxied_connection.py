@@ -324,6 +324,7 @@ class ProxiedConnection:
         "peer",
         "session",
         "upstream",
+        "upstream_address",
     )
 
     def __init__(
@@ -343,6 +344,7 @@ class ProxiedConnection:
         self.client = ClientSocket(client, buffers, self._loop, self)
         self.client.paused = Paused.CONNECTING
         self.upstream: UpstreamSocket | None = None
+        self.upstream_address: Address | None = None
         self.session: Session | None = None
         self.peer = peer
         self.local_host = local_host
@@ -366,12 +368,14 @@ class ProxiedConnection:
         if on_request is not None:
             on_request(self)
 
-    def connected(self, sock: Socket, on_refused: Callable[[], None] = lambda: None) -> None:
-        """The upstream connection is open: starts reading both sockets.
+    def connected(
+        self, sock: Socket, address: Address | None = None, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
+        """The upstream connection to `address` is open: starts reading both sockets.
 
         `on_refused` – called if the broker closes it before its first response.
         """
-        self._on_refused = on_refused
+        self.upstream_address, self._on_refused = address, on_refused
         if self._client_closed:
             # The client has disconnected: a session opened now would never be closed.
             sock.close()

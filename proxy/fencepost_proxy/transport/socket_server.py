@@ -100,7 +100,7 @@ class SocketServer:
             proxied.client.close(time.monotonic())
         else:
             began = time.monotonic()
-            proxied.connected(far, lambda: self.refused.record(address, "clients"))
+            proxied.connected(far, address, lambda: self.refused.record(address, "clients"))
             self.listeners.share.charge(2 * (time.monotonic() - began))
 
     async def _resume(self, node_id: NodeId | None) -> None:

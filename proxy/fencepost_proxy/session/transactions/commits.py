@@ -7,7 +7,8 @@ request waits, and with it the reading of later requests, until the commit valid
 The error of a refused commit is chosen by what clients do with it: they raise, and their abort and next transaction
 work. From version 4 on it is TRANSACTION_ABORTABLE; older clients treat that as fatal, so for them it is
 UNKNOWN_PRODUCER_ID. Kafka's coordinators return neither, so both prove that nothing was committed. If the decision
-takes too long, the error is CONCURRENT_TRANSACTIONS: every client retries.
+takes too long, the error is CONCURRENT_TRANSACTIONS: every client retries. If the broker is not the coordinator, it is
+NOT_COORDINATOR, as Kafka would answer: every client looks the coordinator up.
 
 The proxy acts for a transactional id only after Kafka has confirmed, on that connection, that the client may use it:
 before its appends to checked topics reach a sequencer, before it adds those topics to the transaction, and before a
@@ -112,7 +113,7 @@ class EndTxnRequests(Part):
 
     def _error_of(self, decision: Decision, version: int) -> Error:
         if decision.outcome is not Outcome.REFUSE:
-            return Error.CONCURRENT_TRANSACTIONS
+            return decision.later
         self._state.commands.append(Count("refusal", "commit_refused"))
         return Error.TRANSACTION_ABORTABLE if version >= _ABORTABLE_FROM else Error.UNKNOWN_PRODUCER_ID
 
