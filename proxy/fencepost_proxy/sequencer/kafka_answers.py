@@ -87,7 +87,6 @@ class KafkaAnswers:
         conditional = pending.placement.kind is AppendMode.TRANSACTIONAL_CONDITIONAL
         if pending.append.transactional and result.log_append_time_ms != -1:
             # A duplicate, or on a LogAppendTime topic possibly a fresh append.
-            fence.unconfirm()
             if not conditional:
                 pending.placement.at = result.base_offset
             self._lookups.duplicate(pending, result.base_offset)
@@ -99,7 +98,7 @@ class KafkaAnswers:
             pending.placement.at = result.base_offset
             self._state.retries.add(pending, result.log_append_time_ms, now)  # Kafka would not recognise a retry
         end = result.base_offset + pending.append.record_count
-        if pending.append.transactional or fence.phase is not Phase.OPEN:
+        if fence.phase is not Phase.OPEN:  # always after a transactional append
             fence.unconfirm()
         elif end > fence.log_end:
             if result.base_offset != fence.log_end and not self._state.appends.in_flight:

@@ -75,7 +75,7 @@ class PartitionTransactions:
 
     def sent(self, pending: PendingAppend) -> None:
         """Its marker will take an offset without passing the sequencer, so what is known of the log end expires."""
-        self._fence.confirmed_until = -inf
+        self._fence.unconfirm()
         if pending.transactional_id is not None:
             self.believe_from(pending.transactional_id, inf)
             self._producers[pending.transactional_id] = pending.append.producer_id

@@ -214,7 +214,6 @@ class Session:
 
     def may_join(self, partition: TopicPartition, now: float) -> list[Command]:
         """The partition's sequencer permits what `Sequencers.join` requested."""
-        self._queue.take_over()
         return self._process(now, self._appends.joins.may_join, partition)
 
     def _process(self, now: float, process: Callable[..., None], *arguments: object) -> list[Command]:

@@ -32,8 +32,9 @@ class Draining:
         self._holds.draining_because = self._holds.draining_because or because
 
     def may_close(self, now: float) -> bool:
-        """Whether a drained client has its answers, and has had the time to read them."""
-        if self._holds.draining_until is None or self._state.client_closed:
+        """Whether a client that is being drained has its answers, and has had the time to read them."""
+        assert self._holds.draining_until is not None
+        if self._state.client_closed:
             return False
         if self._state.client.at_start:
             self._holds.pause_client()

@@ -20,7 +20,8 @@ class ReadHolds:
     """- `waiting_produce` – the request that waits for a sequencer, a barrier or metadata.
     - `waits_for` – what another request waits for before it is sent; empty if none does.
     - `draining_until` – no further request is started; then the connection closes.
-    - `made_here` – answers without Kafka since the last read. `quota` – what is left of it until `QuotaRenewed`.
+    - `made_here` – answers without Kafka since the last read outside the fast path.
+    - `quota` – what is left of it until `QuotaRenewed`.
     - `throttling` – what Kafka does not read either.
     - `client_paused`, `upstream_paused` – reading has stopped.
     """

@@ -103,7 +103,6 @@ class FastPath(Part):
             client_fd, upstream_fd, limit, (now, len(self._to_client), self._state.received_bytes)
         )
         if pumped[1]:
-            self._holds.made_here = 0
             self._state.received_bytes += pumped[1]
         return pumped
 
@@ -166,7 +165,6 @@ class FastPath(Part):
         if passing_from < at:
             out.append(data[passing_from:at])
         if at:
-            self._holds.made_here = 0
             state.received_bytes = received + at
         return at, out
 
