@@ -27,4 +27,14 @@ ROWS = [
     )
     for topic in ("required", "checked")
     for named, mine in _RETRIED.items()
+] + [
+    row(
+        "unconditional-append-after-a-bypassing-one",
+        "checked",
+        send(batch(b"a", expected=2), appended(2)),
+        Bypass(batch(b"bypass"), at=3),
+        send(batch(b"anywhere"), appended(4)),
+        send(batch(b"b", expected=5), appended(5)),
+        length=2,
+    )
 ]

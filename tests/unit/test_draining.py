@@ -50,6 +50,17 @@ def test_idle_connection_closes_after_the_read_time() -> None:
     talk.hangs_up()
 
 
+def test_connection_of_a_lost_client_is_not_closed_again() -> None:
+    talk = Draining()
+    pending = talk.sends()
+    talk.drains()
+    talk.report(m.ClientLost())
+    talk.commands.clear()
+    talk.drains(at=talk.until)
+    assert not [each for each in talk.commands if isinstance(each, m.CloseClient)]
+    assert pending in talk.session.produce_requests[0].pending_appends.values()
+
+
 def test_log_says_why_a_connection_was_drained() -> None:
     talk = Draining()
     talk.report(m.Drain(talk.until, "its home moved"))

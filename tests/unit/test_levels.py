@@ -35,6 +35,7 @@ from fencepost_proxy.wire.produce import (
     LEVEL_TAG,
     TO_BE_READ,
     PartitionData,
+    PartitionResult,
     ProduceRequest,
     TopicData,
     encode_produce_request,
@@ -605,6 +606,14 @@ def test_checked_topic_tracks_its_producers_too() -> None:
         assert result.error_code == reported
         talk.complete(pending, result)
         talk.answer()
+
+
+def test_log_start_in_any_result_is_remembered() -> None:
+    talk = Levels()
+    talk.produces(("checked", 0, batch(b"v")))
+    pending = talk.submitted()
+    talk.complete(pending, PartitionResult(0, 44, 57, log_start_offset=3, error_message="OFFSET_MISMATCH"))
+    assert talk.services.idempotence.log_start(pending.partition) == 3
 
 
 def test_idempotence_memory_is_bounded_and_cleared_per_topic() -> None:

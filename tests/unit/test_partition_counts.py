@@ -181,6 +181,24 @@ def test_partition_count_field_is_removed_and_others_kept() -> None:
     assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
 
 
+def test_topic_that_occurs_twice_ends_the_connection() -> None:
+    talk = Barriers()
+    whole, other = (parse_produce_request(memoryview(query(("count-checked", each, V)))[4:]) for each in (2, 3))
+    talk.client(b"".join(encode_produce_request(replace(whole, topics=whole.topics + other.topics))))
+    assert "names topic count-checked, or a partition of it, twice" in talk.next(m.CloseClient).reason
+
+
+def test_refused_count_does_not_make_a_transaction_abort_only() -> None:
+    talk = Barriers()
+    talk.session._core.proofs.may_use = "app"
+    headers = [[("fencepost-partition-count", b"4")]]
+    records = batch(b"v", headers=headers, producer=(5, 0, 0), transactional=True)
+    whole = parse_produce_request(memoryview(query(("count-checked", 2, records)))[4:])
+    talk.client(b"".join(encode_produce_request(replace(whole, transactional_id="app"))))
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert not [each for each in talk.commands if isinstance(each, m.RecordAbortOnly)]
+
+
 def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
     talk = Barriers()
     six = struct.pack(">i", 6)

@@ -660,6 +660,23 @@ def test_log_that_moved_before_resend_is_read_again() -> None:
     talk.next(g.ReadBatch)
 
 
+def test_forgotten_fence_does_not_prevent_the_resend() -> None:
+    talk, pending = absent(next_sequence=None)
+    talk.resent(pending, PartitionResult(3, 0, 10))
+    talk.accepted(pending, 10)
+
+
+def test_unread_log_end_before_resend_is_read_again() -> None:
+    talk, pending = in_doubt()
+    talk.read(pending, g.NotYet(10), at=10)
+    talk.next(g.ReadLogEnd)
+    talk.report(g.LogEndUnknown("no leader"))
+    talk.tick(0.1)
+    talk.read(pending, g.NotYet(10), at=10)
+    talk.snapshot(10, next_sequence=10)
+    assert talk.next(g.Resend).pending is pending
+
+
 def test_nothing_is_resent_without_proven_write_permission() -> None:
     talk, pending = in_doubt(may_write=False)
     talk.read(pending, g.NotYet(10))
@@ -1190,6 +1207,17 @@ def test_unexplained_log_end_is_a_violation_on_required() -> None:
     talk.next(g.PublishBase)
 
 
+def test_log_before_the_fence_base_is_no_violation() -> None:
+    talk = Talk()
+    pending = talk.submit(expecting(20, b"a"))
+    talk.snapshot(20, fence_base=(1, 20))
+    talk.acknowledged(pending, 20)
+    talk.kafka(talk.submit(expecting(21, b"b")), OUT_OF_ORDER)
+    talk.snapshot(19, fence_base=(1, 20))  # a leader without the last records, and without the producer
+    talk.next(g.LostRecords)
+    talk.next(g.PublishBase)
+
+
 # -------------------------------------------------------------------------------------- rules 12, 13: fence unconfirmed
 
 
@@ -1358,6 +1386,19 @@ def test_what_was_truncated_is_not_remembered() -> None:
     if isinstance(talk.effects[0], g.ReadLogEnd):
         talk.snapshot(10, next_sequence=10)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 10)
+
+
+def test_append_that_ends_before_the_truncation_is_remembered() -> None:
+    talk = confirmed()
+    first = talk.append(10, b"a", producer=(5, 0, 0))
+    talk.append(11, b"b", producer=(5, 0, 1))
+    talk.now += 1
+    talk.submit(expecting(50, b"x"))
+    talk.snapshot(11, next_sequence=11)
+    assert talk.next(g.LostRecords) == g.LostRecords(TP, 11, 12, 11)
+    talk.next(g.Answer)
+    assert list(talk.sequencer.state.retries.appended_batch) == [9, 10]
+    talk.accepted(talk.submit(first.records, connection=2), 10)
 
 
 def retried_under_another_leader(check: Check, *, expected: bool = True) -> tuple[Talk, g.PendingAppend]:
@@ -1807,6 +1848,7 @@ def within(expected: int | None, *values: bytes, producer: tuple[int, int, int] 
 
 
 OPEN, ALSO_OPEN = {"open_transactions": frozenset({4})}, {"open_transactions": frozenset({4, 6})}
+OWN_OPEN = {"open_transactions": frozenset({5})}
 ENDING, OWN_ENDING = {"ending_transactions": frozenset({"other"})}, {"ending_transactions": frozenset({"app"})}
 CONFLICT = "TRANSACTION_CONFLICT topic=orders partition=3: "
 
@@ -1823,6 +1865,8 @@ CONFLICT = "TRANSACTION_CONFLICT topic=orders partition=3: "
         # Two that have joined each other's partitions would both wait, and neither has written anything yet.
         ("joined", 10, True, {}, 0, ""),
         ("joined", 10, False, ENDING, NOT_LEADER, "TRY_AGAIN"),
+        # Its own transaction, of which only the marker is missing.
+        ("none", 10, True, OWN_OPEN | OWN_ENDING, NOT_LEADER, "TRY_AGAIN"),
         ("was refused", 10, False, {}, 0, ""),
         # Kafka answers EndTxn before it writes the markers.
         ("none", 10, False, OWN_ENDING, NOT_LEADER, "TRY_AGAIN"),

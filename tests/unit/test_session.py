@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
@@ -21,11 +22,12 @@ from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.session.frames.services import RELAYED_VERSIONS, RelayedVersions
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.planning import Joins, Known
-from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.topics.state import NotStored, StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN, WRITE_TXN_MARKERS
+from fencepost_proxy.wire.api_versions import Software
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, END_TXN, UNKNOWN_VERSION, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
@@ -888,6 +890,7 @@ def test_append_on_broken_connection_is_in_doubt() -> None:
     talk.lost(pending)
     assert talk.next(m.CloseClient).fault is None
     talk.report(m.ClientLost())
+    talk.silent()  # it is closed already
     assert talk.session.finished
     assert talk.services.free_bytes == 1 << 20
 
@@ -979,6 +982,46 @@ def test_append_is_not_resent_within_client_frame() -> None:
     talk.metric()
     talk.canceled(pending)
     assert talk.outcomes() == {("checked-a", 0): (NOT_LEADER, -1)}
+
+
+# ---------------------------------------------------------------------------------------------------- control messages
+
+
+@pytest.mark.parametrize(("failure", "answer"), [(None, b"stored"), (NotStored("timed out"), b"timed out")])
+def test_answer_says_whether_changes_are_stored(failure: NotStored | None, answer: bytes) -> None:
+    finished = Finished(
+        b"stored",
+        changes=(TopicConfigChange("orders", None, deleted=True),),
+        answer_not_stored=lambda failure: failure.reason.encode(),
+    )
+    talk = Talk(SimpleNamespace(begin=lambda *_: RequestRewriter(frame(b""), finish=lambda response: finished)))
+    talk.client(request(METADATA, 9, 1))
+    talk.upstream()
+    talk.kafka(response(1))
+    talk.report(m.Stored(talk.next(m.Store).token, failure))
+    assert talk.answer() == answer
+
+
+def test_software_and_requests_of_a_client_are_recorded() -> None:
+    talk, counted = Talk(), []
+    talk.services.count_request = lambda *each: counted.append(each)  # type: ignore[method-assign]
+    software = Message(client_software_name="library", client_software_version="1.0")
+    talk.client(encode_request_frame(API_VERSIONS, 3, 1, "app", software))
+    for api_key, version in ((HEARTBEAT, 4), (API_VERSIONS, 99)):
+        talk.client(request(api_key, version, 2))
+    state = talk.session.state
+    assert (state.client_id, state.software) == ("app", Software("library", "1.0"))
+    assert counted == [(API_VERSIONS, 3), (HEARTBEAT, 4), (API_VERSIONS, UNKNOWN_VERSION)]
+
+
+def test_time_in_the_proxy_is_without_the_sequencers() -> None:
+    talk, seconds = Talk(), []
+    talk.services.forwarded = seconds.append  # type: ignore[method-assign]
+    pending = talk.submits()
+    talk.now += 2
+    talk.admit(pending)
+    talk.produces(UNCHECKED, ("other", 0, batch(b"v")))
+    assert seconds == [0.0, 0.0]
 
 
 # ------------------------------------------------------------------------------------------------------ transactions v1

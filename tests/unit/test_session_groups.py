@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -148,6 +149,16 @@ def test_group_requests_are_relayed_without_expansions() -> None:
     assert talk.session.fast_path.take_up(memoryview(frame * 2), 100.0)[0] == 0
     talk.services.relayed_versions = RELAYED_VERSIONS
     assert talk.session.fast_path.take_up(memoryview(frame * 2), 100.0)[0] == 2 * len(frame)
+
+
+def test_changed_heartbeat_is_sent_with_its_own_header() -> None:
+    key = apis.CONSUMER_GROUP_HEARTBEAT
+    changed = Message(group_id="g", member_id="m", member_epoch=1, topic_partitions=[])
+    plan = SimpleNamespace(forward=changed)
+    rewriters = _rewriters(SimpleNamespace(begin=lambda *_: plan))  # type: ignore[arg-type]
+    frame = encode_request_frame(key, 1, 7, "app", Message(group_id="g", member_id="m", member_epoch=1))
+    forwarded = rewriters.begin(key, 1, memoryview(frame)[4:], "local").forward
+    assert forwarded == encode_request_frame(key, 1, 7, "app", changed)
 
 
 @pytest.mark.parametrize("expanded", [False, True])

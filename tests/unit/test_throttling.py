@@ -383,6 +383,12 @@ def test_append_that_others_wait_for_is_reported_late_once() -> None:
     talk.lost(first, second)
     assert talk.next(g.ReadBatch) == g.ReadBatch(first, 10)
     assert other.placement.at is None
+    talk.report(g.BatchRead(first, g.Unreadable("not replicated")))
+    talk.tick(0.0)
+    talk.silent()
+    talk.call("answered", first, PartitionResult(3, 0, 10))  # so the log shows it now
+    talk.tick(0.0)
+    assert talk.next(g.ReadBatch) == g.ReadBatch(first, 10)
 
 
 def test_append_that_cannot_be_sent_again_is_waited_for() -> None:
