@@ -69,9 +69,10 @@ def test_claimed_partition_is_not_pipelined_while_a_lost_append_may_be_queued() 
 def test_shared_partition_is_not_pipelined(claim: g.Claim) -> None:
     current = talk()
     first = current.submit(expecting(10, b"a"))
-    current.snapshot(10, epoch=1, next_sequence=0, fence_base=(1, 10), claim=claim)
-    current.admitted(first)
-    current.submit(expecting(11, b"b"))
+    current.snapshot(10, epoch=1, next_sequence=0, fence_base=(1, 10), claim=claim, may_claim=True)
+    current.acknowledged(first, 10)
+    current.sends(expecting(11, b"b"))
+    current.submit(expecting(12, b"c"))
     current.silent()
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from fencepost_proxy.sequencer.in_doubt import Lookups
+from fencepost_proxy.session.relay.fast_path import FastPath
 from tests import kill_matrix
 
 _FUNCTION = """
@@ -16,6 +19,7 @@ def f(a, b):
         b = 1
     return a
 """
+_EXCLUDED_IN = ((FastPath, "take_up"), (FastPath, "take_down"), (Lookups, "_refusal"))
 _HERE = "tests/unit/test_kill_matrix.py"
 
 
@@ -33,12 +37,27 @@ def test_each_defect_changes_one_place() -> None:
         assert sum(change in each for each in defective) == 1, change
 
 
+def test_excluded_defects_are_generated_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that matches nothing would hide a later defect."""
+    excluded = kill_matrix.EQUIVALENT
+    monkeypatch.setattr(kill_matrix, "EQUIVALENT", {})
+    functions = [getattr(holder, name) for holder, name in _EXCLUDED_IN]
+    monkeypatch.setattr(kill_matrix, "_functions", lambda: iter(functions))
+    made = kill_matrix.generated({kill_matrix.place(function.__code__) for function in functions})
+    names = [re.sub(r" \+\d+: ", ": ", defect.name) for defect in made]
+    for each in excluded:
+        assert any(each.startswith(name) for name in names), each
+
+
 def test_page_counts_what_is_detected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, removed = (f"{_HERE}::test_{name}" for name in ("one", "other", "removed"))
     killed = {"first": [one], "second": [one, other], "third": [other, removed], "fourth": []}
     results = tmp_path / "results.jsonl"
     results.write_text(
-        "\n".join(json.dumps({"defect": name, "kind": "seeded", "killed": each}) for name, each in killed.items())
+        "\n".join(
+            json.dumps({"defect": name, "kind": "seeded", "modelled": False, "killed": each})
+            for name, each in killed.items()
+        )
     )
     monkeypatch.setattr(kill_matrix, "RESULTS", results)
     lines = kill_matrix.page([one, f"{other}[1]", removed], {one, other}).splitlines()

@@ -2291,6 +2291,24 @@ def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
     assert talk.admitted(conditional) == g.Fence(SHARED, 0, 10)
 
 
+def test_unfenced_append_waits_for_fenced_ones_in_flight() -> None:
+    talk = confirmed(Check.ON)
+    fenced = talk.sends(expecting(10, b"a"))
+    unfenced = talk.submit(batch(b"x", producer=(5, 0, 0)))
+    talk.silent()
+    talk.acknowledged(fenced, 10)
+    assert talk.admitted(unfenced) is None
+
+
+def test_connection_in_flight_is_not_preferred() -> None:
+    talk = confirmed()
+    first = talk.sends(expecting(10, b"a"))
+    other, _ = (talk.submit(expecting(11, b"b"), connection=connection) for connection in (2, 1))
+    talk.silent()
+    talk.acknowledged(first, 10)
+    talk.admitted(other)
+
+
 def test_lost_idempotent_append_is_resent_before_others() -> None:
     talk = confirmed(Check.ON, may_write=True)
     own = talk.loses(batch(b"x", producer=(5, 0, 0)))

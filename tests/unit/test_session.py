@@ -417,6 +417,24 @@ def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
     return up
 
 
+def test_fast_path_relays_only_the_last_topic_with_valid_configs() -> None:
+    talk = Talk()
+    last = produce(UNCHECKED)
+    talk.client(last)
+    other = produce(A)
+    assert [talk.session.fast_path.take_up(memoryview(each), talk.now)[0] for each in (last, other)] == [len(last), 0]
+    talk.services.is_fresh = False
+    assert talk.session.fast_path.take_up(memoryview(last), talk.now)[0] == 0
+
+
+def test_fast_path_keeps_the_order_of_answers() -> None:
+    talk = Talk()
+    talk.sends()
+    talk.client(request(HEARTBEAT, 4, 2))
+    talk.says(("checked-a", 0, 0, 5))  # its sequencer decides later
+    assert talk.session.fast_path.take_down(memoryview(response(2, bytes(6))), talk.now) == (0, [])
+
+
 @pytest.mark.parametrize("cut", [1, 7, 61, 400, 1 << 20])
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
 @pytest.mark.parametrize("partitions", [1, 3, 101])
