@@ -219,8 +219,13 @@ class TlsContext:
     """Certificates, keys and versions. ValueError: rustls does not support them."""
 
     @staticmethod
-    def listener(certificates: bytes, key: bytes, min_version: str) -> TlsContext:
-        """`certificates`, `key`: PEM."""
+    def listener(
+        certificates: bytes,
+        key: bytes,
+        min_version: str,
+        clients: tuple[bool, Callable[[list[bytes]], int | None]] | None,
+    ) -> TlsContext:
+        """`certificates`, `key`: PEM. `clients`: whether their certificates are required, and what verifies them."""
 
     @staticmethod
     def upstream(trusted: list[bytes], identity: tuple[bytes, bytes] | None, min_version: str) -> TlsContext:
@@ -252,8 +257,8 @@ class Tls:
     @property
     def is_tls13(self) -> bool: ...
     @property
-    def failure(self) -> tuple[int | None, str] | None:
-        """The peer's alert, and a description."""
+    def failure(self) -> tuple[int | None, str | None, str] | None:
+        """The peer's alert, OpenSSL's name of another reason, and a description."""
 
 #: For each value 0 if it is null (None: none is), 64-bit offsets, and the bytes from the first offset to the last.
 Column = tuple[bytes | None, bytes, bytes]

@@ -5,6 +5,7 @@ mod appends;
 mod arriving;
 mod batch;
 mod bytes;
+mod client_certificates;
 mod collecting;
 mod connection;
 mod encoding;
@@ -45,7 +46,7 @@ const _: () = assert!(align_of::<tls_context::TlsContext>() <= ALIGNMENT_MAX);
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 12;
+    const INTERFACE: u32 = 13;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;

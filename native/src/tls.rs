@@ -50,9 +50,10 @@ pub enum Session {
     Client(Box<UnbufferedClientConnection>),
 }
 
-/// Why a session failed. `alert`: the one that the peer sent.
+/// Why a session failed. `alert`: the one that the peer sent. `reason`: OpenSSL's name of another one.
 struct Failure {
     alert: Option<u8>,
+    reason: Option<&'static str>,
     text: String,
 }
 
@@ -111,11 +112,13 @@ impl Ciphertext<'_> {
 impl Failure {
     fn of(error: &Error) -> Self {
         let alert = if let Error::AlertReceived(alert) = error { Some(u8::from(*alert)) } else { None };
-        Failure { alert, text: error.to_string() }
+        let no_certificate = matches!(error, Error::NoCertificatesPresented);
+        let reason = no_certificate.then_some("PEER_DID_NOT_RETURN_A_CERTIFICATE");
+        Failure { alert, reason, text: error.to_string() }
     }
 
     fn defect(text: &str) -> Self {
-        Failure { alert: None, text: text.to_owned() }
+        Failure { alert: None, reason: None, text: text.to_owned() }
     }
 }
 
@@ -516,10 +519,10 @@ impl Tls {
         version == Some(ProtocolVersion::TLSv1_3)
     }
 
-    /// Why it failed: the peer's alert, and a description.
+    /// Why it failed: the peer's alert, OpenSSL's name of another reason, and a description.
     #[getter]
-    fn failure(&self) -> Option<(Option<u8>, &str)> {
-        self.failure.as_ref().map(|failure| (failure.alert, failure.text.as_str()))
+    fn failure(&self) -> Option<(Option<u8>, Option<&str>, &str)> {
+        self.failure.as_ref().map(|failure| (failure.alert, failure.reason, failure.text.as_str()))
     }
 }
 

@@ -12,6 +12,7 @@ use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
 
+use crate::client_certificates::ByOpenssl;
 use crate::tls::{Session, Tls};
 
 #[pyclass(module = "fencepost_native", frozen)]
@@ -24,19 +25,31 @@ enum Config {
 
 #[pymethods]
 impl TlsContext {
-    /// Of a listener. `certificates`, `key`: PEM.
+    /// Of a listener. `certificates`, `key`: PEM. `clients`: whether their certificates are required, and what verifies
+    /// them (`ByOpenssl`). Then no session is resumed: each connection's certificate is verified.
     #[staticmethod]
-    fn listener(certificates: &[u8], key: &[u8], min_version: &str) -> PyResult<Self> {
+    #[pyo3(signature = (certificates, key, min_version, clients))]
+    fn listener(
+        certificates: &[u8],
+        key: &[u8],
+        min_version: &str,
+        clients: Option<(bool, Py<PyAny>)>,
+    ) -> PyResult<Self> {
         let (certificates_der, key) = certificates_and_key(certificates, key)?;
-        let mut config = ServerConfig::builder_with_provider(provider())
+        let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(versions(min_version))
-            .map_err(unsupported)?
-            .with_no_client_auth()
-            .with_single_cert(certificates_der, key)
             .map_err(unsupported)?;
+        let verifies_clients = clients.is_some();
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some((mandatory, verify)) => builder.with_client_cert_verifier(Arc::new(ByOpenssl { mandatory, verify })),
+        };
+        let mut config = builder.with_single_cert(certificates_der, key).map_err(unsupported)?;
         config.ignore_client_order = true;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.ticketer = ring::Ticketer::new().map_err(unsupported)?;
+        if !verifies_clients {
+            config.ticketer = ring::Ticketer::new().map_err(unsupported)?;
+        }
         Ok(TlsContext(Config::Server(Arc::new(config))))
     }
 

@@ -187,7 +187,6 @@ def test_client_that_rustls_refuses_is_served_by_openssl(authority: Authority, s
 @pytest.mark.parametrize(
     "made",
     [
-        pytest.param(lambda it: listen(it.server, client_certificates="optional", client_ca_file=it.file), id="mutual"),
         pytest.param(
             lambda it: listener_context(ListenTls(it.locked.certificate, it.locked.key, it.password)), id="key"
         ),

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from os import stat_result
 from pathlib import Path
@@ -23,6 +24,7 @@ from fencepost_proxy.config.client_properties import CertificatesIn, JavaStore
 from fencepost_proxy.config.secrets import secret
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.metrics import Metrics
+from fencepost_proxy.transport.client_certificates import ClientCertificates
 from fencepost_proxy.transport.native_tls import Context
 
 if TYPE_CHECKING:
@@ -49,19 +51,27 @@ UPSTREAM: Final = "upstream"
 
 def listener_context(tls: ListenTls) -> Context:
     """Raises `ConfigError` with the config key and the file."""
+    context = _listening(tls)
+    if tls.client_certificates != "none":
+        verifying = _listening(replace(tls, min_version="1.2"))
+        verifying.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.clients = ClientCertificates(verifying)
+    clients = None if context.clients is None else (tls.client_certificates == "required", context.clients.verify)
+
+    def native(made: type[TlsContext]) -> tuple[TlsContext, float]:
+        return made.listener(*_identity_pem(tls.certificate_file, tls.key_file), tls.min_version, clients), float("inf")
+
+    context.set_native(native)
+    return context
+
+
+def _listening(tls: ListenTls) -> Context:
     context = _context(ssl.PROTOCOL_TLS_SERVER, tls.min_version)
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     _load_own(context, "listen_tls", tls.certificate_file, tls.key_file, tls.key_password_file)
     if tls.client_ca_file is not None:
         _load_trusted(context, "listen_tls.client_ca_file", tls.client_ca_file)
     context.verify_mode = _MODES[tls.client_certificates]
-
-    def native(made: type[TlsContext]) -> tuple[TlsContext, float]:
-        if tls.client_certificates != "none":
-            raise ValueError("listen_tls.client_certificates")
-        return made.listener(*_identity_pem(tls.certificate_file, tls.key_file), tls.min_version), float("inf")
-
-    context.set_native(native)
     return context
 
 

@@ -1,8 +1,8 @@
 """TLS in native code (`native/src/tls.rs`, by rustls), so that native code can relay what it decrypts.
 
 OpenSSL decides. `Context.native` is None for what rustls does not support. If rustls refuses the first message of a
-client, OpenSSL answers it. If rustls refuses a broker, `upstreams.py` connects again with OpenSSL. So every refusal,
-and its reason in the log, is OpenSSL's.
+client, OpenSSL answers it. OpenSSL verifies the certificates of clients (`client_certificates.py`). If rustls refuses a
+broker, `upstreams.py` connects again with OpenSSL. So every refusal, and its reason in the log, is OpenSSL's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from fencepost_proxy.executor import EXECUTOR
-from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, _Records, waiting_bytes
+from fencepost_proxy.transport.client_certificates import ClientCertificates
+from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, _OverSocket, _Records, waiting_bytes
 
 if TYPE_CHECKING:
     from fencepost_native import Tls, TlsContext
@@ -47,9 +48,10 @@ _ALERTS: Final = {
 
 
 class Context(ssl.SSLContext):
-    """`why_python` – why native code cannot have the same certificates and versions."""
+    """`why_python` – why native code cannot have the same certificates and versions. `clients` – verifies theirs."""
 
     why_python: str = ""
+    clients: ClientCertificates | None = None
     _native: TlsContext | None = None
     _make: Callable[[type[TlsContext]], tuple[TlsContext, float]] | None = None
     _until: float = float("inf")
@@ -75,11 +77,18 @@ def tls_socket(
     raw: socket.socket, context: ssl.SSLContext, buffers: TlsBuffers, server_hostname: str | None = None
 ) -> TlsSocket:
     """Encrypts in native code if that is possible. Raises ValueError for a host that no certificate can be for."""
-    native = context.native if isinstance(context, Context) else None
-    if native is not None:
+    if isinstance(context, Context) and (native := context.native) is not None and not _needs_openssl(context, raw):
         with contextlib.suppress(ValueError):  # OpenSSL decides
             return NativeTlsSocket(raw, context, buffers, server_hostname, native.connection(server_hostname))
     return TlsSocket(raw, context, buffers, server_hostname)
+
+
+def _needs_openssl(context: Context, raw: socket.socket) -> bool:
+    if context.clients is None:
+        return False
+    with contextlib.suppress(OSError):  # it has closed
+        return context.clients.needs_openssl(raw.getpeername()[0])
+    return False
 
 
 class NativeTlsSocket(TlsSocket):
@@ -88,17 +97,12 @@ class NativeTlsSocket(TlsSocket):
     __slots__ = ("_context", "_first", "_is_client", "_tls")
 
     def __init__(
-        self, raw: socket.socket, context: ssl.SSLContext, buffers: TlsBuffers, server_hostname: str | None, tls: Tls
+        self, raw: socket.socket, context: Context, buffers: TlsBuffers, server_hostname: str | None, tls: Tls
     ) -> None:
-        raw.setblocking(False)
-        self._raw = raw
-        self.family = raw.family
-        self._buffers = buffers
-        self._context: ssl.SSLContext | None = context
+        _OverSocket.__init__(self, raw, buffers)
+        self._context: Context | None = context
         self._tls: Tls | None = tls
         self._is_client = server_hostname is not None
-        self._greeted = False
-        self._records = _Records()  # of the handshake
         #: What a client has sent before the first response. None: OpenSSL can no longer take over.
         self._first: bytes | None = None if self._is_client else b""
 
@@ -110,8 +114,8 @@ class NativeTlsSocket(TlsSocket):
         found = None if self._tls is None else self._tls.failure
         if found is None:
             return None
-        alert, text = found
-        reason = None if alert is None else _ALERTS.get(alert)
+        alert, reason, text = found
+        reason = reason or (None if alert is None else _ALERTS.get(alert))
         error = ssl.SSLError(1, text if reason is None else f"[SSL: {reason}] {text}")
         error.library, error.reason = "SSL", reason or text
         return error
@@ -132,7 +136,7 @@ class NativeTlsSocket(TlsSocket):
                     return self._leave_to_openssl(self._first)
                 with contextlib.suppress(OSError):
                     tls.flush(descriptor)  # the alert, which gives the peer the reason
-                raise self.failure() or error from error
+                raise self._refusal() or self.failure() or error from error
             if tls.unflushed_bytes:
                 self._first = None
             tls.flush(descriptor)
@@ -144,13 +148,27 @@ class NativeTlsSocket(TlsSocket):
             if self._first is not None:
                 self._first += data
 
+    def _refusal(self) -> OSError | None:
+        """OpenSSL's, of the client's certificate. After another failure OpenSSL gets the address's next connection."""
+        assert self._context is not None
+        clients = self._context.clients
+        if clients is None or self._tls is None:
+            return None
+        if (
+            (refused := clients.take_refusal()) is None
+            and self._tls.failure is not None
+            and self._tls.failure[0] is None
+        ):
+            with contextlib.suppress(OSError):
+                clients.leave_to_openssl(self._raw.getpeername()[0])
+        return refused
+
     def _leave_to_openssl(self, first: bytes) -> bool:
         """It answers what the client has sent so far."""
         assert self._context is not None
         self._tls = None
-        super().__init__(self._raw, self._context, self._buffers)
-        self._greeted, self._context, self._first = True, None, None
-        self._records.follow(memoryview(first))
+        self._use_openssl(self._context, None)
+        self._context = self._first = None
         self._buffers.incoming.write(first)
         return super().handshake()
 

@@ -117,13 +117,17 @@ class Unused(ConnectionResetError):
 
 
 class _OverSocket:
-    """Socket methods that TLS does not change."""
+    """Socket methods that TLS does not change, and what is known of the peer before encryption."""
 
-    __slots__ = ("_raw", "family")
+    __slots__ = ("_buffers", "_greeted", "_raw", "_records", "family")
 
-    def __init__(self, raw: socket.socket) -> None:
+    def __init__(self, raw: socket.socket, buffers: TlsBuffers) -> None:
+        raw.setblocking(False)
         self._raw = raw
         self.family = raw.family
+        self._buffers = buffers
+        self._records = _Records()
+        self._greeted = False  # the peer has sent something
 
     def fileno(self) -> int:
         return self._raw.fileno()
@@ -152,7 +156,7 @@ class TlsSocket(_OverSocket):
     `server_hostname` – expected name of the peer, if this end is the client; None: this end is the server.
     """
 
-    __slots__ = ("_buffers", "_ended", "_greeted", "_owed_bytes", "_records", "_ssl", "_unflushed", "_wakes_at")
+    __slots__ = ("_ended", "_owed_bytes", "_ssl", "_unflushed", "_wakes_at")
 
     def __init__(
         self,
@@ -161,15 +165,15 @@ class TlsSocket(_OverSocket):
         buffers: TlsBuffers,
         server_hostname: str | None = None,
     ) -> None:
-        super().__init__(raw)
-        raw.setblocking(False)
-        self._buffers = buffers
+        super().__init__(raw, buffers)
+        self._use_openssl(context, server_hostname)
+
+    def _use_openssl(self, context: ssl.SSLContext, server_hostname: str | None) -> None:
+        incoming, outgoing = self._buffers.incoming, self._buffers.outgoing
         self._ssl = context.wrap_bio(
-            buffers.incoming, buffers.outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+            incoming, outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
-        self._records = _Records()
         self._ended = False
-        self._greeted = False  # the peer has sent something
         self._unflushed = b""  # encrypted, not yet sent
         # Plaintext size of `_unflushed` that `send` has not returned yet. To encrypt it again would send it twice.
         self._owed_bytes = 0
