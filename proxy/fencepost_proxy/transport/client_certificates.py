@@ -64,7 +64,7 @@ class ClientCertificates:
         self._need_openssl: OrderedDict[str, float] = OrderedDict()
 
     def verify(self, certificates: list[bytes]) -> int | None:
-        """Returns the alert for the client, or None if they are trusted. `certificates`: DER, the client's own first."""
+        """Returns the alert for the client, or None if they are trusted. `certificates`: DER, its own first."""
         self._refused = None
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = self._context.wrap_bio(incoming, outgoing, server_side=True)

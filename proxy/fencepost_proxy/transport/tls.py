@@ -33,6 +33,9 @@ _RECEIVED_BYTES: Final = 256 * 1024 - _SPARE_BYTES
 _ENCRYPTED_BYTES: Final = 128 * 1024
 #: Maximum kept for a peer that does not read: OpenSSL answers some records automatically.
 _UNFLUSHED_BYTES_MAX: Final = 256 * 1024
+#: Two records of maximum size, one of which is complete: more without plaintext are key updates, for example, and each
+#: costs as much as a record with data. rustls limits their number.
+_BARREN_BYTES_MAX: Final = 34 * 1024
 #: Bytes of a relayed frame that wake the event loop, or fewer if the socket's buffer is smaller.
 _WAKES_AT_BYTES: Final = 128 * 1024
 #: Maximum plaintext of a record.
@@ -156,7 +159,7 @@ class TlsSocket(_OverSocket):
     `server_hostname` – expected name of the peer, if this end is the client; None: this end is the server.
     """
 
-    __slots__ = ("_ended", "_owed_bytes", "_ssl", "_unflushed", "_wakes_at")
+    __slots__ = ("_barren_bytes", "_ended", "_owed_bytes", "_ssl", "_unflushed", "_wakes_at")
 
     def __init__(
         self,
@@ -174,6 +177,7 @@ class TlsSocket(_OverSocket):
             incoming, outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
         self._ended = False
+        self._barren_bytes = 0  # received since the last plaintext
         self._unflushed = b""  # encrypted, not yet sent
         # Plaintext size of `_unflushed` that `send` has not returned yet. To encrypt it again would send it twice.
         self._owed_bytes = 0
@@ -271,19 +275,19 @@ class TlsSocket(_OverSocket):
             return 0
         data = received[:count]
         self._records.follow(data)
-        incoming, tls, plaintext_bytes = self._buffers.incoming, self._ssl, 0
+        plaintext_bytes = 0
         try:
-            incoming.write(data)
-            while incoming.pending or tls.pending():
-                taken = tls.read(len(buffer) - plaintext_bytes, buffer[plaintext_bytes:])
-                if not taken:
-                    self._ended = True
+            for at in range(0, count, _BARREN_BYTES_MAX):
+                piece = data[at : at + _BARREN_BYTES_MAX]
+                decrypted = self._decrypt(piece, buffer[plaintext_bytes:])
+                plaintext_bytes += decrypted
+                self._barren_bytes = 0 if decrypted else self._barren_bytes + len(piece)
+                if self._ended or self._barren_bytes > _BARREN_BYTES_MAX:
                     break
-                plaintext_bytes += taken  # type: ignore[operator]
-        except ssl.SSLWantReadError:
-            pass  # the record is incomplete
         finally:
             self._drain()
+        if self._barren_bytes > _BARREN_BYTES_MAX:
+            raise ConnectionAbortedError("the peer sends TLS records without data")
         if self._unflushed and not self._owed_bytes:
             # A response by OpenSSL. If the socket blocks, it is sent before the next write.
             with contextlib.suppress(*_AGAIN):
@@ -296,6 +300,18 @@ class TlsSocket(_OverSocket):
             # The peer's close came with its last data: make the next read return 0, since nothing else may arrive.
             with contextlib.suppress(OSError):
                 self._raw.shutdown(socket.SHUT_RD)
+        return plaintext_bytes
+
+    def _decrypt(self, data: memoryview, buffer: memoryview) -> int:
+        incoming, tls, plaintext_bytes = self._buffers.incoming, self._ssl, 0
+        incoming.write(data)
+        with contextlib.suppress(ssl.SSLWantReadError):  # the record is incomplete
+            while incoming.pending or tls.pending():
+                taken = tls.read(len(buffer) - plaintext_bytes, buffer[plaintext_bytes:])
+                if not taken:
+                    self._ended = True
+                    break
+                plaintext_bytes += taken  # type: ignore[operator]
         return plaintext_bytes
 
     def expect(self, plaintext_bytes: int) -> None:
