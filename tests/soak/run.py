@@ -15,10 +15,9 @@ from tests.kit.history import OK, History, listed
 from tests.kit.java import JavaProducers
 from tests.kit.stage import NODES
 from tests.soak import stage as stages
-from tests.soak import writers as kinds
 from tests.soak.faults import Faults
 from tests.soak.stage import PROXIES, Stage
-from tests.soak.writers import REOPENED, Crew, Writer, connect_to_leader
+from tests.soak.writers import KINDS, REOPENED, Crew, connect_to_leader
 from tests.support.raw import Closed, batch
 from tests.support.writers import reported_by
 
@@ -33,14 +32,24 @@ _LAST_SECONDS = 3.0
 HISTORY = "history.json"
 _SEED = "seed"
 
-#: Topic → whether an expected offset is required. Both proxies serve `required` topics, only `a` the others.
-TOPICS = {
-    "required-race": "required",
-    "required-log": "required",
-    "required-mixed": "required",
-    "checked-mixed": "true",
-    "checked-transactions": "true",
+#: Topic → its writers: kind (`writers.KINDS`) and proxy. Both proxies serve `required` topics, only `a` the others.
+WRITERS = {
+    "required-race": "raw a, raw b, raw-chain a, raw-chain b, raw-named a, confluent b, java a",
+    "required-log": "kafka-python-log a, aiokafka-log b, confluent-log a, raw-named b",
+    "required-mixed": (
+        "raw-plain a, raw-sequenced b, raw-chain-sequenced a, kafka-python a, kafka-python-headers b, aiokafka a, "
+        "aiokafka-headers b, confluent-headers a, confluent-headers-not-idempotent b, java-chain b, java-named a"
+    ),
+    "checked-mixed": (
+        "raw a, raw-chain a, raw-chain-sequenced a, raw-plain a, raw-sequenced a, confluent-plain a, aiokafka-plain a, "
+        "kafka-python-plain a, java-plain a, kafka-python a"
+    ),
+    "checked-transactions": (
+        "confluent-transactional a, aiokafka-transactional a, java-transactional a, raw a, confluent a, java a"
+    ),
 }
+#: Topic → whether an expected offset is required.
+TOPICS = {topic: "required" if topic.startswith("required") else "true" for topic in WRITERS}
 
 Say = Callable[[str], None]
 
@@ -81,55 +90,6 @@ class Result:
         yield from checker.report(self.decision)
 
 
-def crew_of(crew: Crew) -> list[Writer]:
-    race, mixed, checked, transactions = (
-        "required-race",
-        "required-mixed",
-        "checked-mixed",
-        "checked-transactions",
-    )
-    return [
-        kinds.RawWriter(crew, race, "a"),
-        kinds.RawWriter(crew, race, "b"),
-        kinds.RawPipeline(crew, race, "a"),
-        kinds.RawPipeline(crew, race, "b"),
-        kinds.RawRetrier(crew, race, "a"),
-        kinds.Confluent(crew, race, "b"),
-        kinds.JavaWriter(crew, race, "a"),
-        kinds.KafkaPythonLog(crew, "required-log", "a"),
-        kinds.AiokafkaLog(crew, "required-log", "b"),
-        kinds.ConfluentLog(crew, "required-log", "a"),
-        kinds.RawRetrier(crew, "required-log", "b"),
-        kinds.RawPassThroughWriter(crew, mixed, "a"),
-        kinds.RawSequenced(crew, mixed, "b"),
-        kinds.RawSequencedPipeline(crew, mixed, "a"),
-        kinds.KafkaPython(crew, mixed, "a"),
-        kinds.KafkaPythonHeaders(crew, mixed, "b"),
-        kinds.Aiokafka(crew, mixed, "a"),
-        kinds.AiokafkaHeaders(crew, mixed, "b"),
-        kinds.ConfluentHeaders(crew, mixed, "a"),
-        kinds.ConfluentNotIdempotent(crew, mixed, "b"),
-        kinds.JavaPipeline(crew, mixed, "b"),
-        kinds.JavaNamed(crew, mixed, "a"),
-        kinds.RawWriter(crew, checked, "a"),
-        kinds.RawPipeline(crew, checked, "a"),
-        kinds.RawSequencedPipeline(crew, checked, "a"),
-        kinds.RawPassThroughWriter(crew, checked, "a"),
-        kinds.RawSequenced(crew, checked, "a"),
-        kinds.ConfluentPassThrough(crew, checked, "a"),
-        kinds.AiokafkaPassThrough(crew, checked, "a"),
-        kinds.KafkaPythonPassThrough(crew, checked, "a"),
-        kinds.JavaPassThrough(crew, checked, "a"),
-        kinds.KafkaPython(crew, checked, "a"),
-        kinds.ConfluentTransactional(crew, transactions, "a"),
-        kinds.AiokafkaTransactional(crew, transactions, "a"),
-        kinds.JavaTransactional(crew, transactions, "a"),
-        kinds.RawWriter(crew, transactions, "a"),
-        kinds.Confluent(crew, transactions, "a"),
-        kinds.JavaWriter(crew, transactions, "a"),
-    ]
-
-
 def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = None) -> Result:
     """Write the history to the plan's directory. `interrupted`: end early, and check what was recorded."""
     plan.directory.mkdir(parents=True, exist_ok=True)
@@ -144,7 +104,11 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
             history.topic(topic, mode, one_proxy=mode == "true")
         with JavaProducers(plan.directory / "java.log") as java:
             crew = Crew(stage, history, java, plan.seed, plan.pace_seconds)
-            writers = crew_of(crew)
+            writers = [
+                KINDS[kind](kind, crew, topic, proxy)
+                for topic, each in WRITERS.items()
+                for kind, proxy in (one.split() for one in each.split(", "))
+            ]
             faults = Faults(stage, list(TOPICS), plan.seed, history)
             try:
                 for writer in writers:

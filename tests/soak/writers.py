@@ -11,20 +11,23 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import confluent_kafka
-import kafka
 
-import fencepost
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
 from fencepost import RetryPolicy
 from tests.kit import producers
 from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported
 from tests.kit.java import JavaError, JavaProducers
 from tests.kit.threads import Worker
-from tests.soak.stage import Stage
+from tests.soak.stage import PROXIES, Stage
 from tests.support import clients
 from tests.support.raw import Closed, Connection, Producer, batch, produce_request
 from tests.support.writers import NOT_LEADER, reported_by, reported_by_message
@@ -38,6 +41,7 @@ _CLOSE_SECONDS = 8.0
 _REQUEST_MS = int(REQUEST_SECONDS * 1000)
 _SOCKET_SECONDS = 7.0
 REOPENED = "client reopened"
+_ONCE = Manner()
 
 
 def reported_by_future(future: Future[Any]) -> Reported:
@@ -98,13 +102,16 @@ class Crew:
 
 
 class Writer(Worker):
-    """Calls `open`, then `step` repeatedly. After an exception or too many unknown outcomes it reopens its client."""
+    """Calls `open`, then `step` repeatedly. After an exception or too many unknown outcomes it reopens its client.
 
-    kind = "writer"
-    manner = Manner()
+    `kind` – its name in `KINDS`. `conditional` – whether it states expected offsets.
+    """
 
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(f"{self.kind}-{topic}/{proxy}{number}", crew.over)
+    def __init__(
+        self, kind: str, crew: Crew, topic: str, proxy: str, *, manner: Manner = _ONCE, conditional: bool = True
+    ) -> None:
+        super().__init__(f"{kind}-{topic}/{proxy}", crew.over)
+        self.kind, self.manner, self.conditional = kind, manner, conditional
         self.crew = crew
         self.topic = topic
         self.proxy = proxy
@@ -164,9 +171,6 @@ class Writer(Worker):
         self._unknown_in_a_row = self._unknown_in_a_row + 1 if reported.outcome == UNKNOWN else 0
         return reported
 
-    def wait(self, future: Future[Any], seconds: float = _ANSWER_SECONDS) -> Any:
-        return future.result(seconds)
-
 
 # --- raw requests -----------------------------------------------------------------------------------------------------
 
@@ -178,13 +182,11 @@ class RawWriter(Writer):
     refusal.
     """
 
-    kind = "raw"
-    conditional = True
-    batches: Sequence[int] = (1,)
-    records: Sequence[int] = (1, 1, 1, 3)
-
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(crew, topic, proxy, number)
+    def __init__(
+        self, *place: Any, batches: Sequence[int] = (1,), records: Sequence[int] = (1, 1, 1, 3), **more: Any
+    ) -> None:
+        super().__init__(*place, **more)
+        self._batches, self._records = batches, records
         self._pipelines = itertools.count(1)
         self.producer: Producer | None = None
 
@@ -207,11 +209,11 @@ class RawWriter(Writer):
 
     def step(self) -> None:
         end = self.expectation() if self.conditional else None
-        count = self.random.choice(self.batches)
+        count = self.random.choice(self._batches)
         pipeline_key = f"{self.name}/pipeline {next(self._pipelines)}" if count > 1 else None
         calls, batches = [], []
         for _ in range(count):
-            ids = [self.new_id() for _ in range(self.random.choice(self.records))]
+            ids = [self.new_id() for _ in range(self.random.choice(self._records))]
             batches.append(self.batch(ids, end))
             calls.append(self.call(ids, end, pipeline_key=pipeline_key))
             end = None if end is None else end + len(ids)
@@ -231,31 +233,8 @@ class RawWriter(Writer):
             raise OSError("another leader, perhaps")
 
 
-class RawPassThroughWriter(RawWriter):
-    """Without expected offset: refused where one is required."""
-
-    kind = "raw-plain"
-    conditional = False
-    records = (1,)
-
-
-class RawPipeline(RawWriter):
-    kind = "raw-chain"
-    batches = range(2, 9)
-    records = (1,)
-
-
-class RawSequencedPipeline(RawPipeline):
-    kind = "raw-chain-sequenced"
-    manner = Manner(idempotent=True)
-
-
 class RawRetrier(RawWriter):
-    """Names each write, and sends it again through either proxy until its outcome is known."""
-
-    kind = "raw-named"
-    manner = Manner(named=True, resends=True)
-    proxies: tuple[str, ...] = ("a", "b")
+    """Sends each batch again until its outcome is known: through either proxy, or if idempotent through its own."""
 
     def open(self) -> None:
         self._open: Connection | None = None
@@ -268,10 +247,11 @@ class RawRetrier(RawWriter):
         records = self.batch([each], expected)
         operation = self.call([each], expected)
         give_up = time.monotonic() + 2 * DELIVERY_SECONDS
+        proxies = (self.proxy,) if self.manner.idempotent else PROXIES
         while True:
             try:
                 if self._open is None:
-                    self._open = self.connect(self.crew.stage.bootstrap(self.random.choice(self.proxies)))
+                    self._open = self.connect(self.crew.stage.bootstrap(self.random.choice(proxies)))
                 reported = reported_by(self._open.append(self.topic, records, timeout_ms=_REQUEST_MS))
             except (OSError, Closed, AssertionError) as error:
                 reported = Reported(UNKNOWN, code=type(error).__name__)
@@ -289,17 +269,6 @@ class RawRetrier(RawWriter):
         if self._open is not None:
             self._open.close()
         self._open = None
-
-
-class RawSequenced(RawRetrier):
-    """Like an idempotent library: own producer id, no write-id, the same batch again until its outcome is known."""
-
-    kind = "raw-sequenced"
-    manner = Manner(resends=True, idempotent=True)
-
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(crew, topic, proxy, number)
-        self.proxies = (proxy,)
 
 
 def connect_to_leader(bootstrap: str, topic: str, timeout_seconds: float) -> Connection:
@@ -345,138 +314,57 @@ def _configs(library: str, **more: Any) -> dict[str, Any]:
     return found | more
 
 
-class LibraryWriter(Writer):
-    """Our `ConditionalProducer` with one of the libraries: it adds write-ids."""
+class ClientWriter(Writer):
+    """A producer of one of the four clients, or of our library for it. Sends one record, or up to `at_once`.
 
-    conditional = True
-    library = ""
-    more: dict[str, Any] = {}  # noqa: RUF012 - of a class, never changed
+    Ours adds write-ids. With another, `manner.named` writers state them.
+    """
+
+    def __init__(self, *place: Any, client: str, ours: bool = False, at_once: int = 1, **more: Any) -> None:
+        settings = more.pop("settings", {})
+        super().__init__(*place, **more)
+        self._client, self._states_ids, self._at_once = client, self.manner.named and not ours, at_once
+        self._settings = settings | ({"kind": OURS[client]} if ours else {})
 
     def open(self) -> None:
-        self.producer = clients.producer(self.library, self.bootstrap, **_configs(self.library, **self.more))
-
-    def options(self, each: str, expected: int) -> dict[str, Any]:
-        return {"expected_offset": expected}
+        settings = _configs(self._client, **self._settings)
+        self.producer = producers.start(
+            self._client, self.crew.java, self.bootstrap, seconds=_ANSWER_SECONDS, **settings
+        )
 
     def step(self) -> None:
-        each = self.new_id()
-        expected = self.expectation() if self.conditional else None
-        operation = self.call([each], expected)
-        options = self.options(each, expected) if expected is not None else {}
+        first, sent = self.expectation(), []
+        for delta in range(self.random.randint(1, self._at_once)):
+            each, expected = self.new_id(), first + delta if self.conditional else None
+            operation = self.call([each], expected)
+            sent.append((operation, self.send(each, expected)))
+        for operation, future in sent:
+            self.reported(operation, reported_by_future(future))
+
+    def send(self, each: str, expected: int | None) -> Future[Any]:
+        """What the client raises is its outcome, too."""
+        future: Future[Any] = Future()
+        write_id = each if self._states_ids and expected is not None else None
         try:
-            outcome = self.producer.send(self.topic, each.encode(), partition=0, **options)
-            self.producer.resolve()
+            return self.producer.send(self.topic, each, expected=expected, write_id=write_id)
         except Exception as error:
-            self.reported(operation, reported_by_error(error))
-            raise
-        if outcome.error is not None:
-            self.reported(operation, reported_by_error(outcome.error))
-        elif outcome.offset is None:
-            self.reported(operation, Reported(UNKNOWN, code="not resolved"))
-        else:
-            self.reported(operation, Reported(OK, offset=outcome.offset if outcome.offset >= 0 else None))
+            future.set_exception(error)
+            return future
 
     def close(self) -> None:
         self.producer.close()
 
 
-class KafkaPython(LibraryWriter):
-    kind = "kafka-python"
-    library = "kafka-python"
-    manner = Manner(named=True, resends=True)
-
-
-class Aiokafka(LibraryWriter):
-    kind = "aiokafka"
-    library = "aiokafka"
-    manner = Manner(named=True, resends=True, sees_messages=False, reads_end=True)
-
-
-class Confluent(LibraryWriter):
-    kind = "confluent"
-    library = "confluent-kafka"
-    manner = Manner(named=True, resends=True, sees_messages=False)
-
-
-class KafkaPythonHeaders(KafkaPython):
-    """The unmodified library with our record header, without write-id."""
-
-    kind = "kafka-python-headers"
-    manner = Manner(resends=True)
-
-    def options(self, each: str, expected: int) -> dict[str, Any]:
-        return {"headers": [("fencepost-expected-offset", b"%d" % expected)]}
-
-
-class AiokafkaHeaders(Aiokafka):
-    """Idempotent, with write-ids added manually."""
-
-    kind = "aiokafka-headers"
-    manner = Manner(named=True, resends=True, sees_messages=False, idempotent=True)
-    more = {"enable_idempotence": True}  # noqa: RUF012
-
-    def options(self, each: str, expected: int) -> dict[str, Any]:
-        return {"headers": [("fencepost-expected-offset", b"%d" % expected), ("fencepost-write-id", each.encode())]}
-
-
-class ConfluentHeaders(AiokafkaHeaders):
-    kind = "confluent-headers"
-    library = "confluent-kafka"
-    more = {"enable_idempotence": True}  # noqa: RUF012
-
-
-class ConfluentNotIdempotent(AiokafkaHeaders):
-    kind = "confluent-headers-not-idempotent"
-    library = "confluent-kafka"
-    manner = Manner(named=True, resends=True, sees_messages=False)
-    more = {"enable_idempotence": False}  # noqa: RUF012
-
-
-class _StockKafkaPython(clients.KafkaPythonProducer):
-    """The library's own producer: our adapter is never idempotent."""
-
-    def __init__(self, bootstrap: str, **configs: Any) -> None:
-        self.producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, **configs)
-        self._waiting = []
-
-
-class KafkaPythonPassThrough(KafkaPython):
-    """Without expected offset; idempotent by default."""
-
-    kind = "kafka-python-plain"
-    manner = Manner(resends=True, idempotent=True)
-    conditional = False
-
-    def open(self) -> None:
-        self.producer = _StockKafkaPython(self.bootstrap, **_configs(self.library))
-
-
-class ConfluentPassThrough(Confluent):
-    """Without expected offset; idempotent."""
-
-    kind = "confluent-plain"
-    manner = Manner(resends=True, sees_messages=False, idempotent=True)
-    conditional = False
-    more = {"enable_idempotence": True}  # noqa: RUF012
-
-
-class AiokafkaPassThrough(Aiokafka):
-    """Without expected offset; at least once."""
-
-    kind = "aiokafka-plain"
-    manner = Manner(resends=True, sees_messages=False)
-    conditional = False
-
-
 class LogWriter(Writer):
     """KIP-27's worked example: reads to the end, appends a batch, resolves unknown outcomes."""
 
-    library = ""
-    manner = Manner(named=True, resends=True, reads_end=True)
+    def __init__(self, *place: Any, client: str) -> None:
+        super().__init__(*place, manner=Manner(named=True, resends=True, reads_end=True))
+        self._client = client
 
     def open(self) -> None:
         policy = RetryPolicy(attempt_seconds=REQUEST_SECONDS, total_seconds=3 * DELIVERY_SECONDS)
-        self.log = clients.log_writer(self.library, self.topic, self.bootstrap, policy)
+        self.log = clients.log_writer(self._client, self.topic, self.bootstrap, policy)
         self.log.read_to_end(lambda _: None)
 
     def step(self) -> None:
@@ -497,87 +385,14 @@ class LogWriter(Writer):
         self.log.close()
 
 
-class KafkaPythonLog(LogWriter):
-    kind = "kafka-python-log"
-    library = "kafka-python"
-
-
-class AiokafkaLog(LogWriter):
-    kind = "aiokafka-log"
-    library = "aiokafka"
-
-
-class ConfluentLog(LogWriter):
-    kind = "confluent-log"
-    library = "confluent-kafka"
-
-
-# --- Java -------------------------------------------------------------------------------------------------------------
-
-
-class JavaWriter(Writer):
-    """Idempotent by default. Sends one record, or pipelined ones."""
-
-    kind = "java"
-    manner = Manner(resends=True, idempotent=True)
-    conditional = True
-    pipeline_max = 1
-    settings: dict[str, Any] = {}  # noqa: RUF012 - of a class, never changed
-
-    def open(self) -> None:
-        settings = _configs("java", **self.settings)
-        self.producer = producers.Java(self.crew.java, self.bootstrap, seconds=_ANSWER_SECONDS, **settings)
-
-    def step(self) -> None:
-        count = self.random.randint(1, self.pipeline_max)
-        first = self.expectation()
-        calls = []
-        for delta in range(count):
-            each = self.new_id()
-            expected = first + delta if self.conditional else None
-            operation = self.call([each], expected)
-            write_id = each if self.manner.named else None
-            calls.append((operation, self.producer.send(self.topic, each, expected=expected, write_id=write_id)))
-        for operation, future in calls:
-            self.reported(operation, reported_by_future(future))
-
-    def close(self) -> None:
-        self.producer.close()
-
-
-class JavaPipeline(JavaWriter):
-    kind = "java-chain"
-    pipeline_max = 6
-
-
-class JavaNamed(JavaWriter):
-    kind = "java-named"
-    manner = Manner(named=True, resends=True)
-    settings = {"enable_idempotence": False}  # noqa: RUF012
-
-
-class JavaPassThrough(JavaWriter):
-    kind = "java-plain"
-    conditional = False
-    pipeline_max = 3
-
-
-# --- transactions -----------------------------------------------------------------------------------------------------
-
-
-class Transactional(Writer):
+class Transactional(ClientWriter):
     """A transaction of a few records, some with an expected offset; then commit or abort."""
 
-    client = ""
-    manner = Manner(resends=True, sees_messages=False, idempotent=True)
-
-    def __init__(self, crew: Crew, topic: str, proxy: str, number: int = 1) -> None:
-        super().__init__(crew, topic, proxy, number)
+    def __init__(self, *place: Any, client: str) -> None:
+        manner = Manner(resends=True, sees_messages=client == "java", idempotent=True)
+        super().__init__(*place, client=client, manner=manner)
+        self._settings = {"transactional_id": self.name, "transaction_timeout_ms": 15_000}
         self._transactions = itertools.count(1)
-
-    def open(self) -> None:
-        configs = _configs(self.client, transactional_id=self.name, transaction_timeout_ms=15_000)
-        self.producer = producers.start(self.client, self.crew.java, self.bootstrap, seconds=_ANSWER_SECONDS, **configs)
 
     def step(self) -> None:
         name = f"{self.name}/transaction {next(self._transactions)}"
@@ -589,12 +404,7 @@ class Transactional(Writer):
                 expected = self.expectation() if self.random.random() < 0.3 else None
                 each = self.new_id()
                 operation = self.call([each], expected, transaction=name)
-                try:
-                    future = self.producer.send(self.topic, each, expected=expected)
-                except Exception as error:
-                    reported = reported_by_error(error)
-                else:
-                    reported = reported_by_future(future)
+                reported = reported_by_future(self.send(each, expected))
                 self.reported(operation, reported)
                 accepted = accepted and reported.outcome == OK
                 if not accepted:
@@ -608,21 +418,52 @@ class Transactional(Writer):
             raise
         self.crew.history.transactions[name] = "committed" if commit and accepted else "aborted"
 
-    def close(self) -> None:
-        self.producer.close()
+
+# --- the kinds --------------------------------------------------------------------------------------------------------
+
+OURS: dict[str, Any] = {
+    "kafka-python": fencepost.kafka_python.ConditionalProducer,
+    "aiokafka": fencepost.aiokafka.ConditionalProducer,
+    "confluent-kafka": fencepost.confluent.ConditionalProducer,
+}
+_IDEMPOTENT, _NOT_IDEMPOTENT = {"enable_idempotence": True}, {"enable_idempotence": False}
+_NAMED, _SEQUENCED = Manner(named=True, resends=True), Manner(resends=True, idempotent=True)
+_SILENT = replace(_SEQUENCED, sees_messages=False)
 
 
-class ConfluentTransactional(Transactional):
-    kind = "confluent-transactional"
-    client = "confluent-kafka"
+def _client(client: str, manner: Manner, **more: Any) -> Callable[..., Writer]:
+    return partial(ClientWriter, client=client, manner=manner, **more)
 
 
-class JavaTransactional(Transactional):
-    kind = "java-transactional"
-    client = "java"
-    manner = Manner(resends=True, idempotent=True)
-
-
-class AiokafkaTransactional(Transactional):
-    kind = "aiokafka-transactional"
-    client = "aiokafka"
+#: Kind → a writer of (kind, crew, topic, proxy). A pipeline's requests, or its records, go out together; a plain writer
+#: states no expected offset.
+KINDS: dict[str, Callable[..., Writer]] = {
+    "raw": RawWriter,
+    "raw-plain": partial(RawWriter, conditional=False, records=(1,)),
+    "raw-chain": partial(RawWriter, batches=range(2, 9), records=(1,)),
+    "raw-chain-sequenced": partial(RawWriter, batches=range(2, 9), records=(1,), manner=Manner(idempotent=True)),
+    "raw-named": partial(RawRetrier, manner=_NAMED),
+    "raw-sequenced": partial(RawRetrier, manner=_SEQUENCED),
+    "kafka-python": _client("kafka-python", _NAMED, ours=True),
+    "aiokafka": _client("aiokafka", replace(_NAMED, sees_messages=False, reads_end=True), ours=True),
+    "confluent": _client("confluent-kafka", replace(_NAMED, sees_messages=False), ours=True),
+    "kafka-python-headers": _client("kafka-python", Manner(resends=True), settings=_NOT_IDEMPOTENT),
+    "aiokafka-headers": _client("aiokafka", replace(_SILENT, named=True), settings=_IDEMPOTENT),
+    "confluent-headers": _client("confluent-kafka", replace(_SILENT, named=True), settings=_IDEMPOTENT),
+    "confluent-headers-not-idempotent": _client(
+        "confluent-kafka", replace(_NAMED, sees_messages=False), settings=_NOT_IDEMPOTENT
+    ),
+    "java": _client("java", _SEQUENCED),
+    "java-chain": _client("java", _SEQUENCED, at_once=6),
+    "java-named": _client("java", _NAMED, settings=_NOT_IDEMPOTENT),
+    "kafka-python-plain": _client("kafka-python", _SEQUENCED, conditional=False),
+    "confluent-plain": _client("confluent-kafka", _SILENT, conditional=False, settings=_IDEMPOTENT),
+    "aiokafka-plain": _client("aiokafka", Manner(resends=True, sees_messages=False), conditional=False),
+    "java-plain": _client("java", _SEQUENCED, conditional=False, at_once=3),
+    "kafka-python-log": partial(LogWriter, client="kafka-python"),
+    "aiokafka-log": partial(LogWriter, client="aiokafka"),
+    "confluent-log": partial(LogWriter, client="confluent-kafka"),
+    "confluent-transactional": partial(Transactional, client="confluent-kafka"),
+    "java-transactional": partial(Transactional, client="java"),
+    "aiokafka-transactional": partial(Transactional, client="aiokafka"),
+}
