@@ -23,7 +23,7 @@ from tests.support.docs import ROOT
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
-from tests.support.raw import Connection, Log
+from tests.support.raw import Connection, Log, fetch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -95,30 +95,6 @@ def test_probes_are_no_client_connections(fleet: list[ProxyProcess]) -> None:
     assert fleet[0].metrics()[name] == before[0] + 1
 
 
-def fetch(topic: str, partition: int, wait_ms: int) -> FetchRequest:
-    fetch_topic = FetchRequest.FetchTopic
-    queried = fetch_topic.FetchPartition(
-        partition=partition,
-        current_leader_epoch=-1,
-        fetch_offset=0,
-        last_fetched_epoch=-1,
-        log_start_offset=-1,
-        partition_max_bytes=1 << 20,
-    )
-    return FetchRequest(
-        replica_id=-1,
-        max_wait_ms=wait_ms,
-        min_bytes=1,
-        max_bytes=1 << 20,
-        isolation_level=0,
-        session_id=0,
-        session_epoch=-1,
-        topics=[fetch_topic(topic=topic, partitions=[queried])],
-        forgotten_topics_data=[],
-        rack_id="",
-    )
-
-
 @pytest.mark.soak
 def test_moved_home_ends_no_fetch_in_progress(kafka3: KafkaCluster, tmp_path: Path) -> None:
     """A fetch that waits for records, on a connection to a broker whose home becomes another process."""
@@ -135,7 +111,7 @@ def test_moved_home_ends_no_fetch_in_progress(kafka3: KafkaCluster, tmp_path: Pa
             client.api_versions()
         time.sleep(32)  # a new connection may stay for 30 s
         for node, client in clients.items():
-            client.send(fetch(topic, leaders[node], 25_000), 12)
+            client.send(fetch(topic, leaders[node], wait_ms=25_000), 12)
         proxies.append(running.enter_context(ProxyProcess(kafka3.bootstrap, tmp_path / "second", config=_CONFIG)))
         until_shared(proxies, 2)
         began = time.monotonic()

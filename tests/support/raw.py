@@ -587,28 +587,7 @@ class Log:
         deadline = time.monotonic() + 60
         with self.connect(topic, partition) as connection:
             while at < end and time.monotonic() < deadline:
-                fetch_topic = FetchRequest.FetchTopic
-                queried = fetch_topic.FetchPartition(
-                    partition=partition,
-                    current_leader_epoch=-1,
-                    fetch_offset=at,
-                    last_fetched_epoch=-1,
-                    log_start_offset=-1,
-                    partition_max_bytes=1 << 24,
-                )
-                request = FetchRequest(
-                    replica_id=-1,
-                    max_wait_ms=200,
-                    min_bytes=1,
-                    max_bytes=1 << 26,
-                    isolation_level=0,
-                    session_id=0,
-                    session_epoch=-1,
-                    topics=[fetch_topic(topic=topic, partitions=[queried])],
-                    forgotten_topics_data=[],
-                    rack_id="",
-                )
-                answer = connection.query(request, 12).responses[0].partitions[0]
+                answer = connection.query(fetch(topic, partition, at, wait_ms=200), 12).responses[0].partitions[0]
                 assert answer.error_code == 0, f"Fetch of {topic}-{partition} at {at}: {answer.error_code}"
                 news = list(read_batches(bytes(answer.records or b"")))
                 found += [each for each in news if each.next_offset > at]
@@ -620,6 +599,31 @@ class Log:
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
         """The value of every record, by offset, without markers."""
         return [value for each in self.batches(topic, partition) if not each.is_control for value in each.values]
+
+
+def fetch(topic: str, partition: int, offset: int = 0, *, wait_ms: int) -> FetchRequest:
+    """Of one partition, uncommitted records too, for version 12."""
+    fetch_topic = FetchRequest.FetchTopic
+    queried = fetch_topic.FetchPartition(
+        partition=partition,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=1 << 24,
+    )
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 26,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[fetch_topic(topic=topic, partitions=[queried])],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
 
 
 def _not_none(value: object) -> bool:
