@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
@@ -24,6 +23,7 @@ from tests.support.raw import (
     Log,
     Record,
     batch,
+    fetch,
     produce_request,
 )
 
@@ -83,31 +83,13 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
     expected_kinds = []
     frames = b""
     for i in range(12):
-        fetch_topic = FetchRequest.FetchTopic
-        queried = fetch_topic.FetchPartition(
-            partition=0, fetch_offset=0, last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=1000
-        )
         requests: list[tuple[Any, int]] = [
             (_request(required, batch(b"r%d" % i, expected=i if i % 3 else 99)), 9),
             (_request(plain, batch(b"p%d" % i)), newest),
             (_request(required, batch(b"late", expected=50)), 3),
             (ApiVersionsRequest(client_software_name="raw", client_software_version="1"), 3),
             (MetadataRequest(topics=None, allow_auto_topic_creation=False), 9),
-            (
-                FetchRequest(
-                    replica_id=-1,
-                    max_wait_ms=1,
-                    min_bytes=0,
-                    max_bytes=1000,
-                    isolation_level=0,
-                    session_id=0,
-                    session_epoch=-1,
-                    topics=[fetch_topic(topic=plain, partitions=[queried])],
-                    forgotten_topics_data=[],
-                    rack_id="",
-                ),
-                11,
-            ),
+            (fetch(plain, wait_ms=1, bytes_min=0, bytes_max=1000), 11),
         ]
         for request, version in requests:
             correlation_id, frame = client.frame(request, version)

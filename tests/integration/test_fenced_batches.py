@@ -11,7 +11,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import TopicPartition as ConfluentPartition
-from kafka.protocol.consumer import FetchRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import run_tool
@@ -69,17 +68,7 @@ def _append(
 
 
 def _fetch(connection: raw.Connection, name: str) -> list[tuple[BatchHeader, memoryview]]:
-    topic = FetchRequest.FetchTopic
-    partition = topic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LIMIT)
-    request = FetchRequest(
-        replica_id=-1,
-        max_wait_ms=0,
-        min_bytes=1,
-        max_bytes=LIMIT,
-        isolation_level=0,
-        topics=[topic(topic=name, partitions=[partition])],
-    )
-    answer = connection.query(request, 4).responses[0].partitions[0]
+    answer = connection.query(raw.fetch(name, bytes_max=LIMIT), 4).responses[0].partitions[0]
     assert answer.error_code == 0
     return list(split_batches(memoryview(bytes(answer.records))))
 

@@ -196,7 +196,7 @@ def append_after_unread_response(address: str, topic: str) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for bytes_max in _UNREAD_BYTES:
                 connection = stack.enter_context(raw.Connection(address, enter=_small_receive_buffer))
-                connection.send(_fetch(filled, bytes_max), 4)
+                connection.send(raw.fetch(filled, wait_ms=FETCH_MS, bytes_min=bytes_max, bytes_max=bytes_max), 4)
                 connection.send_produce(append, timeout_ms=_LONG_MS)
             yield
             time.sleep(UNREAD_SECONDS)
@@ -212,7 +212,7 @@ def large_appends_first(address: str, topic: str) -> Iterator[None]:
 @way
 def long_fetch_first(address: str, topic: str) -> Iterator[None]:
     """Kafka waits for records of another topic, and an append to the partition follows."""
-    request = _fetch(f"un{topic}", 1)
+    request = raw.fetch(f"un{topic}", wait_ms=FETCH_MS, bytes_min=1, bytes_max=1)
     return _appends_after(address, topic, lambda connection: connection.send(request, 4), SLOW)
 
 
@@ -376,15 +376,6 @@ def _after_a_good_one(topic: str, form: str) -> Iterator[raw.Batches]:
     odd = compressed.batch(*compressed.FORMS[form], base_timestamp_ms=int(time.time() * 1000))
     for batch in (raw.batch(b"x"), *[odd] * 20):
         yield {topic: {0: batch}}
-
-
-def _fetch(topic: str, bytes_max: int) -> raw.FetchRequest:
-    """Kafka answers once there are so many bytes, or after some time."""
-    fetch_topic = raw.FetchRequest.FetchTopic
-    queried = fetch_topic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=bytes_max)
-    topics = [fetch_topic(topic=topic, partitions=[queried])]
-    limits = {"max_wait_ms": FETCH_MS, "min_bytes": bytes_max, "max_bytes": bytes_max}
-    return raw.FetchRequest(topics=topics, forgotten_topics_data=[], **limits)
 
 
 def _small_receive_buffer(new: socket.socket) -> socket.socket:

@@ -601,8 +601,16 @@ class Log:
         return [value for each in self.batches(topic, partition) if not each.is_control for value in each.values]
 
 
-def fetch(topic: str, partition: int, offset: int = 0, *, wait_ms: int) -> FetchRequest:
-    """Of one partition, uncommitted records too, for version 12."""
+def fetch(
+    topic: str,
+    partition: int = 0,
+    offset: int = 0,
+    *,
+    wait_ms: int = 0,
+    bytes_min: int = 1,
+    bytes_max: int = 1 << 24,
+) -> FetchRequest:
+    """Of one partition, uncommitted records too; for versions that name topics."""
     fetch_topic = FetchRequest.FetchTopic
     queried = fetch_topic.FetchPartition(
         partition=partition,
@@ -610,13 +618,13 @@ def fetch(topic: str, partition: int, offset: int = 0, *, wait_ms: int) -> Fetch
         fetch_offset=offset,
         last_fetched_epoch=-1,
         log_start_offset=-1,
-        partition_max_bytes=1 << 24,
+        partition_max_bytes=bytes_max,
     )
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=wait_ms,
-        min_bytes=1,
-        max_bytes=1 << 26,
+        min_bytes=bytes_min,
+        max_bytes=bytes_max,
         isolation_level=0,
         session_id=0,
         session_epoch=-1,

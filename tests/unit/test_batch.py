@@ -16,7 +16,6 @@ import pytest
 from confluent_kafka import Producer
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.types import TopicPartition
@@ -86,18 +85,8 @@ def _by_librdkafka(codec: str, records: Built) -> memoryview:
     for timestamp, key, value, headers in records:
         producer.produce("t", value, key, partition=0, timestamp=timestamp, headers=list(headers))
     assert producer.flush(60) == 0  # which sends at once, and all in one batch
-    fetched = FetchRequest.FetchTopic
-    partition = fetched.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LIMIT)
-    request = FetchRequest(
-        replica_id=-1,
-        max_wait_ms=0,
-        min_bytes=1,
-        max_bytes=LIMIT,
-        isolation_level=0,
-        topics=[fetched(topic="t", partitions=[partition])],
-    )
     with raw.Connection(f"{broker.host}:{broker.port}") as connection:
-        answer = connection.query(request, 4)
+        answer = connection.query(raw.fetch("t", bytes_max=LIMIT), 4)
     return memoryview(bytes(answer.responses[0].partitions[0].records))
 
 
