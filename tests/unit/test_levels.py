@@ -14,7 +14,6 @@ from fencepost_policies.record_age import RecordAge
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.frames import messages as m
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.idempotence import IdempotenceMemory, make_up_producer_id
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
@@ -45,7 +44,7 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.sequencer_calls import Call
-from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, frames, produced, read
+from tests.unit.test_session import ServicesStandIn, Talk, frames, produced, read
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
@@ -75,13 +74,10 @@ class Process(ServicesStandIn):
 class Levels(Talk):
     """One session before such a process. `may_write` – it has proved that before."""
 
-    services: Process
+    process = Process
 
     def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
-        super().__init__()
-        self.services = Process(**services)
-        self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)  # type: ignore[arg-type]
-        self.services.sequencers.record = self._record
+        super().__init__(rewriters, **services)
         if may_write:
             self.session._core.proofs.may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
 

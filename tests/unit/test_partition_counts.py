@@ -17,7 +17,6 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.session.control.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection, ForControl
 from fencepost_proxy.session.frames import messages as m
-from fencepost_proxy.session.session import Session
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.primitives import join_tags
@@ -72,13 +71,10 @@ class Process(ServicesStandIn):
 class Barriers(Talk):
     """One session before such a process. `may_write` – it has proved that before."""
 
-    services: Process
+    process = Process
 
     def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
-        super().__init__()
-        self.services = Process(**services)
-        self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)  # type: ignore[arg-type]
-        self.services.sequencers.record = self._record
+        super().__init__(rewriters, **services)
         if may_write:
             self.session._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
 

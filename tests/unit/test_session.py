@@ -117,10 +117,12 @@ class Unchanged:
 
 
 class Talk:
-    """One session; `commands` are those that no assertion has consumed yet."""
+    """One session before a `process`; `commands` are those that no assertion has consumed yet."""
+
+    process: Callable[..., Any] = ServicesStandIn
 
     def __init__(self, rewriters: Any = None, **services: Any) -> None:
-        self.services = ServicesStandIn(**services)
+        self.services = self.process(**services)
         self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)
         self.commands: list[m.Command | Call] = []
         self.services.sequencers.record = self._record
