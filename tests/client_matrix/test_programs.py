@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fencepost_dev.tools import compile_java
 from tests.client_matrix.releases import Release, installed, must, run
 from tests.support.clients import create_topic, set_check
 from tests.support.docs import ROOT
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Log
 from tests.support.senders import free_proxy_port
@@ -90,10 +91,7 @@ _COMMANDS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
-        yield process
+proxy = proxy_fixture()
 
 
 def test_every_program_has_a_command() -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from fencepost_dev.cluster import KafkaCluster
-from tests.support.proxy import ProxyProcess
+from tests.support.fixtures import proxy_fixture
 
 #: Topics by name prefix: ordered expansion, and ordered expansion with partition-count checks.
 EXPANDING = """
@@ -22,7 +17,4 @@ config_lease_seconds = 3.0
 """
 
 
-@pytest.fixture(scope="module")
-def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("growing"), config=EXPANDING) as process:
-        yield process
+growing = proxy_fixture(config=EXPANDING)

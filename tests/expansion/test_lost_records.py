@@ -7,7 +7,6 @@ This file covers the library's ordered consumers, and a group where the log is r
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
@@ -24,6 +23,7 @@ from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.expanded import ExpandedTopic
 from tests.support.expanding import expand, expansions
+from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.members import MEMBERS
 from tests.support.proxy import ProxyProcess
@@ -34,17 +34,11 @@ pytestmark = [pytest.mark.kafka]
 _PATIENCE_SECONDS = 120.0
 
 
-@pytest.fixture(scope="module")
-def cleaning() -> Iterator[KafkaCluster]:
-    """A broker that compacts logs as soon as possible."""
-    with running_kafka(1, properties={"log.cleaner.backoff.ms": "200"}) as kafka:
-        yield kafka
+#: A broker that compacts logs as soon as possible.
+cleaning = kafka_fixture(1, properties={"log.cleaner.backoff.ms": "200"})
 
 
-@pytest.fixture(scope="module")
-def proxy(cleaning: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(cleaning.bootstrap, tmp_path_factory.mktemp("lost"), config=EXPANDING) as process:
-        yield process
+proxy = proxy_fixture(of="cleaning", config=EXPANDING)
 
 
 def _topic(kafka: KafkaCluster, proxy: ProxyProcess, **configs: str) -> ExpandedTopic:

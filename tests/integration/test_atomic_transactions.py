@@ -16,7 +16,7 @@ from kafka.protocol.producer import EndTxnRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support.kafka import running_kafka
+from tests.support.fixtures import kafka_fixture
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess, blocked_by
 from tests.support.raw import Connection, Log, batch
 from tests.support.stopping_validator import Stops
@@ -36,10 +36,7 @@ REFUSED = {1: UNKNOWN_PRODUCER_ID, 2: ABORTABLE}
 both_protocols = pytest.mark.parametrize("protocol", [1, 2])
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    with running_kafka(1) as running:
-        yield running
+cluster = kafka_fixture()
 
 
 @pytest.fixture(scope="module")

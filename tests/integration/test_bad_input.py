@@ -21,6 +21,7 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, Handling
 from tests.kit.waiting import until
 from tests.support.batches import batch
+from tests.support.fixtures import proxy_fixture
 from tests.support.messages import Closed, Fields, RawConnection, definitions, encode_request
 from tests.support.proxy import ProxyProcess, blocked_by
 from tests.support.walk import BODIES, ProxiedSocket
@@ -66,12 +67,7 @@ PATIENCE_SECONDS = 60.0
 SEED = 20_260
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("bad-input"), config=CONFIG) as running:
-        yield running
-        assert "crashed" not in running.log
-        assert "Traceback" not in running.log
+proxy = proxy_fixture(config=CONFIG, unexpected=("crashed", "Traceback"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from kafka.protocol.admin import IncrementalAlterConfigsRequest
 from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import PATIENCE_SECONDS, create, producers
 from tests.kit.waiting import until
-from tests.support.kafka import running_kafka, unique_topic
+from tests.support.fixtures import kafka_fixture
+from tests.support.kafka import unique_topic
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Log, batch, final_answer
 
@@ -21,11 +22,8 @@ OK, POLICY_VIOLATION, SECOND_MS = 0, 44, "1000"
 CONFIG = f"{CHECKED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    """Kafka checks for expired producers several times a second, after a day by default until a test lowers that."""
-    with running_kafka(1, properties={"producer.id.expiration.check.interval.ms": "200"}) as running:
-        yield running
+#: Kafka checks for expired producers several times a second, after a day by default until a test lowers that.
+cluster = kafka_fixture(1, properties={"producer.id.expiration.check.interval.ms": "200"})
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
-from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, final_answer, produce_request
 
@@ -34,14 +34,8 @@ SEED = 20_261
 NewTopic = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """A proxy for this module only, so that its metrics count no other test."""
-    status = ("--status", "127.0.0.1:0")
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("bypassed"), config=CONFIG, arguments=status) as process:
-        yield process
-        assert "Traceback" not in process.log
-        assert "crashed" not in process.log
+#: A proxy for this module only, so that its metrics count no other test.
+proxy = proxy_fixture(config=CONFIG, arguments=("--status", "127.0.0.1:0"), unexpected=("crashed", "Traceback"))
 
 
 @dataclass

@@ -22,8 +22,8 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
+from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.instances import CLIENTS, Process, Reported
-from tests.support.kafka import running_kafka
 from tests.support.messages import RawConnection
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Answer, Connection, Log, Producer, batch, final_answer, produce_request
@@ -54,20 +54,11 @@ SEED = 20_262
 NewTopic = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    """One broker whose coordinator checks for timed-out transactions every 0.2 s."""
-    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
-    with running_kafka(1, properties=often) as running:
-        yield running
+#: One broker whose coordinator checks for timed-out transactions every 0.2 s.
+cluster = kafka_fixture(1, properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"})
 
 
-@pytest.fixture(scope="module")
-def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("transactions"), config=CONFIG) as process:
-        yield process
-        assert "Traceback" not in process.log
-        assert "crashed" not in process.log
+proxy = proxy_fixture(of="cluster", config=CONFIG, unexpected=("crashed", "Traceback"))
 
 
 @pytest.fixture

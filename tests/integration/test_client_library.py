@@ -37,6 +37,7 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES, Producer
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.senders import free_proxy_port
 
@@ -54,12 +55,7 @@ _LEAKS_SOCKETS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWar
 IMPATIENT = RetryPolicy(attempt_seconds=2, total_seconds=150)
 
 
-@pytest.fixture(scope="module")
-def own_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(
-        kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CHECKED, port=free_proxy_port()
-    ) as process:
-        yield process
+own_proxy = proxy_fixture(config=_CHECKED, port=free_proxy_port)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.fault_proxy import FaultProxy, Hold
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Observed, create_topic, documented, free_proxy_port
@@ -47,12 +48,8 @@ each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: clie
 IDEMPOTENT = [client for client in CLIENTS if client.idempotent]
 
 
-@pytest.fixture(scope="module")
-def mortal_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """Tests kill and restart this proxy on the same ports."""
-    directory = tmp_path_factory.mktemp("proxy")
-    with ProxyProcess(kafka.bootstrap, directory, config=_CHECKED, port=free_proxy_port()) as process:
-        yield process
+#: Tests kill and restart this proxy on the same ports.
+mortal_proxy = proxy_fixture(config=_CHECKED, port=free_proxy_port)
 
 
 @dataclass

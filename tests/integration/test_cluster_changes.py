@@ -25,6 +25,7 @@ from kafka.admin import NewTopic
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
+from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.ports import free_port, free_ports_in_a_row
@@ -36,18 +37,11 @@ METADATA, FIND_COORDINATOR = 3, 10
 PATIENCE_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    # One replica of the offsets topic: a group whose broker is down has no coordinator, and Kafka reports that.
-    with running_kafka(3, properties={"offsets.topic.replication.factor": "1"}) as running:
-        yield running
+# One replica of the offsets topic: a group whose broker is down has no coordinator, and Kafka reports that.
+cluster = kafka_fixture(3, properties={"offsets.topic.replication.factor": "1"})
 
 
-@pytest.fixture(scope="module")
-def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    config = "[limits]\nmetadata_refresh_seconds = 1.0\n"
-    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("changes"), config=config) as running:
-        yield running
+proxy = proxy_fixture(of="cluster", config="[limits]\nmetadata_refresh_seconds = 1.0\n")
 
 
 def brokers_listed(proxy: ProxyProcess) -> dict[int, Address]:

@@ -6,14 +6,13 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.commands.dev import DEFAULT_LISTEN
 from tests.support.docs import ROOT, printed_commands
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import ProxyProcess
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -29,10 +28,7 @@ _STATED = {
 }
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
-        yield process
+proxy = proxy_fixture()
 
 
 def printed(example: Path) -> list[str]:

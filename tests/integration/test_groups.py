@@ -23,7 +23,8 @@ from fencepost_dev.tools import compile_java, java_command
 from fencepost_proxy.cli.main import main
 from tests.kit.waiting import until
 from tests.support.expanded import ExpandedTopic
-from tests.support.kafka import kafka_version, running_kafka
+from tests.support.fixtures import kafka_fixture, proxy_fixture
+from tests.support.kafka import kafka_version
 from tests.support.members import MEMBERS, WAIT_SECONDS, Member
 from tests.support.proxy import ProxyProcess
 
@@ -41,16 +42,10 @@ _BROKER = {
 }
 
 
-@pytest.fixture(scope="module")
-def groups_kafka() -> Iterator[KafkaCluster]:
-    with running_kafka(properties=_BROKER) as cluster:
-        yield cluster
+groups_kafka = kafka_fixture(properties=_BROKER)
 
 
-@pytest.fixture(scope="module")
-def proxy(groups_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(groups_kafka.bootstrap, tmp_path_factory.mktemp("groups")) as proxy:
-        yield proxy
+proxy = proxy_fixture(of="groups_kafka")
 
 
 @pytest.fixture

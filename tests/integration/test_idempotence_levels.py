@@ -15,6 +15,7 @@ import pytest
 
 from tests.kit.waiting import until
 from tests.support.clients import producer, read_all
+from tests.support.fixtures import proxy_fixture
 from tests.support.kafka import unique_topic
 from tests.support.old_kafka import OLD_FORMAT, OldKafka
 from tests.support.proxy import ProxyProcess
@@ -52,13 +53,7 @@ def old() -> Iterator[OldKafka]:
         yield kafka
 
 
-@pytest.fixture(scope="module")
-def proxy(old: OldKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(
-        old.bootstrap, tmp_path_factory.mktemp("levels"), config=_CONFIG, arguments=("--status", "127.0.0.1:0")
-    ) as process:
-        yield process
-        assert "crashed" not in process.log
+proxy = proxy_fixture(of="old", config=_CONFIG, arguments=("--status", "127.0.0.1:0"), unexpected=("crashed",))
 
 
 def create(old: OldKafka, prefix: str, *, old_format: bool) -> str:

@@ -15,7 +15,8 @@ from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_producer_state import SETTINGS, delete_records, log_start, producers
 from tests.kit.waiting import until
 from tests.support.fake_cluster import FORGETFUL, FORGETS_EVERY, FakeClusterProcess
-from tests.support.kafka import running_kafka, unique_topic
+from tests.support.fixtures import kafka_fixture, proxy_fixture
+from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Producer, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, Observed, Sender
@@ -51,17 +52,10 @@ _CONFIG = f"""
 each_client = pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: client.name.replace("`", ""))
 
 
-@pytest.fixture(scope="module")
-def forgetful() -> Iterator[KafkaCluster]:
-    with running_kafka(1, properties=SETTINGS) as running:
-        yield running
+forgetful = kafka_fixture(1, properties=SETTINGS)
 
 
-@pytest.fixture(scope="module")
-def proxy(forgetful: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(forgetful.bootstrap, tmp_path_factory.mktemp("forgetful"), config=_CONFIG) as process:
-        yield process
-        assert "crashed" not in process.log
+proxy = proxy_fixture(of="forgetful", config=_CONFIG, unexpected=("crashed",))
 
 
 def create(proxy: ProxyProcess, log: Log, prefix: str) -> str:

@@ -20,8 +20,9 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import MAIN_CLASSES, compile_java, run_java
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
+from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.instances import CLIENTS, Process
-from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Connection, Log
@@ -42,20 +43,11 @@ PREFIXES = ("checked", "plain")
 FENCED = re.compile(r"fenced|INVALID_PRODUCER_EPOCH|InvalidProducerEpoch|InvalidProducerIdMapping", re.IGNORECASE)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    """The coordinators check for timed-out transactions every 200 ms."""
-    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
-    with running_kafka(3, properties=often) as running:
-        yield running
+#: The coordinators check for timed-out transactions every 200 ms.
+cluster = kafka_fixture(3, properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"})
 
 
-@pytest.fixture(scope="module")
-def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("kip98"), config=CHECKED_BY_NAME) as process:
-        yield process
-        assert "Traceback" not in process.log
-        assert "OFFSET_VIOLATION" not in process.log
+proxy = proxy_fixture(of="cluster", config=CHECKED_BY_NAME, unexpected=("Traceback", "OFFSET_VIOLATION"))
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -19,10 +20,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_store.py"
 
 
-@pytest.fixture(scope="module")
-def store_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
-        yield process
+store_proxy = proxy_fixture()
 
 
 def _run(bootstrap: str, topic: str, *options: str) -> tuple[int, str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support.kafka import running_kafka, unique_topic
+from tests.support.fixtures import kafka_fixture, proxy_fixture
+from tests.support.kafka import unique_topic
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch
 
@@ -29,19 +29,10 @@ _LENGTH_ENDS = 12
 _LOST = 3
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    with running_kafka(1) as running:
-        yield running
+cluster = kafka_fixture()
 
 
-@pytest.fixture(scope="module")
-def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(
-        cluster.bootstrap, tmp_path_factory.mktemp("lost-records"), arguments=("--status", "127.0.0.1:0"), config=CONFIG
-    ) as process:
-        yield process
-        assert "Traceback" not in process.log
+proxy = proxy_fixture(of="cluster", arguments=("--status", "127.0.0.1:0"), config=CONFIG, unexpected=("Traceback",))
 
 
 def _append(proxy: ProxyProcess, topic: str, records: bytes) -> Answer:

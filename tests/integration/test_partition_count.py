@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from tests.kit.java import JavaProducers
 from tests.kit.waiting import until
 from tests.support.clients import read_all
 from tests.support.expanding import create_partitions
+from tests.support.fixtures import proxy_fixture
 from tests.support.keyed import CLIENTS, Keyed, Sent, keyed
 from tests.support.proxy import LEASE_SECONDS, ProxyProcess
 from tests.support.raw import Closed, Connection, Log, Record, batch
@@ -41,10 +42,7 @@ WAIT_SECONDS = 60.0
 NOT_LEADER, INVALID_PARTITIONS = 6, 37
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CONFIG) as process:
-        yield process
+proxy = proxy_fixture(config=CONFIG)
 
 
 def stated(count: int, value: bytes = b"probe", **settings: Any) -> bytes:

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from tests.support.expanding import (
     partition_count,
     writing,
 )
+from tests.support.fixtures import proxy_fixture
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
@@ -55,13 +56,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 _REPORTED_SECONDS = 130.0
 
 
-@pytest.fixture(scope="module")
-def expanding_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """Its timeout for open transactions leaves time for the test's steps on a busy machine."""
-    arguments = ("--status", "127.0.0.1:0")
-    directory = tmp_path_factory.mktemp("growing")
-    with ProxyProcess(kafka.bootstrap, directory, config=counted(), arguments=arguments) as proxy:
-        yield proxy
+#: Its timeout for open transactions leaves time for the test's steps on a busy machine.
+expanding_proxy = proxy_fixture(config=counted(), arguments=("--status", "127.0.0.1:0"))
 
 
 def status_of(proxy: ProxyProcess) -> dict[str, Any]:

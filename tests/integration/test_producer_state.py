@@ -26,7 +26,8 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire.batch import parse_batch_header
 from tests.kit.waiting import until
 from tests.support.batches import now_ms
-from tests.support.kafka import running_kafka, unique_topic
+from tests.support.fixtures import kafka_fixture
+from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Record, batch, read_batches
@@ -63,11 +64,8 @@ COMPACTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    """Brokers that expire producers soon. A test that kills a broker restarts it."""
-    with running_kafka(1, properties=SETTINGS) as running:
-        yield running
+#: Brokers that expire producers soon. A test that kills a broker restarts it.
+cluster = kafka_fixture(1, properties=SETTINGS)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
 from tests.kit.waiting import until
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import CHECKED_BY_NAME, CHECKED_WITH_LONG_LEASE, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import (
     GZIP,
@@ -106,13 +107,8 @@ def offsets(log: Log, topic: str) -> dict[bytes, int]:
     return found
 
 
-@pytest.fixture(scope="module")
-def second_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """Another proxy of the same cluster as `proxy`."""
-    with ProxyProcess(
-        kafka.bootstrap, tmp_path_factory.mktemp("second"), config=f"{CHECKED_BY_NAME}\n[limits]\n{TAKEOVER}"
-    ) as process:
-        yield process
+#: Another proxy of the same cluster as `proxy`.
+second_proxy = proxy_fixture(config=f"{CHECKED_BY_NAME}\n[limits]\n{TAKEOVER}")
 
 
 def create(address: str, log: Log, topic: str, partitions: int = 1) -> str:

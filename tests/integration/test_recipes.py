@@ -29,6 +29,7 @@ from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES
 from tests.support.docs import ROOT, blocks
+from tests.support.fixtures import proxy_fixture
 from tests.support.linearizable import Call, violations
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.recipe_worker import LOAD_PARTITIONS, LOAD_UNITS, loaded
@@ -39,12 +40,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 CLAIM = ("fencepost-recipe", b"leader/1 claim")
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(
-        kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CHECKED_BY_NAME, port=free_proxy_port()
-    ) as process:
-        yield process
+proxy = proxy_fixture(config=CHECKED_BY_NAME, port=free_proxy_port)
 
 
 @pytest.fixture

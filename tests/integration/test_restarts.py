@@ -23,7 +23,7 @@ from kafka.protocol.admin import DeleteRecordsRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support.kafka import running_kafka
+from tests.support.fixtures import kafka_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch
 
@@ -40,11 +40,8 @@ PATIENCE_SECONDS = 90.0
 SEED = 20_263
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
-    """A cluster whose state topic tests may damage and whose broker they may pause."""
-    with running_kafka(1) as running:
-        yield running
+#: A cluster whose state topic tests may damage and whose broker they may pause.
+cluster = kafka_fixture()
 
 
 @pytest.fixture

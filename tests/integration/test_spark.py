@@ -36,6 +36,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import fetch
 from tests.kit.waiting import until
 from tests.support import spark as support
+from tests.support.fixtures import proxy_fixture
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
@@ -72,10 +73,7 @@ CONFIG = f"""
 """
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CONFIG) as process:
-        yield process
+proxy = proxy_fixture(config=CONFIG)
 
 
 @pytest.fixture(scope="module")

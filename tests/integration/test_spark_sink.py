@@ -24,6 +24,7 @@ from kafka.partitioner import murmur2
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.spark import QUERY_SECONDS, SPARK_MARKERS, append, contents, create, expand, running_spark
 
@@ -43,10 +44,7 @@ CONFIG = f"""
 """
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CONFIG) as process:
-        yield process
+proxy = proxy_fixture(config=CONFIG)
 
 
 @pytest.fixture(scope="module")

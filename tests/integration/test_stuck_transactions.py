@@ -25,6 +25,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import DEFAULT_VERSION
 from fencepost_dev.tools import run_tool
 from tests.kit.waiting import until
+from tests.support.fixtures import kafka_fixture
 from tests.support.instances import Process
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
@@ -50,11 +51,8 @@ HANGING, NOT_LISTED, OVERDUE, MARKERS_MISSING = map(
 )
 
 
-@pytest.fixture(scope="module")
-def trusting_kafka() -> Iterator[KafkaCluster]:
-    """Its leaders do not check batches with the coordinator."""
-    with running_kafka(1, properties={"transaction.partition.verification.enable": "false"}) as cluster:
-        yield cluster
+#: Its leaders do not check batches with the coordinator.
+trusting_kafka = kafka_fixture(1, properties={"transaction.partition.verification.enable": "false"})
 
 
 def metric(proxy: ProxyProcess, name: str, requested: float) -> dict[str, float]:

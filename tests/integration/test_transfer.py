@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +23,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.tools import compile_java, run_java
 from tests.kit.waiting import until
 from tests.support.clients import set_check
+from tests.support.fixtures import proxy_fixture
 from tests.support.kafka import kafka_version
 from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
@@ -36,10 +37,7 @@ LONG_SECONDS = 1500
 PAID_IN = 1000
 
 
-@pytest.fixture(scope="module")
-def bank_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
-        yield process
+bank_proxy = proxy_fixture()
 
 
 def _run(topic: str, *options: str, seconds: float = 600) -> tuple[int, str]:

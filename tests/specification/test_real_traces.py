@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,8 @@ from tests.specification.recorded_proxy import DIRECTORY
 from tests.specification.recorder import Trace
 from tests.specification.traces import coverage, validate, written
 from tests.support.clients import create_topic
-from tests.support.kafka import running_kafka, unique_topic
+from tests.support.fixtures import kafka_fixture
+from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, batch
 
@@ -31,10 +32,7 @@ _PIPELINED: Final = 4
 _EVENTS: Final = ("submit", "read", "sent", "answered appended", "answer success", "mismatch", "answer failed")
 
 
-@pytest.fixture(scope="module")
-def kafka_to_kill() -> Iterator[KafkaCluster]:
-    with running_kafka() as cluster:
-        yield cluster
+kafka_to_kill = kafka_fixture()
 
 
 def _write(bootstrap: str, topic: str, seed: int, over: threading.Event) -> None:
