@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from tests.kit.fault_proxy import Hold
-from tests.kit.history import OK as ACCEPTED
-from tests.kit.history import REFUSED
 from tests.kit.stage import NODES
 from tests.kit.waiting import until
-from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, batch
 from tests.support.three_brokers import Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,
     Ledger,
-    Writer,
     append_at_the_end,
-    await_more,
     expected_of,
     offsets,
+    under_load,
     value_of,
-    writing,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
@@ -44,52 +39,21 @@ NOT_LEADER = 6
 ONE_ROUND_AND_MANY = [1, pytest.param(8, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
-def all_kinds(proxies: Sequence[ProxyProcess], ledger: Ledger) -> list[Writer]:
-    """Writers that pipeline or wait for each response, idempotent or not, named or not, starting with either proxy."""
-    there, back = list(proxies), list(reversed(proxies))
-    return [
-        Writer("single", there, ledger),
-        Writer("chain", back, ledger, pipeline_key=6),
-        Writer("idempotent", back, ledger, idempotent=True),
-        Writer("idempotent-chain", there, ledger, pipeline_key=4, idempotent=True),
-        Writer("named", there, ledger, named=True),
-    ]
-
-
-@contextmanager
-def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
-    """Run writers of all kinds during the block, then compare their responses with the log."""
-    ledger = Ledger(topic)
-    writers = all_kinds(stage.proxies, ledger)
-    with writing(*writers):
-        until(lambda: stage.log.end(topic) > 20, "the writers to get on", seconds=120)
-        yield writers
-        stage.mend()
-        await_more(stage, writers, 60)
-    stage.await_in_sync(topic, len(stage.partition(topic)["ReplicaNodes"]))
-    for proxy in stage.proxies:
-        append_at_the_end(stage.log, proxy, "after", ledger)
-    say(str(ledger))
-    ledger.check(stage.log)
-    assert ledger.outcomes()[ACCEPTED]
-    assert ledger.outcomes()[REFUSED]
-
-
 # --- leaders that move ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
 def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say: Say) -> None:
     topic = stage3.create(required_topic())
-    with load(stage3, topic, say) as writers:
+    with under_load(stage3, topic) as load:
         for _ in range(rounds):
             for leader in (2, 3, 1):
                 stage3.lead(topic, leader)
-                await_more(stage3, writers, 10)
+                load.more()
             for replicas in ([1, 2], [3, 1], [2, 3, 1], [1, 2, 3]):
                 stage3.reassign(topic, replicas)  # moves data, and with [3, 1] the leader too
                 stage3.elect_preferred(topic)
-                await_more(stage3, writers, 10)
+                load.more()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +130,7 @@ def test_leader_returning_between_check_and_append_misplaces_nothing(
 def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
     """Kills the partition's leader, the active controller, or a broker that is both. Then the leader moves again."""
     topic = stage3.create(required_topic())
-    with load(stage3, topic, say) as writers:
+    with under_load(stage3, topic) as load:
         for _ in range(rounds):
             controller = stage3.controller()
             others = [each for each in NODES if each != controller]
@@ -175,12 +139,12 @@ def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
             stage3.kafka.kill(killed)
             if victim != "controller":
                 stage3.await_leader(topic, other_than=killed)
-            await_more(stage3, writers, 10)
+            load.more()
             stage3.lead(topic, next(iter(stage3.isr(topic) - {killed, stage3.leader(topic)})))
-            await_more(stage3, writers, 10)
+            load.more()
             stage3.kafka.restart(killed)
             stage3.await_in_sync(topic)
-            await_more(stage3, writers, 10)
+            load.more()
 
 
 # --- paused leaders that lose the end of their log --------------------------------------------------------------------
@@ -191,15 +155,15 @@ def test_replaced_leader_truncates_without_misplaced_appends(rounds: int, stage3
     """The former leader resumes and appends the requests in its sockets before it learns of its replacement. Then it
     truncates them."""
     topic = stage3.create(required_topic())
-    with load(stage3, topic, say) as writers:
+    with under_load(stage3, topic) as load:
         for _ in range(rounds):
             leader = stage3.leader(topic)
             stage3.kafka.pause(leader)
             stage3.await_leader(topic, other_than=leader)
-            await_more(stage3, writers, 10)
+            load.more()
             stage3.kafka.resume(leader)
             stage3.await_in_sync(topic)
-            await_more(stage3, writers, 10)
+            load.more()
 
 
 def has_expanded(stage: Stage3, topic: str, leader: int, end: int) -> bool:

@@ -8,9 +8,9 @@ successes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,18 +24,19 @@ from tests.support.proxy import ProxyProcess, probed
 from tests.support.raw import Answer, Closed, Connection, batch
 from tests.support.three_brokers import FENCED, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
+    CONDITIONAL,
     OK,
     POLICY_VIOLATION,
     RETRIABLE,
     TIMED_OUT,
+    UNCONDITIONAL,
     Ledger,
-    Writer,
+    Load,
     append_at_the_end,
-    await_more,
     expected_of,
     offsets,
+    under_load,
     value_of,
-    writing,
 )
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
@@ -46,38 +47,6 @@ Say = Callable[[str], None]
 ONE_ROUND_AND_MANY = [1, pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
-def conditional(proxies: Sequence[ProxyProcess], ledger: Ledger) -> list[Writer]:
-    there, back = list(proxies), list(reversed(proxies))
-    return [
-        Writer("single", there, ledger),
-        Writer("chain", back, ledger, pipeline_key=6),
-        Writer("idempotent", back, ledger, idempotent=True),
-        Writer("named", there, ledger, named=True),
-        Writer("named-chain", back, ledger, pipeline_key=4, named=True, idempotent=True),
-    ]
-
-
-def unconditional(proxies: Sequence[ProxyProcess], ledger: Ledger) -> list[Writer]:
-    there, back = list(proxies), list(reversed(proxies))
-    return [
-        Writer("plain", there, ledger, conditional=False, pause_seconds=0.01),
-        Writer("own-id", back, ledger, conditional=False, idempotent=True, pause_seconds=0.01),
-    ]
-
-
-@contextmanager
-def load(stage: Stage3, writers: Sequence[Writer]) -> Iterator[Ledger]:
-    """Run the writers during the block. The ledger is complete when the block ends."""
-    ledger = writers[0].ledger
-    with writing(*writers):
-        await_more(stage, writers, 20)
-        yield ledger
-        stage.mend()
-        await_more(stage, writers, 60)
-    for proxy in stage.proxies:
-        append_at_the_end(stage.log, proxy, "after", ledger)
-
-
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
@@ -85,14 +54,11 @@ def load(stage: Stage3, writers: Sequence[Writer]) -> Iterator[Ledger]:
 @pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill -9"])
 def test_a_rolling_restart_of_two_proxies(kill: bool, rounds: int, stage3: Stage3, say: Say) -> None:
     topic = stage3.create(required_topic())
-    ledger = Ledger(topic)
-    writers = conditional(stage3.proxies, ledger)
-    with load(stage3, writers) as ledger:
+    with under_load(stage3, topic) as load:
         for _ in range(rounds):
-            roll(stage3, stage3.proxies, writers, kill=kill)
-    say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
-    ledger.check(stage3.log)
-    assert ledger.lost, "no connection was lost: the restart had no effect"
+            roll(load, stage3.proxies, kill=kill)
+    say(f"{'kill -9' if kill else 'SIGTERM'}: {load.ledger}")
+    assert load.ledger.lost, "no connection was lost: the restart had no effect"
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill -9"])
@@ -104,27 +70,24 @@ def test_rolling_restart_of_proxies_that_share_ports(kill: bool, stage3: Stage3,
         ProxyProcess(upstream, tmp_path, config=config, port=first.port) as second,
     ):
         proxies = [first, second]
-        ledger = Ledger(topic)
-        writers = conditional(proxies, ledger)
-        with load(stage3, writers) as ledger:
-            roll(stage3, proxies, writers, kill=kill)
+        with under_load(stage3, topic, proxies=proxies) as load:
+            roll(load, proxies, kill=kill)
         append_at_the_end(stage3.log, first, "checked", Ledger(checked))
         warned = re.compile(rf"detected, not prevented.* names=.*{checked}")
         until(lambda: warned.search(first.log + second.log), f"a warning of {checked}")
-    say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
-    ledger.check(stage3.log)
-    assert ledger.lost, "no connection was lost: the restart had no effect"
+    say(f"{'kill -9' if kill else 'SIGTERM'}: {load.ledger}")
+    assert load.ledger.lost, "no connection was lost: the restart had no effect"
 
 
-def roll(stage: Stage3, proxies: Sequence[ProxyProcess], writers: Sequence[Writer], *, kill: bool) -> None:
+def roll(load: Load, proxies: Sequence[ProxyProcess], *, kill: bool) -> None:
     for proxy in proxies:
         if kill:
             proxy.kill()
         else:
             assert proxy.stop() == 0
-        await_more(stage, writers, 10)
+        load.more()
         proxy.restart()
-        await_more(stage, writers, 10)
+        load.more()
 
 
 @pytest.mark.parametrize(
@@ -140,13 +103,10 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
     kill: bool, rounds: int, stage3: Stage3, say: Say
 ) -> None:
     topic = stage3.create(unique_topic("checked"))
-    ledger = Ledger(topic)
-    writers = [*conditional(stage3.proxies, ledger), *unconditional(stage3.proxies, ledger)]
-    with load(stage3, writers) as ledger:
+    with under_load(stage3, topic, CONDITIONAL | UNCONDITIONAL) as load:
         for _ in range(rounds):
-            roll(stage3, stage3.proxies, writers, kill=kill)
-    ledger.check(stage3.log)
-    say(f"`true`: {ledger.misplaced()} misplaced and reported as such; {ledger}")
+            roll(load, stage3.proxies, kill=kill)
+    say(f"`true`: {load.ledger.misplaced()} misplaced and reported as such; {load.ledger}")
 
 
 # --- paused proxies ---------------------------------------------------------------------------------------------------
@@ -156,19 +116,15 @@ def test_rolling_restart_with_unconditional_producers_reports_misplaced_appends(
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_paused_proxy_misplaces_no_append_unreported(prefix: str, rounds: int, stage3: Stage3, say: Say) -> None:
     topic = stage3.create(unique_topic(prefix))
-    ledger = Ledger(topic)
-    writers = conditional(stage3.proxies, ledger)
-    if prefix == "checked":
-        writers += unconditional(stage3.proxies, ledger)
-    with load(stage3, writers) as ledger:
+    kinds = CONDITIONAL if prefix == "required" else CONDITIONAL | UNCONDITIONAL
+    with under_load(stage3, topic, kinds) as load:
         for run in range(2 * rounds):
             zombie = stage3.proxies[run % 2]
             zombie.pause()
-            await_more(stage3, writers, 30)
+            load.more(30)
             zombie.resume()
-            await_more(stage3, writers, 10)
-    ledger.check(stage3.log)
-    say(f"{prefix}: {ledger.misplaced()} misplaced and reported as such; {ledger}")
+            load.more()
+    say(f"{prefix}: {load.ledger.misplaced()} misplaced and reported as such; {load.ledger}")
 
 
 @pytest.mark.parametrize("fenced", [True, False], ids=["fenced", "not fenced"])

@@ -9,8 +9,8 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.kit.checker import verify
@@ -299,6 +299,60 @@ def await_more(stage: Stage, writers: Sequence[Writer], appends: int) -> None:
         return stage.log.end(topic) >= end + appends
 
     stage.until(moved, f"{appends} more appends to {topic}")
+
+
+#: Settings of writers that compete for the same offsets.
+CONDITIONAL: Mapping[str, Mapping[str, Any]] = {
+    "single": {},
+    "chain": {"pipeline_key": 6},
+    "idempotent": {"idempotent": True},
+    "idempotent-chain": {"pipeline_key": 4, "idempotent": True},
+    "named": {"named": True},
+    "named-chain": {"pipeline_key": 4, "named": True, "idempotent": True},
+}
+#: These expect no offset.
+UNCONDITIONAL: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"conditional": False, "pause_seconds": 0.01},
+    "own-id": {"conditional": False, "idempotent": True, "pause_seconds": 0.01},
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    stage: Stage
+    ledger: Ledger
+    writers: Sequence[Writer]
+
+    def more(self, appends: int = 10) -> None:
+        await_more(self.stage, self.writers, appends)
+
+
+@contextlib.contextmanager
+def under_load(
+    stage: Stage,
+    topic: str,
+    kinds: Mapping[str, Mapping[str, Any]] = CONDITIONAL,
+    *,
+    proxies: Sequence[ProxyProcess] = (),
+) -> Iterator[Load]:
+    """Run writers of these kinds during the block, repair what it broke, and compare their responses with the log.
+
+    Every second one begins with the last proxy.
+    """
+    ledger, there = Ledger(topic), list(proxies or stage.proxies)
+    order = itertools.cycle((there, there[::-1]))
+    load = Load(stage, ledger, [Writer(kind, next(order), ledger, **settings) for kind, settings in kinds.items()])
+    with writing(*load.writers):
+        load.more(20)
+        yield load
+        stage.mend()
+        load.more(60)
+    stage.await_in_sync(topic, len(stage.partition(topic)["ReplicaNodes"]))
+    for proxy in stage.proxies:
+        append_at_the_end(stage.log, proxy, "after", ledger)
+    ledger.check(stage.log)
+    assert ledger.outcomes()[ACCEPTED]
+    assert ledger.outcomes()[REFUSED]
 
 
 def append_at_the_end(
