@@ -9,10 +9,10 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Self
 
 from fencepost_dev.process import supervised
 from fencepost_dev.tools import compile_java, java_command
+from tests.kit.closing import Closing
 from tests.support.kafka import kafka_version
 
 _SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducer.java"
@@ -28,7 +28,7 @@ class JavaError(Exception):
         self.message = message
 
 
-class JavaProducers:
+class JavaProducers(Closing):
     """Start it in a thread that lives as long. Thread-safe."""
 
     def __init__(self, log: Path = Path(os.devnull)) -> None:
@@ -46,12 +46,6 @@ class JavaProducers:
         self._lock = threading.Lock()
         self._waiting: dict[str, Future[list[int]]] = {}
         threading.Thread(target=self._read, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         stdin = self._process.stdin

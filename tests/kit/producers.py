@@ -1,7 +1,7 @@
 """Producers of the four clients with one interface. Settings have the client's names, with `_` for `.`.
 
-`send` submits one record and returns a future: its result is the offset (negative: the client does not know it), or it
-raises what the user of the client gets. `kind` – the client's own producer class, or the one of our library.
+`send` submits one record and returns a future: its result is `Placed`, or it raises what the user of the client gets.
+`kind` – the client's own producer class, or one of our library.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import aiokafka
 import confluent_kafka
@@ -26,12 +27,43 @@ CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")
 _numbers = itertools.count(1)
 
 
-class Producer(Protocol):
-    """With a `transactional_id`, it starts by ending the previous producer's transaction."""
+class Placed(NamedTuple):
+    """Where a record is. A negative offset: the client does not know it."""
 
-    def send(
-        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
-    ) -> Future[Any]: ...
+    offset: int
+    partition: int
+
+
+class Stated(NamedTuple):
+    """What a record says: its key, its partition (None: the client places it), the expected offset, a write-id, and
+    whether the number of partitions that the client knows."""
+
+    key: str | None = None
+    partition: int | None = 0
+    expected: int | None = None
+    write_id: str | None = None
+    counted: bool = False
+
+    def options(self, count: int | None, *, ours: bool) -> dict[str, Any]:
+        """Options of a `send` of our library's producers, or headers. `count` – of partitions, if `counted`."""
+        placed = {"key": None if self.key is None else self.key.encode(), "partition": self.partition}
+        named = None if self.write_id is None else self.write_id.encode()
+        if ours:
+            said: dict[str, Any] = {"expected_offset": self.expected, "write_id": named}
+        else:
+            headers = (("expected-offset", self.expected), ("partition-count", count))
+            said = {"headers": [(f"fencepost-{name}", b"%d" % each) for name, each in headers if each is not None]}
+            said["headers"] += [] if named is None else [("fencepost-write-id", named)]
+        return {name: each for name, each in (placed | said).items() if each is not None}
+
+
+class Producer(Protocol):
+    """With a `transactional_id`, it starts by ending the previous producer's transaction.
+
+    `send` takes the fields of `Stated`.
+    """
+
+    def send(self, topic: str, value: str, **stated: Any) -> Future[Placed]: ...
     def begin(self) -> None: ...
     def commit(self) -> None: ...
     def abort(self) -> None: ...
@@ -44,14 +76,6 @@ class Undelivered(confluent_kafka.KafkaException):
     def __init__(self, error: confluent_kafka.KafkaError, message: confluent_kafka.Message) -> None:
         super().__init__(error)
         self.message = message
-
-
-def _stated(expected: int | None, write_id: str | None, *, ours: bool) -> dict[str, Any]:
-    """Options of a `send` of our library's producers, or headers."""
-    if ours:
-        return {"expected_offset": expected, "write_id": None if write_id is None else write_id.encode()}
-    stated = {"fencepost-expected-offset": expected, "fencepost-write-id": write_id}
-    return {"headers": [(name, f"{value}".encode()) for name, value in stated.items() if value is not None]}
 
 
 class KafkaPython:
@@ -67,13 +91,11 @@ class KafkaPython:
                 self.close()
                 raise
 
-    def send(
-        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
-    ) -> Future[Any]:
-        future: Future[Any] = Future()
-        stated = _stated(expected, write_id, ours=self._ours)
-        sent = self._producer.send(topic, value.encode(), partition=partition, **stated)
-        sent.add_callback(lambda metadata: future.set_result(metadata.offset))
+    def send(self, topic: str, value: str, **stated: Any) -> Future[Placed]:
+        said, future = Stated(**stated), Future[Placed]()
+        count = len(self._producer.partitions_for(topic)) if said.counted else None
+        sent = self._producer.send(topic, value.encode(), **said.options(count, ours=self._ours))
+        sent.add_callback(lambda metadata: future.set_result(Placed(metadata.offset, metadata.partition)))
         sent.add_errback(future.set_exception)
         return future
 
@@ -136,22 +158,20 @@ class Aiokafka:
             self._end_loop()
             raise
 
-    def send(
-        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
-    ) -> Future[Any]:
-        future: Future[Any] = Future()
+    def send(self, topic: str, value: str, **stated: Any) -> Future[Placed]:
+        said, future = Stated(**stated), Future[Placed]()
 
         def ended(sent: asyncio.Future[Any]) -> None:
             error = asyncio.CancelledError() if sent.cancelled() else sent.exception()
             if error is None:
-                future.set_result(sent.result().offset)
+                future.set_result(Placed(sent.result().offset, sent.result().partition))
             else:
                 future.set_exception(error)
 
         async def send() -> None:
-            stated = _stated(expected, write_id, ours=self._ours)
             try:
-                sent = await self._producer.send(topic, value.encode(), partition=partition, **stated)
+                count = len(await self._producer.partitions_for(topic)) if said.counted else None
+                sent = await self._producer.send(topic, value.encode(), **said.options(count, ours=self._ours))
             except Exception as error:
                 future.set_exception(error)
             else:
@@ -186,14 +206,24 @@ class Aiokafka:
 
 
 class Confluent:
+    """`options` – of a class of our library, beside the settings. It queries a topic's number of partitions only at
+    first and after a failure, as a user would: each query goes to the broker."""
+
     def __init__(
-        self, bootstrap: str, *, kind: Any = confluent_kafka.Producer, seconds: float = WAIT_SECONDS, **settings: Any
+        self,
+        bootstrap: str,
+        *,
+        kind: Any = confluent_kafka.Producer,
+        seconds: float = WAIT_SECONDS,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
     ) -> None:
         self._seconds, self._ours = seconds, kind is not confluent_kafka.Producer
+        self._counts: dict[str, int] = {}
         # Callbacks are named as in Python.
         dotted = {name if callable(value) else name.replace("_", "."): value for name, value in settings.items()}
         quiet = {"log_level": 0, "error_cb": lambda error: None}
-        self._producer = kind({"bootstrap.servers": bootstrap, **quiet, **dotted})
+        self._producer = kind({"bootstrap.servers": bootstrap, **quiet, **dotted}, **options)
         if "transactional_id" in settings:
             self._producer.init_transactions(seconds)
         self._closed = threading.Event()
@@ -205,20 +235,31 @@ class Confluent:
             with suppress(confluent_kafka.KafkaException):  # after a fatal error
                 self._producer.poll(0.05)
 
-    def send(
-        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
-    ) -> Future[Any]:
-        future: Future[Any] = Future()
+    def send(self, topic: str, value: str, **stated: Any) -> Future[Placed]:
+        said, future = Stated(**stated), Future[Placed]()
 
         def delivered(error: Any, message: confluent_kafka.Message) -> None:
             if error is None:
-                future.set_result(message.offset())
+                future.set_result(Placed(message.offset(), message.partition()))
             else:
+                self._counts.pop(topic, None)
                 future.set_exception(error if isinstance(error, Exception) else Undelivered(error, message))
 
-        stated = _stated(expected, write_id, ours=self._ours)
-        self._producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered, **stated)
+        if said.counted and topic not in self._counts:
+            self._counts[topic] = self._count(topic)
+        options = said.options(self._counts.get(topic) if said.counted else None, ours=self._ours)
+        self._producer.produce(topic, value.encode(), on_delivery=delivered, **options)
         return future
+
+    def _count(self, topic: str) -> int:
+        """Repeat the query, which fails if a refusal closes its connection at that moment."""
+        try:
+            listed = self._producer.list_topics(topic, timeout=self._seconds)
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError._TRANSPORT:
+                raise
+            listed = self._producer.list_topics(topic, timeout=self._seconds)
+        return len(listed.topics[topic].partitions)
 
     def begin(self) -> None:
         self._producer.begin_transaction()
@@ -250,17 +291,16 @@ class Java:
                 self.close()
                 raise
 
-    def send(
-        self, topic: str, value: str, *, partition: int = 0, expected: int | None = None, write_id: str | None = None
-    ) -> Future[Any]:
-        stated = "-" if expected is None else str(expected)
-        sent = self._java.query("send", self._name, topic, str(partition), stated, write_id or "-", value)
-        future: Future[Any] = Future()
+    def send(self, topic: str, value: str, **stated: Any) -> Future[Placed]:
+        said, future = Stated(**stated), Future[Placed]()
+        words = ["-" if each is None else str(each) for each in (said.partition, said.expected, said.write_id)]
+        keyed = [] if said.key is None else [said.key, "count" if said.counted else "-"]
+        sent = self._java.query("send", self._name, topic, *words, value, *keyed)
 
         def ended(sent: Future[list[int]]) -> None:
             error = sent.exception()
             if error is None:
-                future.set_result(sent.result()[0])
+                future.set_result(Placed(*sent.result()))
             else:
                 future.set_exception(error)
 
@@ -283,10 +323,11 @@ class Java:
         self._java.query(verb, self._name, *words).result(self._seconds)
 
 
-def start(client: str, java: JavaProducers, bootstrap: str, **settings: Any) -> Producer:
+def start(client: str, java: JavaProducers | None, bootstrap: str, **settings: Any) -> Producer:
     """`seconds` – of the calls that have no future."""
     match client:
         case "java":
+            assert java is not None
             return Java(java, bootstrap, **settings)
         case "kafka-python":
             return KafkaPython(bootstrap, **settings)
@@ -298,7 +339,7 @@ def start(client: str, java: JavaProducers, bootstrap: str, **settings: Any) -> 
 def outcome(future: Future[Any], seconds: float) -> int | Exception | None:
     """The offset, if the user gets it, or the error. TimeoutError: none in that time."""
     try:
-        offset = int(future.result(seconds))
+        offset = int(future.result(seconds).offset)
     except Exception as error:
         return error
     return offset if offset >= 0 else None

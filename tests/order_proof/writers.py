@@ -23,7 +23,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.kit.java import JavaError
 from tests.kit.threads import Worker
-from tests.support.keyed import Java
+from tests.support.keyed import Keyed
 from tests.support.ordered_producers import producer
 
 INVALID_PARTITIONS = 37
@@ -189,7 +189,7 @@ class Silent(ByRounds):
 
     def _open(self) -> None:
         # Metadata does not expire during a run: the producer learns the count from a refusal.
-        self._java = Java(self._bootstrap, linger_ms=1)
+        self._java = Keyed("Java", self._bootstrap, linger_ms=1)
 
     def _close(self) -> None:
         self._java.close()

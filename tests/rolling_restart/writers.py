@@ -109,7 +109,7 @@ class Conditional(Writer):
 
             def append(value: str, end: int) -> int:
                 sent = producer.send(self.topic, value, expected=end, write_id=value)
-                return int(sent.result(_REPORTED_SECONDS))
+                return sent.result(_REPORTED_SECONDS).offset
 
             self._append_all(append)
             producer.close()

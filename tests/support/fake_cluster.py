@@ -25,8 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 from fencepost_proxy.types import NO_TOPIC_ID
@@ -42,6 +41,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_request,
 )
 from fencepost_proxy.wire.schema import Message
+from tests.kit.closing import Closing
 
 HOST: Final = "127.0.0.1"
 _READY_SECONDS: Final = 90.0
@@ -651,7 +651,7 @@ class _Connection(asyncio.Protocol):
 # --- as a process -----------------------------------------------------------------------------------------------------
 
 
-class FakeClusterProcess:
+class FakeClusterProcess(Closing):
     """The cluster in a separate process, so that measurements exclude its costs. Ready on construction."""
 
     def __init__(
@@ -691,14 +691,6 @@ class FakeClusterProcess:
             self._process.wait(_STOP_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 async def _serve(arguments: argparse.Namespace) -> None:

@@ -10,8 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import confluent_kafka
 from aiokafka import AIOKafkaConsumer
@@ -19,6 +18,7 @@ from kafka import KafkaConsumer
 from kafka.errors import KafkaConnectionError
 
 from fencepost_dev.tools import compile_java, java_command
+from tests.kit.closing import Closing
 from tests.kit.waiting import until
 from tests.support.rejoining import keep_on_joining
 
@@ -38,7 +38,7 @@ class Commits(Protocol):
     def __call__(self) -> None: ...
 
 
-class Member:
+class Member(Closing):
     """Close it, or use it in `with`. `read` has every record in the order received."""
 
     def __init__(self) -> None:
@@ -61,17 +61,6 @@ class Member:
 
     def read_of(self, partition: int) -> list[Read]:
         return [each for each in self.read if each.partition == partition]
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Threaded(Member):

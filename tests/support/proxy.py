@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from tests.kit.closing import Closing
 from tests.support.ports import free_ports_in_a_row
 from tests.support.raw import Enter, as_it_is
 
@@ -57,7 +56,7 @@ def _with_short_takeover(config: str) -> str:
     return f"{head}\n[limits]\ntakeover_seconds = 0.5\n{rest}"
 
 
-class ProxyProcess:
+class ProxyProcess(Closing):
     """Starts on construction; `bootstrap` is set once clients can connect.
 
     `config` is TOML text. By default, takeovers are short, because many proxies share a Kafka and are killed. Without a
@@ -191,14 +190,6 @@ class ProxyProcess:
                 self.stop()
             except subprocess.TimeoutExpired:
                 self.kill()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def blocked_by(log: str, packages: str) -> list[str]:

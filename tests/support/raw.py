@@ -13,8 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import crc32c
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -67,6 +66,7 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
+from tests.kit.closing import Closing
 from tests.kit.waiting import until
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
@@ -248,7 +248,7 @@ def as_it_is(new: socket.socket) -> socket.socket:
     return new
 
 
-class Connection:
+class Connection(Closing):
     """One connection. `send…` and `receive…` may be mixed freely: responses have the order of requests."""
 
     def __init__(self, address: str, *, timeout_seconds: float = 60.0, enter: Enter = as_it_is) -> None:
@@ -259,14 +259,6 @@ class Connection:
         self.client_id = "raw"
         self._correlation_ids = itertools.count(1)
         self._buffer = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self.socket.close()
