@@ -206,8 +206,11 @@ class Aiokafka:
 
 
 class Confluent:
-    """`options` – of a class of our library, beside the settings. It queries a topic's number of partitions only at
-    first and after a failure, as a user would: each query goes to the broker."""
+    """`options` – of a class of our library, in addition to the settings.
+
+    It queries a topic's number of partitions only at first and after a failure, as a user would: each query goes to the
+    broker.
+    """
 
     def __init__(
         self,

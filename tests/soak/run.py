@@ -34,15 +34,15 @@ _SEED = "seed"
 
 #: Topic → its writers: kind (`writers.KINDS`) and proxy. Both proxies serve `required` topics, only `a` the others.
 WRITERS = {
-    "required-race": "raw a, raw b, raw-chain a, raw-chain b, raw-named a, confluent b, java a",
+    "required-race": "raw a, raw b, raw-pipeline a, raw-pipeline b, raw-named a, confluent b, java a",
     "required-log": "kafka-python-log a, aiokafka-log b, confluent-log a, raw-named b",
     "required-mixed": (
-        "raw-plain a, raw-sequenced b, raw-chain-sequenced a, kafka-python a, kafka-python-headers b, aiokafka a, "
-        "aiokafka-headers b, confluent-headers a, confluent-headers-not-idempotent b, java-chain b, java-named a"
+        "raw-plain a, raw-sequenced b, raw-pipeline-sequenced a, kafka-python a, kafka-python-headers b, aiokafka a, "
+        "aiokafka-headers b, confluent-headers a, confluent-headers-not-idempotent b, java-pipeline b, java-named a"
     ),
     "checked-mixed": (
-        "raw a, raw-chain a, raw-chain-sequenced a, raw-plain a, raw-sequenced a, confluent-plain a, aiokafka-plain a, "
-        "kafka-python-plain a, java-plain a, kafka-python a"
+        "raw a, raw-pipeline a, raw-pipeline-sequenced a, raw-plain a, raw-sequenced a, confluent-plain a, "
+        "aiokafka-plain a, kafka-python-plain a, java-plain a, kafka-python a"
     ),
     "checked-transactions": (
         "confluent-transactional a, aiokafka-transactional a, java-transactional a, raw a, confluent a, java a"

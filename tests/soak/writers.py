@@ -440,8 +440,8 @@ def _client(client: str, manner: Manner, **more: Any) -> Callable[..., Writer]:
 KINDS: dict[str, Callable[..., Writer]] = {
     "raw": RawWriter,
     "raw-plain": partial(RawWriter, conditional=False, records=(1,)),
-    "raw-chain": partial(RawWriter, batches=range(2, 9), records=(1,)),
-    "raw-chain-sequenced": partial(RawWriter, batches=range(2, 9), records=(1,), manner=Manner(idempotent=True)),
+    "raw-pipeline": partial(RawWriter, batches=range(2, 9), records=(1,)),
+    "raw-pipeline-sequenced": partial(RawWriter, batches=range(2, 9), records=(1,), manner=Manner(idempotent=True)),
     "raw-named": partial(RawRetrier, manner=_NAMED),
     "raw-sequenced": partial(RawRetrier, manner=_SEQUENCED),
     "kafka-python": _client("kafka-python", _NAMED, ours=True),
@@ -454,7 +454,7 @@ KINDS: dict[str, Callable[..., Writer]] = {
         "confluent-kafka", replace(_NAMED, sees_messages=False), settings=_NOT_IDEMPOTENT
     ),
     "java": _client("java", _SEQUENCED),
-    "java-chain": _client("java", _SEQUENCED, at_once=6),
+    "java-pipeline": _client("java", _SEQUENCED, at_once=6),
     "java-named": _client("java", _NAMED, settings=_NOT_IDEMPOTENT),
     "kafka-python-plain": _client("kafka-python", _SEQUENCED, conditional=False),
     "confluent-plain": _client("confluent-kafka", _SILENT, conditional=False, settings=_IDEMPOTENT),
