@@ -87,6 +87,7 @@ class Peer:
     `config`), `${directory}` (a scratch directory).
 
     `start`: empty if it already runs at `address`.
+    `tls_config`: as `config`, with TLS on both sides. `${certificate}`, `${key}` and `${trusted}` are PEM files.
     `rewrites`: whether it puts its own address into Kafka's responses. If not, Kafka must advertise it.
     `missing`: why it cannot be started, if known in advance.
     """
@@ -99,6 +100,7 @@ class Peer:
     address: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
+    tls_config: str = ""
 
 
 def product() -> Peer:
@@ -140,7 +142,7 @@ def read_peers(text: str) -> list[Peer]:
 def _peer(name: str, table: object) -> Peer:
     if not isinstance(table, dict):
         raise PeersError(f"{name}: must be a table: [{name}]")
-    unknown = table.keys() - {"start", "config", "version", "rewrites", "address", "environment"}
+    unknown = table.keys() - {"start", "config", "tls_config", "version", "rewrites", "address", "environment"}
     if unknown:
         raise PeersError(f"{name}: unknown: {', '.join(sorted(unknown))}")
     if name in (DIRECT, PRODUCT, HAPROXY, FLOOR):
@@ -157,6 +159,7 @@ def _peer(name: str, table: object) -> Peer:
         bool(table.get("rewrites", True)),
         str(address),
         {key: str(value) for key, value in table.get("environment", {}).items()},
+        tls_config=str(table.get("tls_config", "")),
     )
     if start and shutil.which(os.path.expanduser(start[0])) is None:
         return Peer(name, missing=f"{start[0]} was not found (docs/performance.md describes how to install it)")

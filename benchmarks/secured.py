@@ -4,9 +4,10 @@
     python -m benchmarks.secured --quick    # a fifth of everything
 
 The proxies run in front of one Kafka: without TLS, with TLS to clients only, with TLS and SASL on both sides, and the
-last one in pure Python. So does HAProxy, if it is installed, without TLS and with TLS on both sides. Measurements
-alternate, so that other load affects all of them. Figures are CPU time of the process (user and system, from the
-kernel's scheduler) and resident memory. Clients are librdkafka and raw connections.
+last one in pure Python. So do HAProxy, if it is installed, and the proxies of `benchmarks/peers.toml` that have a
+`tls_config` there, without TLS and with TLS on both sides. Logins pass through them. Measurements alternate, so that
+other load affects all of them. Figures are CPU time of the process (user and system, from the kernel's scheduler) and
+resident memory. Clients are librdkafka and raw connections.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import os
 import re
 import socket
 import statistics
+import string
 import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +31,9 @@ from typing import Any, Final
 
 import confluent_kafka
 
+from benchmarks.__main__ import PEERS
 from benchmarks.raw import Appends, Shape
-from benchmarks.routes import Peer, Route, free_ports, haproxy
+from benchmarks.routes import Peer, Route, free_ports, haproxy, read_peers
 from benchmarks.scaling import cpu_seconds, rss_kb
 from fencepost_dev.ports import HOST
 from fencepost_proxy.types import Address
@@ -43,6 +46,7 @@ _WAIT_SECONDS: Final = 120.0
 #: An incomplete ClientHello: TLS record header and one byte of 512.
 _HALF_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
 _SMALL_BYTES: Final = 100
+_HAPROXY: Final = "HAProxy"
 #: Kafka's listeners that advertise HAProxy, without TLS and with it.
 _RELAYED: Final = "RELAYED"
 _SECURELY_RELAYED: Final = "SRELAYED"
@@ -70,9 +74,10 @@ class Setup:
 
 
 @contextlib.contextmanager
-def setups(directory: Path) -> Iterator[list[Setup]]:
+def setups(directory: Path, peers: Sequence[Peer]) -> Iterator[list[Setup]]:
+    """`peers`: with TLS, and rewriting addresses."""
     with ExitStack() as stack:
-        clear_port, tls_port = free_ports(2)
+        clear_port, tls_port, *ports = free_ports(2 + 2 * len(peers))
         secured = stack.enter_context(
             sasl_ssl_kafka(
                 directory,
@@ -91,12 +96,14 @@ def setups(directory: Path) -> Iterator[list[Setup]]:
             stack.enter_context(started)
             return started.bootstrap, started.pid
 
-        def relay(port: int, listener: str, listen: str, server: str) -> tuple[str, int]:
-            peer = _haproxy(listener, listen, server)
-            route = Route(peer, port=port, upstream=secured.kafka.bootstrap_of(listener), directory=directory)
+        def start(peer: Peer, port: int, upstream: str) -> tuple[str, int]:
+            route = Route(peer, port=port, upstream=upstream, directory=directory)
             route.start()
             stack.callback(route.stop)
             return route.address, max(route.pids(), key=rss_kb)
+
+        def relay(port: int, listener: str, listen: str, server: str) -> tuple[str, int]:
+            return start(_haproxy(listener, listen, server), port, secured.kafka.bootstrap_of(listener))
 
         trusting = secured.trusting()
 
@@ -135,7 +142,19 @@ def setups(directory: Path) -> Iterator[list[Setup]]:
                     clear,
                 ),
             ]
+        for peer in peers:
+            clear, cipher = f"{peer.name}, without TLS", f"{peer.name}, {to_both}"
+            ours += [
+                setup(clear, start(replace(peer, name=clear), ports.pop(), plaintext), clear, tls=False),
+                setup(cipher, start(_with_tls(peer, cipher, secured), ports.pop(), encrypted), clear),
+            ]
         yield ours
+
+
+def _with_tls(peer: Peer, name: str, secured: Secured) -> Peer:
+    server, trusted = secured.server, secured.authority.file
+    files = {"certificate": server.certificate, "key": server.key, "trusted": trusted}
+    return replace(peer, name=name, config=string.Template(peer.tls_config).safe_substitute(files))
 
 
 def _haproxy(name: str, listen: str, server: str) -> Peer:
@@ -272,9 +291,14 @@ def stall(setup: Setup, connections: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.secured")
     parser.add_argument("--quick", action="store_true", help="run a fifth of each measurement")
+    parser.add_argument("--peers", type=Path, default=PEERS, metavar="FILE.toml")
     options = parser.parse_args()
+    peers = [peer for peer in read_peers(options.peers.read_text("utf-8")) if peer.tls_config]
     megabytes, connections, rounds = (40, 100, 2) if options.quick else (100, 300, 4)
-    with tempfile.TemporaryDirectory(prefix="fencepost-secured-") as directory, setups(Path(directory)) as measured:
+    with (
+        tempfile.TemporaryDirectory(prefix="fencepost-secured-") as directory,
+        setups(Path(directory), peers) as measured,
+    ):
         for number in range(rounds + 1):
             for setup in measured:
                 measure(setup, number, megabytes * 1_000_000, connections)
@@ -293,19 +317,20 @@ def main() -> int:
         first = by_name[setup.compared].observed
         cells = [_cell(setup.observed.get(each, []), first.get(each, [])) for each in FIGURES]
         print("| " + " | ".join([setup.name, *cells]) + " |")
-    _print_ratios(*(by_name.get(name) for name in ("SASL_SSL on both sides", "HAProxy, SASL_SSL on both sides")))
+    for peer in (_HAPROXY, *(peer.name for peer in peers)):
+        _print_ratios(by_name["SASL_SSL on both sides"], by_name.get(f"{peer}, SASL_SSL on both sides"), peer)
     return 0
 
 
-def _print_ratios(ours: Setup | None, theirs: Setup | None) -> None:
+def _print_ratios(ours: Setup, theirs: Setup | None, name: str) -> None:
     """By round, then their median: other load affects both of a round."""
-    if ours is None or theirs is None:
+    if theirs is None:
         return
     cells = []
     for figure in FIGURES:
         ratios = [one / other for one, other in zip(ours.observed[figure], theirs.observed[figure], strict=True)]
         cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
-    print("| " + " | ".join(["of HAProxy's, SASL_SSL on both sides", *cells]) + " |")
+    print("| " + " | ".join([f"of {name}'s, SASL_SSL on both sides", *cells]) + " |")
 
 
 def _cell(observed: list[float], without: list[float]) -> str:

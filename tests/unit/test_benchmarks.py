@@ -167,7 +167,10 @@ def test_uncommented_peers_toml_examples_are_valid() -> None:
         used = set(re.findall(r"\$\{(\w+)\}", f"{table['start']} {table.get('config', '')}"))
         assert used <= known
         assert {"upstream", "port"} <= used, name
-    assert {peer.name for peer in read_peers(uncommented)} == set(routes.KNOWN_PEERS)
+    peers = {peer.name: peer for peer in read_peers(uncommented)}
+    assert set(peers) == set(routes.KNOWN_PEERS)
+    known = dict.fromkeys(("host", "port", "upstream", "certificate", "key", "trusted"), "value")
+    assert "storeFile: value" in filled(peers["Kroxylicious"].tls_config, known)
 
 
 def test_peer_without_its_program_is_missing() -> None:
