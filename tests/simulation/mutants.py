@@ -660,10 +660,10 @@ MUTANTS = (
         ("cluster", "resends"),
         edit(
             ProduceExchange,
-            "upstream_request",
+            "upstream_acks",
             (
-                "ACKS_ALL if self.submission.admitted or self.request.acks == 0 else self.request.acks",
-                "self.request.acks",
+                "ACKS_ALL if acks == 0 or not self.pending_appends.keys().isdisjoint(keys) else acks",
+                "acks",
             ),
         ),
         rule="acks=all, or a truncation assigns an offset twice",

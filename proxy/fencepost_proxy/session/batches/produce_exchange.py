@@ -8,10 +8,11 @@ block other appends to their partitions until they are sent, so they do not wait
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import PendingAppend
@@ -188,41 +189,36 @@ class ProduceExchange:
         done = self.results.keys() | self.sent | blocked
         return [key for key in self.partitions if key not in done]
 
-    def upstream_request(self, unsent: Collection[TopicPartition]) -> ProduceRequest:
-        """What may be sent and is not sent yet, fenced. acks=all if an append is fenced.
+    def upstream_acks(self, keys: Collection[TopicPartition]) -> int:
+        """Of a request with these batches: all, if one may be fenced.
 
         With acks=1 a leader could lose a conditional append that it acknowledged, and let a second writer win the same
         offset.
         """
-        acks = ACKS_ALL if self.submission.admitted or self.request.acks == 0 else self.request.acks
-        return replace(self.request, topics=self._only({*unsent}), acks=acks)
+        acks = self.request.acks
+        return ACKS_ALL if acks == 0 or not self.pending_appends.keys().isdisjoint(keys) else acks
 
-    def request_for(self, pending: PendingAppend) -> ProduceRequest:
-        """A single append, with its new fence."""
-        return replace(self.request, topics=self._only({pending.partition}), acks=ACKS_ALL)
-
-    def request_without(self, keys: Collection[TopicPartition]) -> ProduceRequest:
-        """The batches to resend without their producer ids."""
-        acks = ACKS_ALL if self.request.acks == 0 else self.request.acks
-        return replace(self.request, topics=self._only(keys), acks=acks)
-
-    def _only(self, keys: Collection[TopicPartition]) -> tuple[TopicData, ...]:
-        topics = []
+    def upstream_topics(
+        self, keys: Collection[TopicPartition], topic_id: Callable[[str], UUID | None]
+    ) -> Iterator[TopicData]:
+        """These batches as they are sent. `topic_id` – of topics that the client identifies by name."""
         for topic in self.request.topics:
-            parts = [(TopicPartition(topic.name, data.partition), data) for data in topic.partitions]
-            requested = [self._upstream_data(key, data) for key, data in parts if key in keys]
-            if requested:
-                topics.append(replace(topic, partitions=tuple(requested)))
-        return tuple(topics)
+            partitions = tuple(
+                PartitionData(data.partition, self._upstream_records(key, data.records), data.tags)
+                for data in topic.partitions
+                if (key := TopicPartition(topic.name, data.partition)) in keys
+            )
+            if partitions:
+                yield TopicData(topic.name, topic.topic_id or topic_id(topic.name), partitions, topic.tags)
 
-    def _upstream_data(self, key: TopicPartition, data: PartitionData) -> PartitionData:
+    def _upstream_records(self, key: TopicPartition, records: memoryview | None) -> memoryview | None:
+        """Fenced, or without their producer ids."""
         pending = self.pending_appends.get(key)
-        if data.records is None:
-            return data
-        if pending is None:
-            drops_id = self.checks.leveled is not None and key in self.checks.leveled.without
-            return replace(data, records=memoryview(without_producer(data.records))) if drops_id else data
-        return replace(data, records=memoryview(batch_to_send(pending)))
+        if pending is not None:
+            return memoryview(batch_to_send(pending))
+        if records is not None and self.checks.leveled is not None and key in self.checks.leveled.without:
+            return memoryview(without_producer(records))
+        return records
 
     # ---- what comes back
 

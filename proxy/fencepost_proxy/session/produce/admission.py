@@ -180,7 +180,7 @@ class Admission(Part):
             self._completion.not_sent(sent, pending, why)
             self._completion.finish(sent)
             return
-        self._forwarding.forward(sent, sent.request_for(pending))
+        self._forwarding.forward(sent, {pending.partition})
         if pending.append.transactional:
             self._transactions.sends(pending)
         self._sequencers.sent(pending)
@@ -226,14 +226,13 @@ class Admission(Part):
         unsent = produce.unsent()
         if not unsent:
             return False
-        request = produce.upstream_request(unsent)
         produce.sent.update(unsent)
+        self._forwarding.forward(produce, unsent)
         for pending in submission.admitted:
             if pending.append.transactional:
                 self._transactions.sends(pending)
             self._sequencers.sent(pending)
         submission.admitted = []
-        self._forwarding.forward(produce, request)
         return True
 
     def send_ahead(self, now: float) -> None:

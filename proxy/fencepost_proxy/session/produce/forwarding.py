@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -14,7 +14,13 @@ from fencepost_proxy.session.frames.pending_responses import PendingResponse, in
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
-from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, encode_produce_request, parse_produce_response
+from fencepost_proxy.wire.produce import (
+    PartitionResult,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    parse_produce_response,
+)
 
 #: Identifies topics by id: a fenced append cannot reach a topic that was deleted and recreated.
 PRODUCE_BY_ID = 13
@@ -33,23 +39,43 @@ class Forwarding(Part):
         super().__init__(core)
         self._topics: Topics = core.state.services
 
-    def forward(self, produce: ProduceExchange, request: ProduceRequest, *, between_frames: bool = False) -> None:
-        """Send (a part of) a request upstream. `between_frames`: after the client's frame that is being streamed."""
-        for part in self._by_topic_id(request):
-            for topic in part.topics:
-                for data in topic.partitions:
-                    pending = produce.pending_appends.get(TopicPartition(topic.name, data.partition))
-                    if pending is not None:
-                        pending.sending.topic_id = topic.topic_id
-            if produce.checks.count_checked is not None:
-                produce.checks.count_checked.was_sent()
-            names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in part.topics}
-            queried = {TopicPartition(topic.name, data.partition) for topic in part.topics for data in topic.partitions}
-            response, frame = self.response_of(produce, part.api_version, names, queried), encode_produce_request(part)
-            if between_frames:
-                self._queue.send_between_frames(response, frame)
-            else:
-                self._queue.send(response, *frame)
+    def forward(
+        self, produce: ProduceExchange, keys: Collection[TopicPartition], *, between_frames: bool = False
+    ) -> None:
+        """Send these batches upstream: one request by id, and one by name for topics without checks whose ids are
+        unknown here. `between_frames`: after the client's frame that is being streamed."""
+        topic_id = self._topics.topic_id if self._sent_by_id(produce.request) else _no_id
+        by_id: list[TopicData] = []
+        by_name: list[TopicData] = []
+        for topic in produce.upstream_topics({*keys}, topic_id):
+            (by_name if topic.topic_id is None else by_id).append(topic)
+        acks = produce.upstream_acks(keys)
+        for version, topics in ((PRODUCE_BY_ID, by_id), (produce.request.api_version, by_name)):
+            if topics:
+                request = replace(produce.request, api_version=version, acks=acks, topics=tuple(topics))
+                self._send(produce, request, between_frames)
+
+    def _send(self, produce: ProduceExchange, request: ProduceRequest, between_frames: bool) -> None:
+        if produce.checks.count_checked is not None:
+            produce.checks.count_checked.was_sent()
+        names: dict[UUID | None, str] = {}
+        queried = set()
+        for topic in request.topics:
+            names[topic.topic_id] = topic.name
+            for data in topic.partitions:
+                key = TopicPartition(topic.name, data.partition)
+                queried.add(key)
+                pending = produce.pending_appends.get(key)
+                if pending is not None:
+                    pending.sending.topic_id = topic.topic_id
+        response, frame = (
+            self.response_of(produce, request.api_version, names, queried),
+            encode_produce_request(request),
+        )
+        if between_frames:
+            self._queue.send_between_frames(response, frame)
+        else:
+            self._queue.send(response, *frame)
 
     def response_of(
         self, produce: ProduceExchange, version: int, names: dict[UUID | None, str], queried: set[TopicPartition]
@@ -78,21 +104,6 @@ class Forwarding(Part):
         """
         return request.transactional_id is None and self._topics.produce_version_max() >= PRODUCE_BY_ID
 
-    def _by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
-        """One request by id; and one by name for topics without checks whose ids are unknown here. Ids of the client
-        stay."""
-        if request.api_version >= PRODUCE_BY_ID or not self._sent_by_id(request):
-            return [request]
-        ids = {topic.name: self._topics.topic_id(topic.name) for topic in request.topics}
-        known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
-        others = tuple(topic for topic in request.topics if not ids[topic.name])
-        parts = []
-        if known:
-            parts.append(replace(request, api_version=PRODUCE_BY_ID, topics=known))
-        if others:
-            parts.append(replace(request, topics=others))
-        return parts
-
     def without_id(self, produce: ProduceExchange, admitted: Sequence[PendingAppend]) -> list[PendingAppend]:
         """Admitted appends that must be sent by id, and whose topic has no known id, or another one than the client
         says: it was deleted, or not looked up yet.
@@ -114,3 +125,7 @@ class Forwarding(Part):
             if (pending.placement.fence is not None or pending.append.expected_base_offset is not None)
             and not is_known(pending.partition.topic)
         ]
+
+
+def _no_id(topic: str) -> None:
+    """It is sent by name."""

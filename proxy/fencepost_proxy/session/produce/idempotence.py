@@ -80,7 +80,7 @@ class IdempotenceChecks(Part):
             self._producers.refused(key.topic, self._state.now)
             produce.checks.leveled.give_up_id(key)
         self._state.commands += downgraded(keys, MESSAGE_FORMAT)
-        self._forwarding.forward(produce, produce.request_without(keys), between_frames=True)
+        self._forwarding.forward(produce, keys, between_frames=True)
 
     def reported(self, produce: ProduceExchange, key: TopicPartition, result: PartitionResult) -> PartitionResult:
         """Kafka's result, as reported to the client: 45 only if acknowledged records are lost.
