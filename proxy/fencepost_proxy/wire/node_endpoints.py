@@ -27,13 +27,13 @@ from fencepost_proxy.errors import ConfigError, UpstreamProtocolError
 from fencepost_proxy.wire.apis import FETCH, SHARE_ACKNOWLEDGE, SHARE_FETCH, api_name
 from fencepost_proxy.wire.primitives import (
     MALFORMED,
+    NO_TAGS,
     Malformed,
     join_tags,
     read_tags,
     read_uvarint,
     reason_of,
     split_tags,
-    write_tags,
     write_uvarint,
 )
 from fencepost_proxy.wire.produce import (
@@ -287,7 +287,7 @@ def _trailer(api_key: int, endpoints: tuple[NodeEndpoint, ...], others: _Tags) -
         out += encoded
     elif endpoints:
         others = [(NODE_ENDPOINTS_TAG, encoded), *others]
-    write_tags(out, join_tags(others))
+    out += join_tags(others) or NO_TAGS
     return bytes(out)
 
 

@@ -227,14 +227,6 @@ def read_compact_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview |
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def _check_count(count: int, bytes_left: int, item_bytes_min: int) -> int:
-    if count < 0:
-        raise Malformed("non-nullable array is null")
-    if count * item_bytes_min > bytes_left:
-        raise Malformed(f"array of {count} items does not fit the remaining {bytes_left} bytes")
-    return count
-
-
 def read_array_count(data: Bytes, at: int, item_bytes_min: int, *, bytes_total: int | None = None) -> tuple[int, int]:
     """Count of a non-null ARRAY. A count that cannot fit the remaining bytes is refused before any allocation.
 
@@ -242,15 +234,32 @@ def read_array_count(data: Bytes, at: int, item_bytes_min: int, *, bytes_total: 
     """
     (count,) = INT32.unpack_from(data, at)
     at += 4
-    return _check_count(count, (len(data) if bytes_total is None else bytes_total) - at, item_bytes_min), at
+    left = (len(data) if bytes_total is None else bytes_total) - at
+    if not 0 <= count * item_bytes_min <= left:
+        raise _misfit(count, left)
+    return count, at
 
 
 def read_compact_array_count(
     data: Bytes, at: int, item_bytes_min: int, *, bytes_total: int | None = None
 ) -> tuple[int, int]:
     """Count of a non-null COMPACT_ARRAY, checked as in `read_array_count`."""
-    count, at = read_uvarint(data, at)
-    return _check_count(count - 1, (len(data) if bytes_total is None else bytes_total) - at, item_bytes_min), at
+    count = data[at]
+    if count < 0x80:
+        at += 1
+    else:
+        count, at = read_uvarint(data, at)
+    count -= 1
+    left = (len(data) if bytes_total is None else bytes_total) - at
+    if not 0 <= count * item_bytes_min <= left:
+        raise _misfit(count, left)
+    return count, at
+
+
+def _misfit(count: int, bytes_left: int) -> Malformed:
+    if count < 0:
+        return Malformed("non-nullable array is null")
+    return Malformed(f"array of {count} items does not fit the remaining {bytes_left} bytes")
 
 
 # --- UUID -------------------------------------------------------------------------------------------------------------
@@ -277,6 +286,8 @@ def _uuid(raw: bytes) -> UUID:
 
 #: Kafka assigns at most 5 per structure. The limit bounds CPU time: a frame has room for millions.
 TAGS_MAX = 64
+#: The empty section in a message: writers write `section or NO_TAGS`.
+NO_TAGS = b"\0"
 
 
 def read_tags(data: Bytes, at: int) -> tuple[bytes, int]:
@@ -296,14 +307,6 @@ def read_tags(data: Bytes, at: int) -> tuple[bytes, int]:
         if at > len(data):
             raise CutOff(at)
     return (bytes(data[start:at]) if count else b""), at
-
-
-def write_tags(out: bytearray, section: bytes) -> None:
-    """Appends a section; b"" is the empty section."""
-    if section:
-        out += section
-    else:
-        out.append(0)
 
 
 def split_tags(section: bytes) -> list[tuple[int, bytes]]:

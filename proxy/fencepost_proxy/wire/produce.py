@@ -26,6 +26,7 @@ from fencepost_proxy.wire.primitives import (
     INT32,
     INT64,
     MALFORMED,
+    NO_TAGS,
     CutOff,
     Malformed,
     join_tags,
@@ -43,7 +44,6 @@ from fencepost_proxy.wire.primitives import (
     split_tags,
     write_compact_nullable_string,
     write_nullable_string,
-    write_tags,
     write_uvarint,
 )
 
@@ -298,21 +298,22 @@ def parse_produce_request(frame: memoryview, *, partitions_max: int = 100_000) -
     )
 
 
-def _check_partitions(count: int, partitions_max: int) -> None:
-    if count > partitions_max:
-        raise LimitError(f"Produce request has {count} topics or partitions, above the limit of {partitions_max}")
+def _too_many(count: int, partitions_max: int) -> LimitError:
+    return LimitError(f"Produce request has {count} topics or partitions, above the limit of {partitions_max}")
 
 
 def _read_topics(frame: memoryview, at: int, partitions_max: int) -> tuple[tuple[TopicData, ...], int]:
     topic_count, at = read_array_count(frame, at, 6)
-    _check_partitions(topic_count, partitions_max)
+    if topic_count > partitions_max:
+        raise _too_many(topic_count, partitions_max)
     total = 0
     topics = []
     for _ in range(topic_count):
         name, at = read_string(frame, at)
         count, at = read_array_count(frame, at, 8)
         total += count
-        _check_partitions(total, partitions_max)
+        if total > partitions_max:
+            raise _too_many(total, partitions_max)
         partitions = []
         for _ in range(count):
             (partition,) = INT32.unpack_from(frame, at)
@@ -326,7 +327,8 @@ def _read_topics_flexible(
     frame: memoryview, at: int, by_id: bool, partitions_max: int
 ) -> tuple[tuple[TopicData, ...], int]:
     topic_count, at = read_compact_array_count(frame, at, _TOPIC_BYTES_MIN[by_id])
-    _check_partitions(topic_count, partitions_max)
+    if topic_count > partitions_max:
+        raise _too_many(topic_count, partitions_max)
     total = 0
     topics = []
     name, topic_id = "", None
@@ -337,7 +339,8 @@ def _read_topics_flexible(
             name, at = read_compact_string(frame, at)
         count, at = read_compact_array_count(frame, at, 6)
         total += count
-        _check_partitions(total, partitions_max)
+        if total > partitions_max:
+            raise _too_many(total, partitions_max)
         partitions = []
         for _ in range(count):
             (partition,) = INT32.unpack_from(frame, at)
@@ -373,7 +376,7 @@ def encode_produce_request(request: ProduceRequest) -> list[bytes | memoryview]:
     write_nullable_string(out, request.client_id)
     frame_bytes = 0
     if flexible:
-        write_tags(out, request.header_tags)
+        out += request.header_tags or NO_TAGS
         write_compact_nullable_string(out, request.transactional_id)
         out += _ACKS_TIMEOUT.pack(request.acks, request.timeout_ms)
         write_uvarint(out, len(request.topics) + 1)
@@ -405,11 +408,11 @@ def encode_produce_request(request: ProduceRequest) -> list[bytes | memoryview]:
                 frame_bytes += len(out) + len(records)
                 out = bytearray()
             if flexible:
-                write_tags(out, data.tags)
+                out += data.tags or NO_TAGS
         if flexible:
-            write_tags(out, topic.tags)
+            out += topic.tags or NO_TAGS
     if flexible:
-        write_tags(out, request.tags)
+        out += request.tags or NO_TAGS
     if out:
         chunks.append(bytes(out))
         frame_bytes += len(out)
@@ -583,7 +586,7 @@ def encode_produce_response(response: ProduceResponse, api_version: int) -> byte
     out = bytearray(4)
     out += INT32.pack(response.correlation_id)
     if flexible:
-        write_tags(out, response.header_tags)
+        out += response.header_tags or NO_TAGS
     _write_count(out, len(response.topics), flexible)
     for topic in response.topics:
         if by_id:
@@ -601,21 +604,21 @@ def encode_produce_response(response: ProduceResponse, api_version: int) -> byte
                     out += INT32.pack(error.batch_index)
                     write_text(out, error.message)
                     if flexible:
-                        write_tags(out, error.tags)
+                        out += error.tags or NO_TAGS
                 write_text(out, result.error_message)
             if flexible:
                 tags = result.tags
                 if tags and api_version < _NODE_ENDPOINTS:
                     tags = join_tags([field for field in split_tags(tags) if field[0] != _CURRENT_LEADER_TAG])
-                write_tags(out, tags)
+                out += tags or NO_TAGS
         if flexible:
-            write_tags(out, topic.tags)
+            out += topic.tags or NO_TAGS
     out += INT32.pack(response.throttle_time_ms)
     if flexible:
         tags = response.tags
         if response.node_endpoints and api_version >= _NODE_ENDPOINTS:
             tags = join_tags([(NODE_ENDPOINTS_TAG, encode_node_endpoints(response.node_endpoints)), *split_tags(tags)])
-        write_tags(out, tags)
+        out += tags or NO_TAGS
     INT32.pack_into(out, 0, len(out) - 4)
     return bytes(out)
 
@@ -635,5 +638,5 @@ def encode_node_endpoints(endpoints: tuple[NodeEndpoint, ...]) -> bytes:
         write_compact_nullable_string(out, endpoint.host)
         out += INT32.pack(endpoint.port)
         write_compact_nullable_string(out, endpoint.rack)
-        write_tags(out, endpoint.tags)
+        out += endpoint.tags or NO_TAGS
     return bytes(out)

@@ -36,6 +36,7 @@ from fencepost_proxy.wire.layouts import (
 from fencepost_proxy.wire.primitives import (
     INT16,
     INT32,
+    NO_TAGS,
     CutOff,
     Malformed,
     join_tags,
@@ -49,7 +50,6 @@ from fencepost_proxy.wire.primitives import (
     split_tags,
     write_compact_nullable_string,
     write_nullable_string,
-    write_tags,
     write_uvarint,
 )
 
@@ -314,7 +314,7 @@ def _writer(of: _Struct) -> _Write:
                     value = bytearray()
                     codec.write(value, values[name])
                     tags.append((tag, bytes(value)))
-            write_tags(out, join_tags(sorted(tags, key=lambda pair: pair[0])))
+            out += join_tags(sorted(tags, key=lambda pair: pair[0])) or NO_TAGS
 
     return write
 
