@@ -209,8 +209,10 @@ class RequestReader(Part):
         return True
 
     def _record_known(self, version: int, head: memoryview, peek: ProducePeek, *, is_checked: bool) -> None:
-        template = template_of(version, bytes(head[:_PEEK_BYTES_MAX]), peek, is_checked=is_checked)
-        self._state.template = template or self._state.template
+        known = self._state.template
+        if version != known.version or is_checked is not known.is_checked or not known.starts(head, peek):
+            template = template_of(version, bytes(head[:_PEEK_BYTES_MAX]), peek, is_checked=is_checked)
+            self._state.template = template or known
 
     def _request(self, frame: memoryview, now: float) -> None:
         """A whole request, or a login token."""

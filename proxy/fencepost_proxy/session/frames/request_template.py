@@ -35,6 +35,10 @@ class RequestTemplate:
     topic: bytes
     is_checked: bool
 
+    def starts(self, head: memoryview, peek: ProducePeek) -> bool:
+        """Whether that request shares it, up to the end of its topic's name or id."""
+        return head[REQUEST_BYTES_MIN : peek.end] == self.prefix
+
     def is_about(self, topic_id: UUID) -> bool:
         """Whether it means this topic, or states only its name."""
         return self.version < BY_TOPIC_ID or self.topic == topic_id.bytes
