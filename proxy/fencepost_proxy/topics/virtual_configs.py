@@ -146,6 +146,8 @@ class TopicPolicy:
     """The parsed virtual configs of one topic.
 
     `policies`: those that are on. `configs`: the values that are not the default, by name.
+    `is_checked`: its appends pass a partition sequencer (`sequencer/sequencer.py`). `checks_count`: they pass an append
+    barrier (`expansion/barrier.py`).
 
     What its checks need of a batch: `fields`; `reads_records`, if more than its header; `reads_headers`, if expected
     offsets and write ids in record headers matter. `read`: at least one check is on, so appends are decoded.
@@ -161,6 +163,8 @@ class TopicPolicy:
     claims: bool = False
     policies: Policies = ()
     configs: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    is_checked: bool = field(init=False)
+    checks_count: bool = field(init=False)
     read: bool = field(init=False)
     reads_records: bool = field(init=False)
     reads_headers: bool = field(init=False)
@@ -176,6 +180,8 @@ class TopicPolicy:
         checks = (*others, *(policy for policy, _ in self.policies))
         reads = dict.fromkeys(each for check in checks for each in check.reads)
         derived = {
+            "is_checked": self.check is not Check.OFF,
+            "checks_count": self.ordered or self.count_check is not Check.OFF,
             "read": self.ordered or bool(checks),
             "reads_records": bool(reads or self.policies),
             "reads_headers": RecordHeader.EXPECTED_OFFSET in reads or RecordHeader.WRITE_ID in reads,
@@ -183,16 +189,6 @@ class TopicPolicy:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def is_checked(self) -> bool:
-        """Its appends pass a partition sequencer (`sequencer/sequencer.py`)."""
-        return self.check is not Check.OFF
-
-    @property
-    def checks_count(self) -> bool:
-        """Its appends pass an append barrier (`expansion/barrier.py`)."""
-        return self.ordered or self.count_check is not Check.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:

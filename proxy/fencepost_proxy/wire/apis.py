@@ -58,7 +58,7 @@ class Api:
 
     @property
     def gated(self) -> bool:
-        return Handling.HIDDEN in self.handling
+        return self.handling is Handling.HIDDEN
 
     def serves(self, version: int) -> bool:
         """Whether a client may send this version."""
