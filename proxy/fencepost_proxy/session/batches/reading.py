@@ -101,7 +101,8 @@ class Readings:
 
     def of(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy) -> BatchScan | Refusal:
         """The parsed batch, under this policy."""
-        return self._now(lambda effort: self._scan(where, records, policy, effort), where)
+        found = self._found.get(_key(where, policy))
+        return self._now(lambda effort: self._scan(where, records, policy, effort), where) if found is None else found
 
     def placed(self, append: Append, records: memoryview, policy: TopicPolicy, count: int) -> Refusal | None:
         """A refusal if some of its keys do not belong to its partition, of `count`."""
