@@ -52,12 +52,14 @@ class Received(NamedTuple):
     """What a client sent, after it is read, and before the checks.
 
     `starts_at` – its first byte on the connection. `at` – when it was complete, monotonic seconds.
+    `wait_seconds` – how long its appends may wait before they are sent.
     `denied` – topics that the client may not write, with Kafka's error. `readings` – the parsed batches.
     `not_found` – topics of the client's request that `ProduceExchange.request` lacks.
     """
 
     starts_at: int = 0
     at: float = 0.0
+    wait_seconds: float = 0.0
     denied: Mapping[str, int] = NOTHING_DENIED
     readings: Readings | None = None
     not_found: tuple[NotFound, ...] = ()

@@ -34,8 +34,8 @@ from fencepost_proxy.session.frames.messages import Count, HeadersCopied, TopicS
 from fencepost_proxy.session.frames.producer_ids import refuse_producer_id
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.session.produce.admission import Admission
-from fencepost_proxy.session.produce.barriers import Barriers
-from fencepost_proxy.session.produce.drafts import Drafts, due_by
+from fencepost_proxy.session.produce.barriers import Barriers, policies_but_for
+from fencepost_proxy.session.produce.drafts import Drafts, due_by, longest_wait
 from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
 from fencepost_proxy.session.produce.topic_ids import NONE_NAMELESS, TopicIds
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
@@ -117,7 +117,9 @@ class Arrival(Part):
         After each wait everything is checked again: the configs of its topics, their names and the client's permissions
         may have changed.
         """
-        denied, nameless, readings = NOTHING_DENIED, NONE_NAMELESS, None
+        services = self._services
+        denied, nameless, readings, leveled = NOTHING_DENIED, NONE_NAMELESS, None, None
+        wait_seconds = longest_wait(services, whole.timeout_ms)
         while True:
             if unknown := self._topic_ids.unknown(whole, nameless):
                 nameless = yield from self._topic_ids.look_up(whole, nameless, unknown)
@@ -137,17 +139,24 @@ class Arrival(Part):
                 denied = {**denied, **(yield from self._proofs.prove_write(request, unproved, until))}
                 readings = None
                 continue
-            if readings is not None or not self._services.fresh(self._state.now):
+            now = self._state.now
+            if not services.fresh(now):
+                leveled = None
                 break
-            readings = self._requested_readings(request, denied, self._state.now)
+            request, leveled = leveled_produce(request, policies_but_for(denied, services), now + wait_seconds)
+            if readings is not None:
+                break
+            readings = self._requested_readings(request, denied, now)
             if readings.here():
                 break
             yield from self._threads.read(readings.elsewhere)
-        return ProduceExchange(
+        produce = ProduceExchange(
             request,
-            Received(starts_at, self._state.now, denied, readings, not_found),
+            Received(starts_at, self._state.now, wait_seconds, denied, readings, not_found),
             answer_by=due_by(self._state.now, request.timeout_ms),
         )
+        produce.checks.leveled = leveled
+        return produce
 
     def _await_news(self, resume: Resume) -> None:
         self._news = resume
@@ -186,7 +195,7 @@ class Arrival(Part):
         if self._services.fresh(self._state.now):
             for where, copied_from in () if produce.received.readings is None else produce.received.readings.copied:
                 self._state.commands.append(HeadersCopied(where, copied_from, produce.request.client_id))
-            self._levels.check(produce, self._state.now)
+            self._levels.check(produce)
             self._drafts.deny_topics(produce)
         return self._check_before_sequencers(produce)
 
@@ -217,7 +226,6 @@ class Arrival(Part):
         """Read its batches, as far as the decisions about them need it."""
         services = self._services
         readings = Readings(services.header_names, services.decompressed_bytes_max, services.read_here_bytes_max)
-        request, _ = leveled_produce(request, services.policy, now)  # may remove producer ids
         for topic in request.topics:
             policy = services.policy(topic.name)
             if policy is None or topic.name in denied or topic.name == services.state_topic:
@@ -277,7 +285,7 @@ class Arrival(Part):
                     stale[topic.name] = None
                 if known != Error.NONE:
                     absent[key] = known, data
-        if stale and now < produce.received.at + self._barriers.wait_seconds(produce.request.timeout_ms):
+        if stale and now < produce.received.at + produce.received.wait_seconds:
             self._state.commands += [TopicStale(topic) for topic in stale]
             return True
         for key, (known, data) in absent.items():

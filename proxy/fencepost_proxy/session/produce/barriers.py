@@ -10,12 +10,13 @@ that the client sent meanwhile are not appended, and the client knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from fencepost_proxy.session.batches.partition_counts import Admitted, CountCheckedProduce, count_checked_produce
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import TopicStale
+from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 
 
@@ -27,22 +28,16 @@ class Barriers(Part):
         self._services = core.state.services
         self.entered: dict[CountCheckedProduce, None] = {}  # requests that entered append barriers
 
-    def wait_seconds(self, timeout_ms: int) -> float:
-        """How long an append may wait before it is sent."""
-        return min(self._services.sequencer_wait_max_seconds, max(timeout_ms, 0) / 3000)
-
     def waits(self, produce: ProduceExchange, now: float) -> bool:
         """False: it entered, or no barrier concerns it."""
         services = self._services
         if produce.checks.count_checked is None:
-            deadline = now + self.wait_seconds(produce.request.timeout_ms)
-            policy = self.policy_for(produce)
             produce.request, produce.checks.count_checked = count_checked_produce(
                 produce.request,
-                policy,
+                policies_but_for(produce.received.denied, services),
                 self._state.connection,
                 now,
-                deadline,
+                now + produce.received.wait_seconds,
                 readings=produce.received.readings,
             )
             if produce.checks.count_checked is None:
@@ -69,11 +64,6 @@ class Barriers(Part):
             self._holds.pause_client()
         return False
 
-    def policy_for(self, produce: ProduceExchange) -> Callable[[str], TopicPolicy | None]:
-        """Topics that the client may not write have no policy here: Kafka's refusal is the answer."""
-        services, denied = self._services, produce.received.denied
-        return (lambda topic: None if topic in denied else services.policy(topic)) if denied else services.policy
-
     def leave(self, produce: ProduceExchange, *, unsent: bool = False) -> None:
         """Once Kafka has answered all of it, or nothing of it will be sent."""
         count_checked = produce.checks.count_checked
@@ -86,3 +76,8 @@ class Barriers(Part):
         for count_checked in self.entered:
             count_checked.leave(self._state.now)
         self.entered.clear()
+
+
+def policies_but_for(denied: Container[str], topics: Topics) -> Callable[[str], TopicPolicy | None]:
+    """Topics that the client may not write have no policy here: Kafka's refusal is the answer."""
+    return (lambda topic: None if topic in denied else topics.policy(topic)) if denied else topics.policy

@@ -65,9 +65,9 @@ class CheckedAppends:
         self.commits = EndTxnRequests(core)
         self.barriers = Barriers(core)
         self.transactions = TransactionalAppends(core)
-        self.drafts = Drafts(core, transactions=self.transactions, barriers=self.barriers)
+        self.drafts = Drafts(core, transactions=self.transactions)
         forwarding, refusals = Forwarding(core), Refusals(core)
-        self.levels = IdempotenceChecks(core, barriers=self.barriers, forwarding=forwarding)
+        self.levels = IdempotenceChecks(core, forwarding=forwarding)
         self.completion = Completion(
             core,
             transactions=self.transactions,

@@ -12,7 +12,7 @@ from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.batches.reading import append_of
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.frames.messages import Count
-from fencepost_proxy.session.produce.barriers import Barriers
+from fencepost_proxy.session.frames.services import Settings
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -23,13 +23,12 @@ _ANSWER_BY = 0.9
 
 
 class Drafts(Part):
-    __slots__ = ("_barriers", "_services", "_transactions")
+    __slots__ = ("_services", "_transactions")
 
-    def __init__(self, core: Core, *, transactions: TransactionalAppends, barriers: Barriers) -> None:
+    def __init__(self, core: Core, *, transactions: TransactionalAppends) -> None:
         super().__init__(core)
         self._services = core.state.services
         self._transactions = transactions
-        self._barriers = barriers
 
     def deny_topics(self, produce: ProduceExchange) -> None:
         """Kafka's denial is final: no level, barrier or sequencer is involved."""
@@ -67,7 +66,6 @@ class Drafts(Part):
         """A pending append for each checked partition, or a refusal if its batch cannot be one."""
         services = self._services
         request = produce.request
-        wait_seconds = self._barriers.wait_seconds(request.timeout_ms)
         refused_before = frozenset(produce.results)
         instance_id, opened_at = services.instance_id, self._state.opened_at
         context = AppendContext(instance_id, opened_at, services.alone(now), services.taken_over(now))
@@ -78,7 +76,7 @@ class Drafts(Part):
             policy = services.policy(topic.name)
             if policy is None or not policy.is_checked:
                 continue
-            draft = self.draft(policy, context, request.transactional_id, now, now + wait_seconds)
+            draft = self.draft(policy, context, request.transactional_id, now, now + produce.received.wait_seconds)
             for data in topic.partitions:
                 if TopicPartition(topic.name, data.partition) not in refused_before:
                     self._take_draft(produce, draft, topic, data)
@@ -132,6 +130,11 @@ class Drafts(Part):
         if not self._pipelines.refuse_after_failed(produce, pending):
             self._pipelines.failed.pop((key, pending.pipeline), None)
             produce.pending_appends[key] = pending
+
+
+def longest_wait(settings: Settings, timeout_ms: int) -> float:
+    """How many seconds an append may wait before it is sent."""
+    return min(settings.sequencer_wait_max_seconds, max(timeout_ms, 0) / 3000)
 
 
 def due_by(now: float, timeout_ms: int) -> float:

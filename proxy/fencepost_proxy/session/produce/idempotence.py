@@ -7,34 +7,29 @@ from dataclasses import replace
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
-from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, leveled_produce
+from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core, Part
-from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.forwarding import Forwarding
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
 
 class IdempotenceChecks(Part):
-    __slots__ = ("_barriers", "_forwarding", "_producers")
+    __slots__ = ("_forwarding", "_producers")
 
-    def __init__(self, core: Core, *, barriers: Barriers, forwarding: Forwarding) -> None:
+    def __init__(self, core: Core, *, forwarding: Forwarding) -> None:
         super().__init__(core)
         self._producers = core.state.services.idempotence
-        self._barriers = barriers
         self._forwarding = forwarding
 
-    def check(self, produce: ProduceExchange, now: float) -> None:
-        """Apply the levels of its topics and its own: refuse batches, and note those that may be sent without ids."""
-        deadline = now + self._barriers.wait_seconds(produce.request.timeout_ms)
-        produce.request, produce.checks.leveled = leveled_produce(
-            produce.request, self._barriers.policy_for(produce), deadline
-        )
-        if produce.checks.leveled is not None:
-            for key, refusal in produce.checks.leveled.refused.items():
+    def check(self, produce: ProduceExchange) -> None:
+        """Refuse batches by the levels of its topics and its own."""
+        leveled = produce.checks.leveled
+        if leveled is not None:
+            for key, refusal in leveled.refused.items():
                 self._state.refuse(produce, key, refusal)
-            stripped = [key for key in produce.checks.leveled.stripped if not self._is_after_a_failed(produce, key)]
+            stripped = [key for key in leveled.stripped if not self._is_after_a_failed(produce, key)]
             self._state.commands += downgraded(stripped, NOT_PERMITTED)
 
     def waits(self, produce: ProduceExchange, now: float) -> bool:

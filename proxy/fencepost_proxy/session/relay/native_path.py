@@ -21,6 +21,7 @@ from fencepost_proxy.session.frames.messages import Tick
 from fencepost_proxy.session.frames.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.frames.request_template import NO_TEMPLATE
 from fencepost_proxy.session.produce.checked_appends import CheckedAppends
+from fencepost_proxy.session.produce.drafts import longest_wait
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID
 from fencepost_proxy.session.relay.native_calls import Proxied
 from fencepost_proxy.types import TopicPartition
@@ -254,7 +255,7 @@ class NativePath(Part):
         _, _, sent_at, leader_epoch, alone, taken_over = sent
         instance_id = self._services.instance_id if fence is None else fence[-1]
         context = AppendContext(instance_id, self._state.opened_at, alone, taken_over)
-        deadline = sent_at + self._appends.barriers.wait_seconds(template.timeout_ms)
+        deadline = sent_at + longest_wait(self._services, template.timeout_ms)
         draft = self._appends.drafts.draft(topic_settings.policy, context, None, sent_at, deadline)
         pending = make_pending_append(
             draft,
