@@ -16,7 +16,7 @@ MODULE_LINES_MAX, CLASS_LINES_MAX, METHODS_MAX, FUNCTION_LINES_MAX = 700, 400, 2
 
 #: By path and name: lines; for a class also its methods.
 LARGER: dict[str, tuple[int, ...]] = {
-    "proxy/fencepost_proxy/session/dispatcher.py:Dispatcher": (283, 34),
+    "proxy/fencepost_proxy/session/dispatcher.py:Dispatcher": (282, 34),
     "proxy/fencepost_proxy/wire/batch_scan.py:_search_headers()": (86,),
 }
 REASONS = {

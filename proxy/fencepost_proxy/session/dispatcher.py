@@ -25,7 +25,6 @@ from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult
 
-_T = TypeVar("_T")
 _Decision = TypeVar("_Decision", bound=sequencers.Admit | sequencers.Answer)
 
 #: How many idle sequencers are kept: each takes some kilobytes, and a dropped one starts with an unconfirmed fence.
@@ -72,9 +71,8 @@ class Dispatcher:
         self._rewriters = rewriters
         self._limits = limits
         self._names = names
-        self._busy_sequencers: dict[
-            PartitionSequencer, None
-        ] = {}  # an ordered set: the order must not depend on hashes
+        # Ordered sets: the order must not depend on hashes.
+        self._busy_sequencers: dict[PartitionSequencer, None] = {}
         self._busy_sessions: dict[Session, None] = {}
         self._over_quota: dict[Session, None] = {}
         self.past_barriers = PastBarriers(self.sessions, self.barrier)
@@ -245,13 +243,13 @@ class Dispatcher:
         finally:  # also after an error in one of them: the others need their ticks
             for where in self._called:
                 if isinstance(where, PartitionSequencer):
-                    _record(self._busy_sequencers, where, not where.idle)
+                    (self._busy_sequencers.pop if where.idle else self._busy_sequencers.setdefault)(where, None)
                 elif where.finished:
                     self._end(where, now)
                 else:
                     if where.over_quota:
                         self._over_quota[where] = None
-                    _record(self._busy_sessions, where, where.needs_ticks)
+                    (self._busy_sessions.setdefault if where.needs_ticks else self._busy_sessions.pop)(where, None)
             self._called.clear()
         actions, self._actions = self._actions, []
         return actions
@@ -338,10 +336,3 @@ class Dispatcher:
         ]
         for partition in droppable[: _IDLE_SEQUENCERS_MAX // 2]:
             self.sequencers.pop(partition).issued.take_back()
-
-
-def _record(members: dict[_T, None], member: _T, belongs: bool) -> None:
-    if belongs:
-        members[member] = None
-    else:
-        members.pop(member, None)

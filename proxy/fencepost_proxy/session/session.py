@@ -86,6 +86,7 @@ class Session:
         "_requests",
         "_responses",
         "answer_by",
+        "connection",
         "fast_path",
         "sent",
         "state",
@@ -101,6 +102,7 @@ class Session:
     ) -> None:
         core = Core(connection, local_host, services, opened_at)
         self._core = core
+        self.connection = connection
         self.state = core.state
         self._holds = core.holds
         self._queue = core.queue
@@ -120,10 +122,6 @@ class Session:
         self._lost_until = float("inf")  # how long a lost client's appends are waited for
 
     # ---- for other modules
-
-    @property
-    def connection(self) -> int:
-        return self.state.connection
 
     @property
     def finished(self) -> bool:

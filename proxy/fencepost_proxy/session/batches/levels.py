@@ -94,7 +94,7 @@ def leveled_produce(
         if tags != request.header_tags:
             request = replace(request, header_tags=tags)
     policies = [policy(topic.name) for topic in request.topics]
-    if stated is None and unreadable is None and not any(each is not None and _concerns(each) for each in policies):
+    if stated is None and unreadable is None and not any(map(_concerns, policies)):
         return request, None
     leveled = LeveledProduce(deadline)
     observed: set[TopicPartition] = set()
@@ -120,8 +120,8 @@ def leveled_produce(
     return (replace(request, topics=tuple(topics)) if leveled.stripped else request), leveled
 
 
-def _concerns(policy: TopicPolicy) -> bool:
-    return policy.idempotence is not Level.OFF or policy.checks_count
+def _concerns(policy: TopicPolicy | None) -> bool:
+    return policy is not None and (policy.idempotence is not Level.OFF or policy.checks_count)
 
 
 def _take(

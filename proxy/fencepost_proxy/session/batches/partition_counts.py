@@ -262,13 +262,14 @@ def count_checked_produce(
 
     Raises ClientProtocolError if it names one of their partitions twice.
     """
-    if not any(_is_count_checked(policy(topic.name)) for topic in request.topics):
+    policies = [policy(topic.name) for topic in request.topics]
+    if not any(map(_is_count_checked, policies)):
         return request, None
     stripped = []
     count_checked = []
     observed: set[str] = set()
-    for topic in request.topics:
-        if not _is_count_checked(policy(topic.name)):
+    for topic, its_policy in zip(request.topics, policies, strict=True):
+        if not _is_count_checked(its_policy):
             stripped.append(topic)
             continue
         partitions = [data.partition for data in topic.partitions]

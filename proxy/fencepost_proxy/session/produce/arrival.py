@@ -25,7 +25,13 @@ from fencepost_proxy.errors import ClientProtocolError, Error, LimitError
 from fencepost_proxy.sequencer.appends import not_authorized
 from fencepost_proxy.session.batches.levels import leveled_produce
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
-from fencepost_proxy.session.batches.produce_exchange import NOTHING_DENIED, ProduceExchange, Received, retriable
+from fencepost_proxy.session.batches.produce_exchange import (
+    NOTHING_DENIED,
+    NotFound,
+    ProduceExchange,
+    Received,
+    retriable,
+)
 from fencepost_proxy.session.batches.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.response_queue import relayed
@@ -44,6 +50,7 @@ from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.peeks import names_producer
 from fencepost_proxy.wire.primitives import split_tags
 from fencepost_proxy.wire.produce import (
+    BY_TOPIC_ID,
     LEVEL_TAG,
     PartitionData,
     PartitionResult,
@@ -121,12 +128,15 @@ class Arrival(Part):
         denied, nameless, readings, leveled = NOTHING_DENIED, NONE_NAMELESS, None, None
         wait_seconds = longest_wait(services, whole.timeout_ms)
         while True:
-            if unknown := self._topic_ids.unknown(whole, nameless):
-                nameless = yield from self._topic_ids.look_up(whole, nameless, unknown)
-                continue
-            request, not_found = self._topic_ids.named(whole, nameless, starts_at)
-            if not_found and whole.acks == 0:
-                raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
+            request = whole
+            not_found: tuple[NotFound, ...] = ()
+            if whole.api_version >= BY_TOPIC_ID:
+                if unknown := self._topic_ids.unknown(whole, nameless):
+                    nameless = yield from self._topic_ids.look_up(whole, nameless, unknown)
+                    continue
+                request, not_found = self._topic_ids.named(whole, nameless, starts_at)
+                if not_found and whole.acks == 0:
+                    raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
             self._refuse_producer_ids(request)
             if (transactional_id := self._transactions.to_be_proved(request)) is not None:
                 names = transactional_id, request.correlation_id, request.client_id

@@ -113,18 +113,15 @@ class Forwarding(Part):
         request = produce.request
         if request.api_version < PRODUCE_BY_ID and not self._sent_by_id(request):
             return []
-        ids = {topic.name: topic.topic_id for topic in request.topics}
-
-        def is_known(topic: str) -> bool:
-            known = self._topics.topic_id(topic)
-            return known is not None and ids[topic] in (None, known)
-
-        return [
-            pending
-            for pending in admitted
-            if (pending.placement.fence is not None or pending.append.expected_base_offset is not None)
-            and not is_known(pending.partition.topic)
-        ]
+        stated = {topic.name: topic.topic_id for topic in request.topics}
+        found = []
+        for pending in admitted:
+            if pending.placement.fence is not None or pending.append.expected_base_offset is not None:
+                topic = pending.partition.topic
+                known = self._topics.topic_id(topic)
+                if known is None or stated[topic] not in (None, known):
+                    found.append(pending)
+        return found
 
 
 def _no_id(topic: str) -> None:

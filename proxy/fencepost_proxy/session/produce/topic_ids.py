@@ -31,7 +31,7 @@ from fencepost_proxy.session.frames.pending_responses import PipelineKey
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.session.frames.steps import Steps
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.produce import BY_TOPIC_ID, PartitionData, PartitionResult, ProduceRequest, TopicData
+from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest, TopicData
 
 #: Ids without a name, and Kafka's errors.
 Nameless = Mapping[UUID, int]
@@ -78,8 +78,6 @@ class TopicIds(Part):
         self, request: ProduceRequest, nameless: Nameless, starts_at: int
     ) -> tuple[ProduceRequest, tuple[NotFound, ...]]:
         """The request with the names of its topics, but for those that it can be answered for at once."""
-        if request.api_version < BY_TOPIC_ID:
-            return request, ()
         topics, not_found = [], []
         for topic in request.topics:
             assert topic.topic_id is not None
