@@ -7,15 +7,15 @@ from collections import deque
 from fencepost_policies.append import Refusal
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.batches.appends import AppendDraft, batch_to_send, make_pending_append, refused
+from fencepost_proxy.session.batches.appends import batch_to_send, refused
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS
-from fencepost_proxy.wire.batch_scan import HeaderNames
-from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from fencepost_proxy.wire.produce import PartitionResult
 from tests.conformance.model import ModelKafka
 from tests.contract.rows import CONFIGS, Level, Part, Row, Send
 from tests.simulation.clock import UNIX_MINUS_MONOTONIC
 from tests.support import raw
+from tests.support.pending import pending_append
 
 _SHARED = 7000
 _ROUNDS_MAX = 1000
@@ -86,18 +86,16 @@ class SequencerLevel(Level):
             self.check(part, (result.error_code, result.base_offset, result.error_message, None))
 
     def _made(self, request: Send, part: Part) -> g.PendingAppend | PartitionResult:
-        draft = AppendDraft(
-            connection=self._connections.setdefault(request.via, len(self._connections) + 1),
-            policy=TopicPolicy.of(CONFIGS[self.row.topic]),
-            names=HeaderNames(),
-            decompressed_bytes_max=1 << 20,
-            shared_producer_ids=frozenset({_SHARED}),
+        made = pending_append(
+            self.at_kafka.name,
+            memoryview(self.bytes_of(part.batch)),
+            TopicPolicy.of(CONFIGS[self.row.topic]),
+            frozenset({_SHARED}),
             now=self.now,
-            deadline=self.now + 5.0,
+            wait=5.0,
+            connection=self._connections.setdefault(request.via, len(self._connections) + 1),
             context=g.AppendContext(alone=True),
         )
-        data = PartitionData(part.partition, memoryview(self.bytes_of(part.batch)))
-        made = make_pending_append(draft, self.at_kafka.name, data)
         if isinstance(made, Refusal):
             return refused(self.at_kafka.name, made)
         made.sending.may_write = True

@@ -16,14 +16,14 @@ from typing import Any
 from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.batches.appends import AppendDraft, batch_to_send, make_pending_append
+from fencepost_proxy.session.batches.appends import batch_to_send
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch_scan import HeaderNames
-from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from fencepost_proxy.wire.produce import PartitionResult
 from tests.fuzz.dialogue import LIMITS, NOW_MS, SEQUENCER_MODULES, make_batch
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 from tests.fuzz.log import SHARED, Log, carry_out
+from tests.support.pending import pending_append
 from tests.support.sequencer_view import view_of
 
 PARTITION = TopicPartition("checked", 0)
@@ -145,17 +145,17 @@ class _Run:
 
     def _submit(self, records: bytes, connection: int) -> None:
         check = Check.REQUIRED if self.program.setup["required"] else Check.ON
-        draft = AppendDraft(
-            connection,
+        pending = pending_append(
+            PARTITION,
+            memoryview(records),
             TopicPolicy(check),
-            HeaderNames(),
-            20_000,
             frozenset({SHARED}),
-            self.now,
-            self.now + 1.0,
-            g.AppendContext(instance_id=5),
+            now=self.now,
+            wait=1.0,
+            connection=connection,
+            context=g.AppendContext(instance_id=5),
+            bytes_max=20_000,
         )
-        pending = make_pending_append(draft, PARTITION, PartitionData(0, memoryview(records)))
         if isinstance(pending, Refusal):
             return
         self.submitted.append(pending)

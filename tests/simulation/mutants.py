@@ -680,7 +680,7 @@ MUTANTS = (
         "shared-id-accepted",
         "clients may use the shared producer id",
         ("liars", "liars-true"),
-        edit(drafts_module, "make_pending_append", ("header.producer_id in draft.shared_producer_ids", "False")),
+        edit(drafts_module, "checked_append", ("header.producer_id in shared_producer_ids", "False")),
         rule="refuse client batches under it: rule 9",
     ),
     Mutant(

@@ -20,7 +20,6 @@ from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import dispatcher as dispatcher_module
-from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append
 from fencepost_proxy.session.dispatcher import Dispatcher
 from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -28,9 +27,9 @@ from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, DESCRIBE_CONFIGS
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
-from fencepost_proxy.wire.produce import PartitionData
 from fencepost_proxy.wire.throttle import HEAD_BYTES
 from tests.support.batches import batch, expecting
+from tests.support.pending import pending_append
 from tests.unit.test_control_codec import uvarint
 from tests.unit.test_sequencer import TP, Talk
 from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Unchanged, produce, request
@@ -110,24 +109,19 @@ def test_numbers_count_as_elements() -> None:
 
 
 def test_decompression_beyond_the_limit_is_refused_with_error() -> None:
-    draft = AppendDraft(
-        connection=1,
-        policy=TopicPolicy(Check.ON),
-        names=HeaderNames(),
-        decompressed_bytes_max=10_000,
-        shared_producer_ids=frozenset({7000}),
-        now=0.0,
-        deadline=1.0,
-    )
     bomb = batch(b"\0" * 20_000, compression=1)
     assert len(bomb) < 1_000
-    refusal = make_pending_append(draft, TP, PartitionData(TP.partition, bomb))
+
+    def pending(bytes_max: int) -> g.PendingAppend | Refusal:
+        return pending_append(
+            TP, bomb, TopicPolicy(Check.ON), frozenset({7000}), now=0.0, wait=1.0, bytes_max=bytes_max
+        )
+
+    refusal = pending(10_000)
     assert isinstance(refusal, Refusal)
     assert (refusal.error_code, refusal.reason) == (MESSAGE_TOO_LARGE, "too_large")
     assert "TOO_LARGE topic=orders partition=3" in refusal.message
-    assert isinstance(
-        make_pending_append(replace(draft, decompressed_bytes_max=30_000), TP, PartitionData(3, bomb)), g.PendingAppend
-    )
+    assert isinstance(pending(30_000), g.PendingAppend)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from fencepost_policies.append import Check
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.appends import sent_after
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer, Phase
-from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.batch import fence_batch
-from fencepost_proxy.wire.batch_scan import HeaderNames
-from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from fencepost_proxy.wire.produce import PartitionResult
 from tests.support import bytewise
 from tests.support.batches import batch, expecting, now_ms
+from tests.support.pending import pending_append
 from tests.support.sequencer_view import log_end_read
 
 TP = TopicPartition("orders", 3)
@@ -63,18 +62,17 @@ class Talk:
         owns: bool = False,
     ) -> g.PendingAppend:
         """`within` – a transaction of that id, which `owns` partitions already or does not."""
-        draft = AppendDraft(
-            connection=connection,
-            policy=TopicPolicy(self.check),
-            names=HeaderNames(),
-            decompressed_bytes_max=1 << 20,
-            shared_producer_ids=frozenset({SHARED}),
+        pending = pending_append(
+            TP,
+            records,
+            TopicPolicy(self.check),
+            frozenset({SHARED}),
             now=self.now,
-            deadline=self.now + wait,
+            wait=wait,
+            connection=connection,
             context=g.AppendContext(self.instance_id, self.connected_at, self.alone, self.taken_over),
             transactional_id=within,
         )
-        pending = make_pending_append(draft, TP, PartitionData(TP.partition, records, b""))
         assert isinstance(pending, g.PendingAppend), pending
         pending.sending.may_write = self.may_write
         pending.sending.has_partitions = owns

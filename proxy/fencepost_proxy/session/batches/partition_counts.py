@@ -32,7 +32,7 @@ from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer.events import INDEPENDENT
-from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append
+from fencepost_proxy.session.batches.appends import checked_append
 from fencepost_proxy.session.batches.reading import Readings
 from fencepost_proxy.session.frames.services import Expansions
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
@@ -164,7 +164,7 @@ class CountCheckedProduce:
         if policy.count_check is Check.OFF:
             return [None] * len(topic.data.partitions)
         if topic.read is None:
-            topic.read = [self._read(services, topic, data, now) for data in topic.data.partitions]
+            topic.read = [self._read(services, topic, data) for data in topic.data.partitions]
         count, opened_with = services.partition_count(name, now), services.barrier(name).count
         if opened_with is not None:
             count = max(count or 0, opened_with)
@@ -205,26 +205,16 @@ class CountCheckedProduce:
             decisions.append(check_count(append, policy.count_check, facts))
         return decisions
 
-    def _read(self, services: Expansions, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:
+    def _read(self, services: Expansions, topic: _Topic, data: PartitionData) -> Append | Refusal:
         name = topic.data.name
         if isinstance(topic.declared, str):
             return _unreadable(name, data, "PARTITION_COUNT_UNREADABLE", topic.declared)
         policy = services.policy(name) or UNCHECKED
-        draft = AppendDraft(
-            self.connection,
-            UNCHECKED,
-            services.header_names,
-            services.decompressed_bytes_max,
-            services.shared_producer_ids,
-            now,
-            self.deadline,
-        )
         where = TopicPartition(name, data.partition)
         assert self.readings is not None
-        pending = make_pending_append(draft, where, data, self.readings.of(where, data.records, policy))
-        if isinstance(pending, Refusal):
-            return pending
-        append = pending.append
+        append = checked_append(where, self.readings.of(where, data.records, policy), services.shared_producer_ids)
+        if isinstance(append, Refusal):
+            return append
         if not policy.is_checked and append.unreadable is not None and append.unreadable.header == "baseOffset":
             return append  # Kafka decides
         return header_unreadable(append) or append

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fencepost_policies.append import Facts, Refusal
 from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
-from fencepost_proxy.sequencer.events import AppendContext
-from fencepost_proxy.session.batches.appends import AppendDraft, make_pending_append, refused
+from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
+from fencepost_proxy.session.batches.appends import checked_append, refused
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.batches.reading import append_of
@@ -76,26 +76,10 @@ class Drafts(Part):
             policy = services.policy(topic.name)
             if policy is None or not policy.is_checked:
                 continue
-            draft = self.draft(policy, context, request.transactional_id, now, now + produce.received.wait_seconds)
             for data in topic.partitions:
-                if TopicPartition(topic.name, data.partition) not in refused_before:
-                    self._take_draft(produce, draft, topic, data)
-
-    def draft(
-        self, policy: TopicPolicy, context: AppendContext, transactional_id: str | None, now: float, deadline: float
-    ) -> AppendDraft:
-        services = self._services
-        return AppendDraft(
-            self._state.connection,
-            policy,
-            services.header_names,
-            services.decompressed_bytes_max,
-            services.shared_producer_ids,
-            now,
-            deadline,
-            context,
-            transactional_id,
-        )
+                key = TopicPartition(topic.name, data.partition)
+                if key not in refused_before:
+                    self._take_draft(produce, policy, context, key, data)
 
     def _deny(self, produce: ProduceExchange, topic: TopicData) -> None:
         """The proxy's state topic: a client that wrote to it could switch off checks."""
@@ -106,22 +90,43 @@ class Drafts(Part):
             produce.results.override(key, refused(key, refusal))  # it may be refused for its idempotence level
             self._state.commands.append(Count("refusal", refusal.reason, key))
 
-    def _take_draft(self, produce: ProduceExchange, draft: AppendDraft, topic: TopicData, data: PartitionData) -> None:
-        key = TopicPartition(topic.name, data.partition)
+    def _take_draft(
+        self,
+        produce: ProduceExchange,
+        policy: TopicPolicy,
+        context: AppendContext,
+        key: TopicPartition,
+        data: PartitionData,
+    ) -> None:
         if key in produce.pending_appends or key in produce.results:
             raise ClientProtocolError(f"a Produce request names {key} twice")
         assert produce.received.readings is not None
-        pending = make_pending_append(draft, key, data, produce.received.readings.of(key, data.records, draft.policy))
-        if isinstance(pending, Refusal):
-            self._state.refuse(produce, key, pending)
+        scan = produce.received.readings.of(key, data.records, policy)
+        append = checked_append(key, scan, self._services.shared_producer_ids)
+        if isinstance(append, Refusal):
+            self._state.refuse(produce, key, append)
             produce.checks.misread.append((key, pipeline_of(data)))
             return
+        assert not isinstance(scan, Refusal)
+        assert data.records is not None
+        now, transactional_id = self._state.now, produce.request.transactional_id
+        pending = PendingAppend(
+            connection=self._state.connection,
+            partition=key,
+            append=append,
+            records=data.records,
+            digest=scan.digest,
+            check=policy.check,
+            submitted_at=now,
+            transactional_id=transactional_id,
+            context=context,
+            placement=Placement(now + produce.received.wait_seconds),
+        )
         pending.sending.leader_epoch = self._services.leader_epoch(key)
-        transactional_id = draft.transactional_id
         if pending.append.transactional and transactional_id is not None:
             pending.sending.has_partitions = self._services.transactions.owns(transactional_id, *pending.producer)
             if self._transactions.is_ending(transactional_id, pending):
-                where = f"topic={topic.name} partition={data.partition}"
+                where = f"topic={key.topic} partition={key.partition}"
                 message = f"TRY_AGAIN {where}: a commit of its transaction is being sent to Kafka"
                 self._state.refuse(produce, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
                 return

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Check, Refusal
-from fencepost_proxy.sequencer.events import AppendContext, PendingAppend
-from fencepost_proxy.session.batches.appends import make_pending_append
+from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, Received
+from fencepost_proxy.session.batches.reading import append_of, read_batch
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import FrameCutter
@@ -27,7 +27,7 @@ from fencepost_proxy.session.relay.native_calls import Proxied
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.node_endpoints import EndpointWalk
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
-from fencepost_proxy.wire.produce import FLEXIBLE, PartitionData, ProduceRequest, parse_produce_request
+from fencepost_proxy.wire.produce import FLEXIBLE, ProduceRequest, parse_produce_request
 
 if TYPE_CHECKING:
     import fencepost_native as native
@@ -256,13 +256,29 @@ class NativePath(Part):
         instance_id = self._services.instance_id if fence is None else fence[-1]
         context = AppendContext(instance_id, self._state.opened_at, alone, taken_over)
         deadline = sent_at + longest_wait(self._services, template.timeout_ms)
-        draft = self._appends.drafts.draft(topic_settings.policy, context, None, sent_at, deadline)
-        pending = make_pending_append(
-            draft,
-            TopicPartition(template.topic_name, partition),
-            PartitionData(partition, memoryview(frame)[start:end], b""),
+        policy, key = topic_settings.policy, TopicPartition(template.topic_name, partition)
+        records = memoryview(frame)[start:end]
+        scan = read_batch(
+            key,
+            records,
+            self._services.header_names,
+            source_is_base=policy.source_is_base,
+            fields=policy.fields,
+            bytes_max=self._services.decompressed_bytes_max,
         )
-        assert not isinstance(pending, Refusal)
+        assert not isinstance(scan, Refusal)
+        pending = PendingAppend(
+            connection=self._state.connection,
+            partition=key,
+            append=append_of(key, scan),
+            records=records,
+            digest=scan.digest,
+            check=policy.check,
+            submitted_at=sent_at,
+            transactional_id=None,
+            context=context,
+            placement=Placement(deadline),
+        )
         pending.sending.leader_epoch, pending.sending.topic_id = leader_epoch, topic_settings.topic_id
         return pending
 
