@@ -149,17 +149,22 @@ class ResponseReader(Part):
 
     def _collected(self, frame: memoryview, now: float) -> None:
         pending_response = self._queue.from_upstream.pop(0)
+        on_response, pending_response.on_response = pending_response.on_response, None  # break the reference cycle
+        if on_response is not None and pending_response.api_key == PRODUCE:
+            response = parse_produce_response(frame, pending_response.version)
+            self._holds.throttling.throttled(response.throttle_time_ms)
+            on_response(response)
+            self._appends.arrival.earlier_answered()
+            self._queue.answer_front()
+            return
         self._holds.throttling.throttled(throttle_ms(frame, pending_response.api_key, pending_response.version))
         if not pending_response.inner:
             pending_response.answered_at = now
         if pending_response.answer is Answer.MADE_FROM_RESPONSE:
             if not pending_response.inner:
                 self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
-            on_response, pending_response.on_response = pending_response.on_response, None  # break the reference cycle
             assert on_response is not None
             on_response(frame)
-            if pending_response.api_key == PRODUCE:
-                self._appends.arrival.earlier_answered()
             self._queue.answer_front()
         elif pending_response.answer in (Answer.RELAYED_UNLESS_BROKERS, Answer.RELAYED_UNTIL_BROKERS):
             self._in_progress.begin(self._end_with_own_addresses(pending_response, frame))

@@ -227,20 +227,14 @@ class ProduceExchange:
     def response(self, reported: Results | None = None) -> list[bytes | memoryview]:
         """The frame. `reported` – in place of its results, some of which are unknown."""
         results = self.results if reported is None else reported
-        topics = tuple(
-            TopicResult(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=tuple(results[TopicPartition(topic.name, data.partition)] for data in topic.partitions),
-                tags=b"",
-            )
-            for topic in self.request.topics
-        )
-        not_found = tuple(
-            TopicResult("", topic.topic_id, tuple(PartitionResult(data.partition, error) for data in topic.partitions))
-            for topic, error in self.received.not_found
-        )
-        response = ProduceResponse(self.request.correlation_id, topics + not_found, self.answering.throttle_time_ms)
+        topics = []
+        for topic in self.request.topics:
+            partitions = [results[TopicPartition(topic.name, data.partition)] for data in topic.partitions]
+            topics.append(TopicResult(topic.name, topic.topic_id, tuple(partitions)))
+        for topic, error in self.received.not_found:
+            partitions = [PartitionResult(data.partition, error) for data in topic.partitions]
+            topics.append(TopicResult("", topic.topic_id, tuple(partitions)))
+        response = ProduceResponse(self.request.correlation_id, tuple(topics), self.answering.throttle_time_ms)
         return [encode_produce_response(response, self.request.api_version)]
 
 

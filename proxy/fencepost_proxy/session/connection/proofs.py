@@ -39,9 +39,9 @@ from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
     ProduceRequest,
+    ProduceResponse,
     TopicData,
     encode_produce_request,
-    parse_produce_response,
 )
 from fencepost_proxy.wire.schema import Message
 
@@ -167,9 +167,9 @@ class Proofs:
             ),
         )
 
-        def on_response(frame: memoryview) -> None:
+        def on_response(response: ProduceResponse) -> None:
             answers: dict[str, PartitionResult] = {}
-            for topic in parse_produce_response(frame, version).topics:
+            for topic in response.topics:
                 for result in topic.partitions:
                     self.record(topic.name, result.error_code)
                     answers[topic.name] = result

@@ -103,7 +103,8 @@ class FrameCutter:
     @property
     def unseen_bytes(self) -> int:
         """How many of them need not be read."""
-        return self.passing_bytes if self._watch is None else min(self.passing_bytes, self._until_probe)
+        passing = self._left if self.state is CutterState.PASSING else 0
+        return passing if self._watch is None else min(passing, self._until_probe)
 
     @property
     def at_start(self) -> bool:

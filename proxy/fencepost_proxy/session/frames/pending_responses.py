@@ -73,7 +73,8 @@ class PendingResponse:
         self.version = version
         self.correlation_id = correlation_id
         self.answer = answer
-        self.on_response: Callable[[memoryview], None] | None = None
+        #: Gets the frame without its length; of Produce, the parsed response.
+        self.on_response: Callable[..., None] | None = None
         self.chunks: list[bytes | memoryview] = []
         self.done = False
         #: When Kafka's answer arrived; None if it was streamed, or does not come from Kafka.
@@ -86,7 +87,7 @@ class PendingResponse:
 
 
 def inner_response(
-    api_key: int, version: int, correlation_id: int, on_response: Callable[[memoryview], None]
+    api_key: int, version: int, correlation_id: int, on_response: Callable[..., None]
 ) -> PendingResponse:
     """Of a request that the proxy sends on behalf of another one."""
     pending_response = PendingResponse(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)

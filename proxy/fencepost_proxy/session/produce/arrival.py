@@ -101,7 +101,8 @@ class Arrival(Part):
             return
         # Whatever is read from here on was sent with knowledge of these.
         self._pipelines.forget_known(produce.received.starts_at)
-        self._topic_ids.fail(produce)
+        if produce.received.not_found:
+            self._topic_ids.fail(produce)
         waits = self._check_on_arrival(produce)
         if not (waits or produce.concerns_checks):
             self._forward_unread(produce.request, frame)
@@ -205,8 +206,10 @@ class Arrival(Part):
         if self._services.fresh(self._state.now):
             for where, copied_from in () if produce.received.readings is None else produce.received.readings.copied:
                 self._state.commands.append(HeadersCopied(where, copied_from, produce.request.client_id))
-            self._levels.check(produce)
-            self._drafts.deny_topics(produce)
+            if produce.checks.leveled is not None:
+                self._levels.check(produce, produce.checks.leveled)
+            if produce.received.denied:
+                self._drafts.deny_topics(produce)
         return self._check_before_sequencers(produce)
 
     def _check_before_sequencers(self, produce: ProduceExchange) -> bool:

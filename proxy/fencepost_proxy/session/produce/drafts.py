@@ -32,7 +32,7 @@ class Drafts(Part):
 
     def deny_topics(self, produce: ProduceExchange) -> None:
         """Kafka's denial is final: no level, barrier or sequencer is involved."""
-        for key in produce.partitions if produce.received.denied else ():
+        for key in produce.partitions:
             error_code = produce.received.denied.get(key.topic)
             if error_code is not None:
                 produce.results.override(key, PartitionResult(partition=key.partition, error_code=error_code))

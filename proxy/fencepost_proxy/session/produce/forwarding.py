@@ -17,9 +17,9 @@ from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.produce import (
     PartitionResult,
     ProduceRequest,
+    ProduceResponse,
     TopicData,
     encode_produce_request,
-    parse_produce_response,
 )
 
 #: Identifies topics by id: a fenced append cannot reach a topic that was deleted and recreated.
@@ -82,8 +82,7 @@ class Forwarding(Part):
     ) -> PendingResponse:
         """For a part sent upstream, with the names of topics identified by id, and its partitions."""
 
-        def on_response(frame: memoryview) -> None:
-            response = parse_produce_response(frame, version)
+        def on_response(response: ProduceResponse) -> None:
             answers = {
                 TopicPartition(topic.name or names.get(topic.topic_id, ""), result.partition): result
                 for topic in response.topics

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
-from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded
+from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, LeveledProduce, downgraded
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core, Part
 from fencepost_proxy.session.produce.forwarding import Forwarding
@@ -23,14 +23,12 @@ class IdempotenceChecks(Part):
         self._producers = core.state.services.idempotence
         self._forwarding = forwarding
 
-    def check(self, produce: ProduceExchange) -> None:
+    def check(self, produce: ProduceExchange, leveled: LeveledProduce) -> None:
         """Refuse batches by the levels of its topics and its own."""
-        leveled = produce.checks.leveled
-        if leveled is not None:
-            for key, refusal in leveled.refused.items():
-                self._state.refuse(produce, key, refusal)
-            stripped = [key for key in leveled.stripped if not self._is_after_a_failed(produce, key)]
-            self._state.commands += downgraded(stripped, NOT_PERMITTED)
+        for key, refusal in leveled.refused.items():
+            self._state.refuse(produce, key, refusal)
+        stripped = [key for key in leveled.stripped if not self._is_after_a_failed(produce, key)]
+        self._state.commands += downgraded(stripped, NOT_PERMITTED)
 
     def waits(self, produce: ProduceExchange, now: float) -> bool:
         """False: no batch is sent without its producer id, or all that are may be sent now. Order: see `levels.py`."""
