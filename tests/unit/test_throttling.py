@@ -11,8 +11,8 @@ from fencepost_policies.append import Check
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.observability.slow_clients import SlowClients
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.session.connection.read_holds import MUTED_SECONDS_MAX, WATCHED_SECONDS
 from fencepost_proxy.session.connection.state import Full
-from fencepost_proxy.session.connection.throttling import MUTED_SECONDS_MAX, WATCHED_SECONDS
 from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import APIS, FETCH, PRODUCE

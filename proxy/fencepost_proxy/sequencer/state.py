@@ -37,14 +37,11 @@ class PartitionState:
 
     def appended(self, pending: PendingAppend, log_append_time_ms: int, log_start_offset: int, now: float) -> None:
         """A fenced append is where it was expected."""
-        self.accept(pending, self.record_appended(pending, log_append_time_ms, now), log_start_offset)
-
-    def record_appended(self, pending: PendingAppend, log_append_time_ms: int, now: float) -> AppendedBatch:
         assert pending.placement.at is not None
         end = pending.placement.at + pending.append.record_count
         self.fence.appended(pending, end, pending in self.appends.in_doubt, now)
         self.queued.fenced_appended(end)
-        return self.retries.add(pending, log_append_time_ms, now)
+        self.accept(pending, self.retries.add(pending, log_append_time_ms, now), log_start_offset)
 
     def accept(
         self, pending: PendingAppend, appended_batch: AppendedBatch, log_start_offset: int | None = None
