@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.control.control_messages import ControlMessages
 from fencepost_proxy.session.control.logins import LOGIN_BYTES_MAX, Logins
@@ -26,8 +26,20 @@ _PEEK_BYTES_MAX = 4096
 _SMALL_FRAME_BYTES = 16 * 1024
 
 
-class RequestReader(Part):
-    __slots__ = ("_appends", "_control", "_logins", "_services")
+class RequestReader:
+    __slots__ = (
+        "_appends",
+        "_control",
+        "_draining",
+        "_holds",
+        "_in_progress",
+        "_logins",
+        "_proofs",
+        "_queue",
+        "_samples",
+        "_services",
+        "_state",
+    )
 
     def __init__(
         self,
@@ -37,7 +49,13 @@ class RequestReader(Part):
         logins: Logins,
         appends: CheckedAppends,
     ) -> None:
-        super().__init__(core)
+        self._draining = core.draining
+        self._holds = core.holds
+        self._in_progress = core.in_progress
+        self._proofs = core.proofs
+        self._queue = core.queue
+        self._samples = core.samples
+        self._state = core.state
         self._services = core.state.services
         self._control = control
         self._logins = logins

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fencepost_proxy.errors import UpstreamProtocolError
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.frames.cutter import INT32, CutterState
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
@@ -20,11 +20,15 @@ from fencepost_proxy.wire.throttle import HEAD_BYTES, is_at_end, throttle_ms
 PRODUCED_HERE_BYTES_MAX = 1 << 16
 
 
-class ResponseReader(Part):
-    __slots__ = ("_appends", "_native", "_services")
+class ResponseReader:
+    __slots__ = ("_appends", "_holds", "_in_progress", "_native", "_queue", "_services", "_state", "_threads")
 
     def __init__(self, core: Core, appends: CheckedAppends, native: NativePath) -> None:
-        super().__init__(core)
+        self._holds = core.holds
+        self._in_progress = core.in_progress
+        self._queue = core.queue
+        self._state = core.state
+        self._threads = core.threads
         self._services = core.state.services
         self._appends = appends
         self._native = native

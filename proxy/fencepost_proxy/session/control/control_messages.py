@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.connection.response_queue import relayed_answer
 from fencepost_proxy.session.control.rewriters import LISTS_TOPICS, Finished, RequestRewriters
@@ -35,11 +35,25 @@ SPLICED_HERE_BYTES_MAX = 1 << 15
 _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
-class ControlMessages(Part):
-    __slots__ = ("_appends", "_observation", "_rewriters", "_topics")
+class ControlMessages:
+    __slots__ = (
+        "_appends",
+        "_holds",
+        "_in_progress",
+        "_observation",
+        "_queue",
+        "_rewriters",
+        "_state",
+        "_threads",
+        "_topics",
+    )
 
     def __init__(self, core: Core, *, appends: CheckedAppends, rewriters: RequestRewriters) -> None:
-        super().__init__(core)
+        self._holds = core.holds
+        self._in_progress = core.in_progress
+        self._queue = core.queue
+        self._state = core.state
+        self._threads = core.threads
         self._topics: Topics = core.state.services
         self._observation: Observation = core.state.services
         self._appends = appends

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError, error_name
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.cutter import INT32, REQUEST_PREFIX, CutterState
 from fencepost_proxy.session.frames.messages import LoginFailed
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
@@ -52,11 +52,14 @@ class Login:
     answers: int = 0
 
 
-class Logins(Part):
-    __slots__ = ("login", "tokens")
+class Logins:
+    __slots__ = ("_holds", "_proofs", "_queue", "_state", "login", "tokens")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        self._holds = core.holds
+        self._proofs = core.proofs
+        self._queue = core.queue
+        self._state = core.state
         self.login: Login | None = None
         self.tokens: Login | None = None
 

@@ -6,7 +6,7 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.state import Full
 from fencepost_proxy.session.frames.messages import Count
 from fencepost_proxy.session.frames.services import Observation, Settings
@@ -27,16 +27,21 @@ _BLOCKS_SECONDS = 0.02
 _READ_AHEAD_MAX = 128
 
 
-class Admission(Part):
+class Admission:
     __slots__ = (
         "_barriers",
         "_completion",
         "_decided",
+        "_draining",
         "_forwarding",
+        "_holds",
         "_observation",
+        "_pipelines",
+        "_queue",
         "_refusals",
         "_sequencers",
         "_settings",
+        "_state",
         "_transactions",
     )
 
@@ -50,7 +55,11 @@ class Admission(Part):
         refusals: Refusals,
         completion: Completion,
     ) -> None:
-        super().__init__(core)
+        self._draining = core.draining
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._state = core.state
         self._settings: Settings = core.state.services
         self._observation: Observation = core.state.services
         self._sequencers = core.state.sequencers

@@ -33,7 +33,7 @@ from fencepost_proxy.session.batches.produce_exchange import (
     retriable,
 )
 from fencepost_proxy.session.batches.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import INT32
 from fencepost_proxy.session.frames.messages import Count, HeadersCopied, TopicStale
@@ -59,8 +59,24 @@ from fencepost_proxy.wire.produce import (
 )
 
 
-class Arrival(Part):
-    __slots__ = ("_admission", "_barriers", "_drafts", "_levels", "_news", "_services", "_topic_ids", "_transactions")
+class Arrival:
+    __slots__ = (
+        "_admission",
+        "_barriers",
+        "_drafts",
+        "_holds",
+        "_levels",
+        "_news",
+        "_pipelines",
+        "_proofs",
+        "_queue",
+        "_samples",
+        "_services",
+        "_state",
+        "_threads",
+        "_topic_ids",
+        "_transactions",
+    )
 
     def __init__(
         self,
@@ -72,7 +88,13 @@ class Arrival(Part):
         levels: IdempotenceChecks,
         admission: Admission,
     ) -> None:
-        super().__init__(core)
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._proofs = core.proofs
+        self._queue = core.queue
+        self._samples = core.samples
+        self._state = core.state
+        self._threads = core.threads
         self._services = core.state.services
         self._topic_ids = TopicIds(core)
         self._transactions = transactions

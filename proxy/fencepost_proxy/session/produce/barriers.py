@@ -14,17 +14,19 @@ from collections.abc import Callable, Container
 
 from fencepost_proxy.session.batches.partition_counts import Admitted, CountCheckedProduce, count_checked_produce
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import TopicStale
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 
 
-class Barriers(Part):
-    __slots__ = ("_services", "entered")
+class Barriers:
+    __slots__ = ("_draining", "_holds", "_services", "_state", "entered")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        self._draining = core.draining
+        self._holds = core.holds
+        self._state = core.state
         self._services = core.state.services
         self.entered: dict[CountCheckedProduce, None] = {}  # requests that entered append barriers
 

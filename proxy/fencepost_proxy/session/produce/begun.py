@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.wire.apis import PRODUCE
 
@@ -24,8 +24,13 @@ class Begun:
     pending_responses: frozenset[PendingResponse] | None = None
 
 
-class BegunAppends(Part):
-    __slots__ = ()
+class BegunAppends:
+    __slots__ = ("_holds", "_queue", "_state")
+
+    def __init__(self, core: Core) -> None:
+        self._holds = core.holds
+        self._queue = core.queue
+        self._state = core.state
 
     @property
     def appends_unknown(self) -> bool:

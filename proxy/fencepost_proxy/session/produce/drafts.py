@@ -10,7 +10,7 @@ from fencepost_proxy.session.batches.appends import checked_append, refused
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.batches.reading import append_of
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import Count
 from fencepost_proxy.session.frames.services import Settings
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
@@ -22,11 +22,12 @@ from fencepost_proxy.wire.produce import PartitionData, PartitionResult, TopicDa
 _ANSWER_BY = 0.9
 
 
-class Drafts(Part):
-    __slots__ = ("_services", "_transactions")
+class Drafts:
+    __slots__ = ("_pipelines", "_services", "_state", "_transactions")
 
     def __init__(self, core: Core, *, transactions: TransactionalAppends) -> None:
-        super().__init__(core)
+        self._pipelines = core.pipelines
+        self._state = core.state
         self._services = core.state.services
         self._transactions = transactions
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from fencepost_proxy.errors import UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.pending_responses import PendingResponse, inner_response
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.types import TopicPartition
@@ -28,15 +28,15 @@ PRODUCE_BY_ID = 13
 Answered = Callable[[ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
 
 
-class Forwarding(Part):
+class Forwarding:
     """`answered` gets the results of each part that was sent: set by `Completion`."""
 
-    __slots__ = ("_topics", "answered")
+    __slots__ = ("_queue", "_topics", "answered")
 
     answered: Answered
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        self._queue = core.queue
         self._topics: Topics = core.state.services
 
     def forward(

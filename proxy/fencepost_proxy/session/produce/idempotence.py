@@ -9,17 +9,19 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, LeveledProduce, downgraded
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.produce.forwarding import Forwarding
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
 
-class IdempotenceChecks(Part):
-    __slots__ = ("_forwarding", "_producers")
+class IdempotenceChecks:
+    __slots__ = ("_forwarding", "_pipelines", "_producers", "_queue", "_state")
 
     def __init__(self, core: Core, *, forwarding: Forwarding) -> None:
-        super().__init__(core)
+        self._pipelines = core.pipelines
+        self._queue = core.queue
+        self._state = core.state
         self._producers = core.state.services.idempotence
         self._forwarding = forwarding
 

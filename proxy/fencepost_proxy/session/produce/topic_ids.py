@@ -25,7 +25,7 @@ from uuid import UUID
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import NotFound, ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import Count, TopicStale
 from fencepost_proxy.session.frames.pending_responses import PipelineKey
 from fencepost_proxy.session.frames.services import Topics
@@ -43,11 +43,13 @@ UNKNOWN_SECONDS: Final = 0.25
 NONE_NAMELESS: Final[Nameless] = MappingProxyType({})
 
 
-class TopicIds(Part):
-    __slots__ = ("_topics",)
+class TopicIds:
+    __slots__ = ("_pipelines", "_proofs", "_state", "_topics")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        self._pipelines = core.pipelines
+        self._proofs = core.proofs
+        self._state = core.state
         self._topics: Topics = core.state.services
 
     def unknown(self, request: ProduceRequest, nameless: Nameless, ids: Iterable[UUID] = ()) -> list[UUID]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import LENGTH_BYTES, REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
@@ -32,11 +32,13 @@ _FRAME_PREFIX = struct.Struct(">ihhi")
 _RESPONSE_PREFIX = struct.Struct(">ii")
 
 
-class FastPath(Part):
-    __slots__ = ("_from_upstream", "_services", "_to_client", "native")
+class FastPath:
+    __slots__ = ("_from_upstream", "_holds", "_pipelines", "_services", "_state", "_to_client", "native")
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
-        super().__init__(core)
+        self._holds = core.holds
+        self._pipelines = core.pipelines
+        self._state = core.state
         self._services = core.state.services
         self._to_client = core.queue.to_client
         self._from_upstream = core.queue.from_upstream

@@ -14,7 +14,7 @@ from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, Received
 from fencepost_proxy.session.batches.reading import append_of, read_batch
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.connection.response_queue import relayed
 from fencepost_proxy.session.frames.cutter import FrameCutter
 from fencepost_proxy.session.frames.messages import Tick
@@ -37,13 +37,14 @@ Reader = Callable[[], None]
 _TRIES = 3
 
 
-class NativePath(Part):
+class NativePath:
     """`connection`: None without the native module."""
 
-    __slots__ = ("_appends", "_native", "_sequencers", "_services", "_template", "connection")
+    __slots__ = ("_appends", "_native", "_queue", "_sequencers", "_services", "_state", "_template", "connection")
 
     def __init__(self, core: Core, appends: CheckedAppends) -> None:
-        super().__init__(core)
+        self._queue = core.queue
+        self._state = core.state
         self._services = services = core.state.services
         self._sequencers = core.state.sequencers
         self._appends = appends

@@ -20,7 +20,7 @@ append that fails, or learn about it. So Kafka is queried first, once for each c
 from __future__ import annotations
 
 from fencepost_proxy.errors import Error
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.cutter import INT32
 from fencepost_proxy.session.frames.messages import ClearAbortOnly, Count, ValidateCommit
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
@@ -42,11 +42,14 @@ _ABORTABLE_FROM = 4
 _Producer = tuple[str, int, int]
 
 
-class EndTxnRequests(Part):
-    __slots__ = ("_transactions",)
+class EndTxnRequests:
+    __slots__ = ("_holds", "_proofs", "_queue", "_state", "_transactions")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        self._holds = core.holds
+        self._proofs = core.proofs
+        self._queue = core.queue
+        self._state = core.state
         self._transactions = core.state.services.transactions
 
     def end(self, version: int, correlation_id: int, frame: memoryview) -> Steps[None]:

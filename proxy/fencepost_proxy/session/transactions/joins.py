@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.frames.services import Settings
 from fencepost_proxy.session.frames.steps import ConnectionEnded, Resume, Steps, TooLate, Wait
@@ -16,13 +16,15 @@ from fencepost_proxy.wire.produce import ProduceRequest
 _WRITE_VERSION = 3
 
 
-class TransactionJoins(Part):
+class TransactionJoins:
     """At most one request waits for sequencers: no later one is read meanwhile."""
 
-    __slots__ = ("_resume", "_sequencers", "_settings", "_waiting")
+    __slots__ = ("_proofs", "_queue", "_resume", "_sequencers", "_settings", "_state", "_waiting")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        self._proofs = core.proofs
+        self._queue = core.queue
+        self._state = core.state
         self._settings: Settings = core.state.services
         self._sequencers = core.state.sequencers
         self._waiting: set[TopicPartition] = set()
