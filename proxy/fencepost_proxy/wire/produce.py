@@ -15,7 +15,7 @@ Values of these classes are never modified. They are not frozen because creating
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from struct import Struct
 from uuid import UUID
@@ -128,6 +128,11 @@ class ProduceRequest:
     timeout_ms: int
     topics: tuple[TopicData, ...]
     tags: bytes = b""
+
+    def part(self, api_version: int, acks: int, topics: Sequence[TopicData]) -> ProduceRequest:
+        """The same for these topics. (`dataclasses.replace` takes ten times as long.)"""
+        names = self.client_id, self.header_tags, self.transactional_id
+        return ProduceRequest(api_version, self.correlation_id, *names, acks, self.timeout_ms, tuple(topics), self.tags)
 
 
 @value

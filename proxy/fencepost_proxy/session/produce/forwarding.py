@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from fencepost_proxy.errors import UpstreamProtocolError
@@ -52,8 +51,7 @@ class Forwarding:
         acks = produce.upstream_acks(keys)
         for version, topics in ((PRODUCE_BY_ID, by_id), (produce.request.api_version, by_name)):
             if topics:
-                request = replace(produce.request, api_version=version, acks=acks, topics=tuple(topics))
-                self._send(produce, request, between_frames)
+                self._send(produce, produce.request.part(version, acks, topics), between_frames)
 
     def _send(self, produce: ProduceExchange, request: ProduceRequest, between_frames: bool) -> None:
         if produce.checks.count_checked is not None:
