@@ -471,7 +471,6 @@ class Dialogue:
         "proxy/fencepost_proxy/session/response_reader.py",
         "proxy/fencepost_proxy/session/connection/state.py",
         "proxy/fencepost_proxy/session/relay/fast_path.py",
-        "proxy/fencepost_proxy/session/batches/appends.py",
         "proxy/fencepost_proxy/session/batches/produce_exchange.py",
         "proxy/fencepost_proxy/session/dispatcher.py",
         "proxy/fencepost_proxy/session/frames/cutter.py",

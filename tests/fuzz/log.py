@@ -6,8 +6,8 @@ import struct
 
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.appends import batch_to_send
 from fencepost_proxy.sequencer.events import BatchReadResult, Found, NotYet, OutOfRange, ProducerState
-from fencepost_proxy.session.batches.appends import batch_to_send
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 from fencepost_proxy.wire.batch import require_single_batch, sequence_add, verify_crc
 from fencepost_proxy.wire.produce import PartitionResult

@@ -15,8 +15,8 @@ from typing import Any
 
 from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.sequencer.appends import batch_to_send
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.batches.appends import batch_to_send
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult

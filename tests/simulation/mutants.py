@@ -29,7 +29,6 @@ from fencepost_proxy.sequencer.queued_in_brokers import QueuedInBrokers
 from fencepost_proxy.sequencer.retry_cache import RetryCache
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.sequencer.transactions import PartitionTransactions
-from fencepost_proxy.session.batches import appends as appends_module
 from fencepost_proxy.session.batches import reading as reading_module
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
@@ -687,7 +686,7 @@ MUTANTS = (
         "contradiction-accepted",
         "contradictory expected offsets are accepted",
         ("liars", "liars-true"),
-        edit(appends_module, "append_of", ("scan.contradiction", "None")),
+        edit(reading_module, "append_of", ("scan.contradiction", "None")),
         rule="an expected offset that contradicts its place is a mismatch",
     ),
     # ---- order and limits

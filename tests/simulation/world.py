@@ -19,7 +19,7 @@ from fencepost_policies.append import Check
 from fencepost_policies.conditional_publish import CHECK_EXPECTED_OFFSETS
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer import events as sequencers
-from fencepost_proxy.session.batches.appends import batch_to_send
+from fencepost_proxy.sequencer.appends import batch_to_send
 from fencepost_proxy.session.control.rewriters import Finished, RequestRewriter
 from fencepost_proxy.session.dispatcher import Action, Dispatcher, ForConnection, ForControl, Report
 from fencepost_proxy.session.frames import messages as sessions

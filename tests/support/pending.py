@@ -6,8 +6,7 @@ from typing import Final
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
-from fencepost_proxy.session.batches.appends import checked_append
-from fencepost_proxy.session.batches.reading import read_batch
+from fencepost_proxy.session.batches.reading import checked_append, read_batch
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames

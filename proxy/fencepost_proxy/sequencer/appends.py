@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fencepost_policies.append import Refusal, where
 from fencepost_proxy.errors import Error, error_name
 from fencepost_proxy.sequencer.events import PendingAppend
+from fencepost_proxy.wire.batch import fence_batch, zero_base_offset
 from fencepost_proxy.wire.produce import PartitionResult
 
 #: Errors of a fenced batch that concern the fence, not the client's batch: read the log and decide again.
@@ -170,4 +171,19 @@ def sent_after(pending: PendingAppend, failed: PartitionResult) -> PartitionResu
         log_append_time_ms=-1,  # this batch was not appended, even if the failed one was
         record_errors=(),  # those are records of the failed batch
         error_message=stated if stated.startswith(_PREDECESSOR_FAILED) else f"{_PREDECESSOR_FAILED} {stated}",
+    )
+
+
+def batch_to_send(pending: PendingAppend) -> bytearray:
+    """The batch to send to Kafka: fenced, if it has a fence."""
+    fence = pending.placement.fence
+    if fence is None:
+        # Kafka refuses a base offset other than 0; the expected offset is not for Kafka.
+        return zero_base_offset(pending.records)
+    return fence_batch(
+        pending.records,
+        producer_id=fence.producer_id,
+        producer_epoch=fence.producer_epoch,
+        base_sequence=fence.base_sequence,
+        instance_id=fence.instance_id,
     )

@@ -21,11 +21,11 @@ from fencepost_proxy.cluster.transactions import Transactions
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.metrics import Counts
 from fencepost_proxy.sequencer import events as sequencers
+from fencepost_proxy.sequencer.appends import batch_to_send
 from fencepost_proxy.sequencer.log_view import decoded
 from fencepost_proxy.services.claim_markers import ClaimMarkers
 from fencepost_proxy.services.membership import Membership
 from fencepost_proxy.services.missing_rights import MissingRights
-from fencepost_proxy.session.batches.appends import batch_to_send
 from fencepost_proxy.session.dispatcher import ForControl
 from fencepost_proxy.topics.fencing import FenceBase, encode_fence_base
 from fencepost_proxy.types import (

@@ -172,6 +172,11 @@ def fenced_header(
     return out
 
 
+def without_producer(records: memoryview) -> bytearray:
+    """The batch as a producer that is not idempotent would have sent it."""
+    return fence_batch(records, producer_id=-1, producer_epoch=-1, base_sequence=-1)
+
+
 def zero_base_offset(records: memoryview) -> bytearray:
     """A copy of a batch with base offset 0, as brokers require. The CRC does not cover it."""
     out = bytearray(records)

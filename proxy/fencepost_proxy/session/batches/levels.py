@@ -33,12 +33,11 @@ from typing import Final
 from fencepost_policies.append import INVALID_RECORD, Append, Refusal
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.session.batches.appends import without_producer
 from fencepost_proxy.session.frames.messages import Downgraded
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import BatchHeader, require_single_batch, verify_crc
+from fencepost_proxy.wire.batch import BatchHeader, require_single_batch, verify_crc, without_producer
 from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.primitives import join_tags, split_tags
 from fencepost_proxy.wire.produce import LEVEL_TAG, PartitionData, ProduceRequest

@@ -32,8 +32,7 @@ from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.sequencer.events import INDEPENDENT
-from fencepost_proxy.session.batches.appends import checked_append
-from fencepost_proxy.session.batches.reading import Readings
+from fencepost_proxy.session.batches.reading import Readings, checked_append
 from fencepost_proxy.session.frames.services import Expansions
 from fencepost_proxy.topics.virtual_configs import UNCHECKED, TopicPolicy
 from fencepost_proxy.types import TopicPartition

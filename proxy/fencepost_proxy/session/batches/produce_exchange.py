@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import Error
+from fencepost_proxy.sequencer.appends import batch_to_send
 from fencepost_proxy.sequencer.events import PendingAppend
-from fencepost_proxy.session.batches.appends import batch_to_send, without_producer
 from fencepost_proxy.session.batches.levels import LeveledProduce
 from fencepost_proxy.session.batches.partition_counts import CountCheckedProduce
 from fencepost_proxy.session.batches.reading import Readings
@@ -25,6 +25,7 @@ from fencepost_proxy.session.frames.pending_responses import Answer, PendingResp
 from fencepost_proxy.session.frames.steps import Resume
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import without_producer
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from fencepost_policies.append import Append, Refusal
 from fencepost_policies.fields import Field
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_level
 from fencepost_policies.partition_count import PartitionFacts, check_count
 from fencepost_policies.partitioners import Partitioner
 from fencepost_policies.values import value
@@ -309,3 +310,24 @@ def append_of(partition: TopicPartition, scan: BatchScan) -> Append:
         copied_from=scan.copied_from,
         fields=scan.fields,
     )
+
+
+def checked_append(
+    partition: TopicPartition, scan: BatchScan | Refusal, shared_producer_ids: frozenset[int]
+) -> Append | Refusal:
+    """What a batch says; a refusal if clients may not append it to a checked topic."""
+    if isinstance(scan, Refusal):
+        return scan
+    append, header = append_of(partition, scan), scan.header
+    if header.is_control:
+        message = f"CONTROL_BATCH topic={partition.topic} partition={partition.partition}: only brokers write these"
+        return Refusal(Error.INVALID_RECORD, "control_batch", message)
+    if header.producer_id >= MADE_UP_IDS_FROM:
+        not_permitted = check_level(append, Level.OFF)
+        assert not_permitted is not None
+        return not_permitted
+    if header.producer_id in shared_producer_ids:
+        name = f"topic={partition.topic} partition={partition.partition}"
+        message = f"PRODUCER_ID_TAKEN {name}: producer id {header.producer_id} is the proxy's own"
+        return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)
+    return append

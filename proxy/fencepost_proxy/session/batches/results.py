@@ -6,6 +6,7 @@ client gets is an error: `refuse`, or `override` in place of a result that it mu
 
 from __future__ import annotations
 
+from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ContradictoryResults, Error
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
@@ -44,3 +45,13 @@ class Results(dict[TopicPartition, PartitionResult]):
             codes = f"{self[partition].error_code} and {result.error_code}"
             raise ContradictoryResults(f"an append to {partition} has two results, {codes}: a defect of the proxy")
         dict.__setitem__(self, partition, result)
+
+
+def refused(partition: TopicPartition, refusal: Refusal) -> PartitionResult:
+    return PartitionResult(
+        partition=partition.partition,
+        error_code=refusal.error_code,
+        base_offset=refusal.base_offset,
+        log_start_offset=refusal.log_start_offset,
+        error_message=refusal.message,
+    )

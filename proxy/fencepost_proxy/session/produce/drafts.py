@@ -6,10 +6,10 @@ from fencepost_policies.append import Facts, Refusal
 from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
-from fencepost_proxy.session.batches.appends import checked_append, refused
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.batches.reading import append_of
+from fencepost_proxy.session.batches.reading import append_of, checked_append
+from fencepost_proxy.session.batches.results import refused
 from fencepost_proxy.session.connection.core import Core
 from fencepost_proxy.session.frames.messages import Count
 from fencepost_proxy.session.frames.services import Settings
