@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fencepost_proxy.errors import ClientProtocolError
-from fencepost_proxy.session.connection.core import Core
-from fencepost_proxy.session.connection.response_queue import relayed
+from fencepost_proxy.session.connection.draining import Draining
+from fencepost_proxy.session.connection.in_progress import InProgress
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue, relayed
+from fencepost_proxy.session.connection.state import ConnectionState
+from fencepost_proxy.session.connection.unchecked import UncheckedSamples
 from fencepost_proxy.session.control.control_messages import ControlMessages
 from fencepost_proxy.session.control.logins import LOGIN_BYTES_MAX, Logins
 from fencepost_proxy.session.frames.cutter import REQUEST_PREFIX, CutterState
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.session.frames.producer_ids import STREAMED_PARTITIONS_MAX, ProducerIdWatch
 from fencepost_proxy.session.frames.request_template import template_of
+from fencepost_proxy.session.frames.services import Services
 from fencepost_proxy.session.produce.checked_appends import CheckedAppends
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, END_TXN, PRODUCE, UNKNOWN_VERSION, Handling, api_name
 from fencepost_proxy.wire.peeks import UNREADABLE, partitions_of
@@ -26,40 +32,19 @@ _PEEK_BYTES_MAX = 4096
 _SMALL_FRAME_BYTES = 16 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class RequestReader:
-    __slots__ = (
-        "_appends",
-        "_control",
-        "_draining",
-        "_holds",
-        "_in_progress",
-        "_logins",
-        "_proofs",
-        "_queue",
-        "_samples",
-        "_services",
-        "_state",
-    )
-
-    def __init__(
-        self,
-        core: Core,
-        *,
-        control: ControlMessages,
-        logins: Logins,
-        appends: CheckedAppends,
-    ) -> None:
-        self._draining = core.draining
-        self._holds = core.holds
-        self._in_progress = core.in_progress
-        self._proofs = core.proofs
-        self._queue = core.queue
-        self._samples = core.samples
-        self._state = core.state
-        self._services = core.state.services
-        self._control = control
-        self._logins = logins
-        self._appends = appends
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _in_progress: InProgress
+    _draining: Draining
+    _proofs: Proofs
+    _samples: UncheckedSamples
+    _services: Services
+    _control: ControlMessages
+    _logins: Logins
+    _appends: CheckedAppends
 
     def pump(self, now: float) -> None:
         cutter = self._state.client

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fencepost_proxy.errors import UpstreamProtocolError
-from fencepost_proxy.session.connection.core import Core
-from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES
+from fencepost_proxy.session.connection.in_progress import InProgress
+from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES, ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
+from fencepost_proxy.session.connection.threads import ThreadWork
 from fencepost_proxy.session.frames.cutter import INT32, CutterState
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
+from fencepost_proxy.session.frames.services import Services
 from fencepost_proxy.session.frames.steps import Steps
 from fencepost_proxy.session.produce.checked_appends import CheckedAppends
 from fencepost_proxy.session.relay.native_path import NativePath
@@ -20,18 +24,16 @@ from fencepost_proxy.wire.throttle import HEAD_BYTES, is_at_end, throttle_ms
 PRODUCED_HERE_BYTES_MAX = 1 << 16
 
 
+@dataclass(slots=True, eq=False)
 class ResponseReader:
-    __slots__ = ("_appends", "_holds", "_in_progress", "_native", "_queue", "_services", "_state", "_threads")
-
-    def __init__(self, core: Core, appends: CheckedAppends, native: NativePath) -> None:
-        self._holds = core.holds
-        self._in_progress = core.in_progress
-        self._queue = core.queue
-        self._state = core.state
-        self._threads = core.threads
-        self._services = core.state.services
-        self._appends = appends
-        self._native = native
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _in_progress: InProgress
+    _threads: ThreadWork
+    _services: Services
+    _appends: CheckedAppends
+    _native: NativePath
 
     def is_blocked(self) -> bool:
         """The next answer must wait: for an earlier one, for one that a thread works on, or for the quota."""

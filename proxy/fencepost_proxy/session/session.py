@@ -108,14 +108,24 @@ class Session:
         self._queue = core.queue
         self._appends = CheckedAppends(core)
         self.fast_path = FastPath(core, self._appends)
-        self._requests = RequestReader(
-            core,
-            logins=Logins(core),
-            control=ControlMessages(core, appends=self._appends, rewriters=rewriters),
-            appends=self._appends,
-        )
         self._native = self.fast_path.native
-        self._responses = ResponseReader(core, self._appends, self._native)
+        state, holds, queue, in_progress, threads = core.state, core.holds, core.queue, core.in_progress, core.threads
+        self._requests = RequestReader(
+            state,
+            holds,
+            queue,
+            in_progress,
+            core.draining,
+            core.proofs,
+            core.samples,
+            services,
+            ControlMessages(state, holds, queue, in_progress, threads, services, services, self._appends, rewriters),
+            Logins(state, holds, queue, core.proofs),
+            self._appends,
+        )
+        self._responses = ResponseReader(
+            state, holds, queue, in_progress, threads, services, self._appends, self._native
+        )
         # Only to read, and without what native code has sent: what Kafka will answer; when answers are due.
         self.sent = core.queue.from_upstream
         self.answer_by = core.queue.answer_by
@@ -155,7 +165,7 @@ class Session:
     @property
     def begun(self) -> BegunAppends:
         self._queue.take_over()
-        return BegunAppends(self._core)
+        return BegunAppends(self.state, self._holds, self._queue)
 
     @property
     def over_quota(self) -> bool:

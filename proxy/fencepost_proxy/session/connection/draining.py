@@ -5,6 +5,8 @@ It ends between two requests. If it stopped reading within a frame, Kafka would 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fencepost_proxy.session.connection.read_holds import ReadHolds
 from fencepost_proxy.session.connection.response_queue import ResponseQueue
 from fencepost_proxy.session.connection.state import ConnectionState
@@ -14,13 +16,11 @@ from fencepost_proxy.session.connection.state import ConnectionState
 READ_SECONDS = 0.1
 
 
+@dataclass(slots=True, eq=False)
 class Draining:
-    __slots__ = ("_holds", "_queue", "_state")
-
-    def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue) -> None:
-        self._state = state
-        self._holds = holds
-        self._queue = queue
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
 
     def nothing_under_way(self) -> bool:
         return self._holds.waiting_produce is None and not self._holds.waits_for and self._queue.empty

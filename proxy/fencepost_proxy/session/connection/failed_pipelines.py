@@ -6,6 +6,7 @@ It fails if the earlier one fails; see `Failed`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.sequencer.appends import sent_after
@@ -18,16 +19,14 @@ from fencepost_proxy.session.frames.services import Memory
 from fencepost_proxy.wire.produce import PartitionResult
 
 
+@dataclass(slots=True, eq=False)
 class FailedPipelines:
     """`failed` – by partition and producer; empty in general."""
 
-    __slots__ = ("_holds", "_memory", "_state", "failed")
-
-    def __init__(self, state: ConnectionState, holds: ReadHolds) -> None:
-        self._memory: Memory = state.services
-        self._state = state
-        self._holds = holds
-        self.failed: dict[PipelineKey, Failed] = {}
+    _state: ConnectionState
+    _holds: ReadHolds
+    _memory: Memory
+    failed: dict[PipelineKey, Failed] = field(default_factory=dict)
 
     def fail(self, produce: ProduceExchange, pipeline_key: PipelineKey, result: PartitionResult) -> None:
         """What its answer reports as `result` fails what follows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from fencepost_proxy.session.connection.read_holds import ReadHolds
@@ -11,14 +12,12 @@ from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.steps import ConnectionEnded, Steps, TooLate, Wait
 
 
+@dataclass(slots=True, eq=False)
 class InProgress:
-    __slots__ = ("_holds", "_queue", "_state", "_waits")
-
-    def __init__(self, state: ConnectionState, holds: ReadHolds, queue: ResponseQueue) -> None:
-        self._state = state
-        self._holds = holds
-        self._queue = queue
-        self._waits: dict[Steps[None], Wait] = {}
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _waits: dict[Steps[None], Wait] = field(default_factory=dict)
 
     def begin(self, steps: Steps[None]) -> None:
         self._proceed(steps, partial(next, steps))

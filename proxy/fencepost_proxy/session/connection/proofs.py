@@ -21,7 +21,7 @@ If clients do not log in, nothing is checked: to Kafka, each client has the prox
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
 
@@ -70,15 +70,13 @@ _METADATA_VERSION = 12
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
 
 
+@dataclass(slots=True, eq=False)
 class Proofs:
-    __slots__ = ("_queue", "_settings", "_state", "may_use", "may_write")
-
-    def __init__(self, state: ConnectionState, queue: ResponseQueue) -> None:
-        self._settings: Settings = state.services
-        self._state = state
-        self._queue = queue
-        self.may_write: dict[str, float] = {}  # by topic: when Kafka last confirmed WRITE
-        self.may_use: str | None = None  # the last transactional id that Kafka let this client use
+    _state: ConnectionState
+    _queue: ResponseQueue
+    _settings: Settings
+    may_write: dict[str, float] = field(default_factory=dict)  # by topic: when Kafka last confirmed WRITE
+    may_use: str | None = None  # the last transactional id that Kafka let this client use
 
     def has_proved(self, topic: str) -> bool:
         """Whether Kafka recently confirmed on this connection that this client may write the topic."""

@@ -15,6 +15,8 @@ at a time, since any answer may have a throttle time that concerns what was sent
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.state import ConnectionState
@@ -34,19 +36,17 @@ WATCHED_SECONDS = 30.0
 MUTED_SECONDS_MAX = 600.0
 
 
+@dataclass(slots=True, eq=False)
 class Throttling:
     """`muted_until` – Kafka reads nothing before. `watched_until` – 0.0: the client is served without restriction.
 
     `late` – sent, resolved from the log, and not answered by Kafka yet: it does not seem to read this connection.
     """
 
-    __slots__ = ("_state", "late", "muted_until", "watched_until")
-
-    def __init__(self, state: ConnectionState) -> None:
-        self._state = state
-        self.muted_until = 0.0
-        self.watched_until = 0.0
-        self.late: tuple[PendingAppend, ...] = ()  # an empty set takes 216 bytes, a frozenset too
+    _state: ConnectionState
+    muted_until: float = 0.0
+    watched_until: float = 0.0
+    late: tuple[PendingAppend, ...] = ()  # an empty set takes 216 bytes, a frozenset too
 
     def throttled(self, throttle_ms: int) -> None:
         """A response of Kafka has this throttle time."""
@@ -83,6 +83,7 @@ class Throttling:
         return False
 
 
+@dataclass(slots=True, eq=False)
 class ReadHolds:
     """- `waiting_produce` – the request that waits for a sequencer, a barrier or metadata.
     - `waits_for` – what another request waits for before it is sent; empty if none does.
@@ -93,32 +94,17 @@ class ReadHolds:
     - `client_paused`, `upstream_paused` – reading has stopped.
     """
 
-    __slots__ = (
-        "_settings",
-        "_state",
-        "client_paused",
-        "draining_because",
-        "draining_until",
-        "made_here",
-        "quota",
-        "throttling",
-        "upstream_paused",
-        "waiting_produce",
-        "waits_for",
-    )
-
-    def __init__(self, state: ConnectionState) -> None:
-        self._settings: Settings = state.services
-        self._state = state
-        self.waiting_produce: ProduceExchange | None = None
-        self.waits_for = ""
-        self.draining_until: float | None = None
-        self.draining_because = ""
-        self.client_paused = False
-        self.upstream_paused = False
-        self.made_here = 0
-        self.quota = WORK_QUOTA_BYTES
-        self.throttling = Throttling(state)
+    _state: ConnectionState
+    _settings: Settings
+    throttling: Throttling
+    waiting_produce: ProduceExchange | None = None
+    waits_for: str = ""
+    draining_until: float | None = None
+    draining_because: str = ""
+    client_paused: bool = False
+    upstream_paused: bool = False
+    made_here: int = 0
+    quota: int = WORK_QUOTA_BYTES
 
     def client_is_blocked(self, open_requests: int) -> bool:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
@@ -21,6 +22,7 @@ _NAME_BROKERS = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class ResponseQueue:
     """- `to_client`, `from_upstream` – the queues.
     - `in_flight` – Produce requests with checked appends that are sent and not completely answered, but for those in
@@ -29,34 +31,18 @@ class ResponseQueue:
     - `take_over` – adds the requests that native code has sent. They come after those here, and before any other.
     """
 
-    __slots__ = (
-        "_memory",
-        "_observation",
-        "_pipelines",
-        "_probes",
-        "_state",
-        "answer_by",
-        "client_out",
-        "from_upstream",
-        "in_flight",
-        "take_over",
-        "to_client",
-        "upstream_out",
-    )
-
-    def __init__(self, state: ConnectionState, pipelines: FailedPipelines) -> None:
-        self._observation: Observation = state.services
-        self._memory: Memory = state.services
-        self._state = state
-        self._pipelines = pipelines
-        self.to_client: list[PendingResponse] = []  # lists: short ones, and an empty deque takes 760 bytes
-        self.from_upstream: list[PendingResponse] = []
-        self.in_flight: dict[ProduceExchange, None] = {}
-        self.answer_by: dict[ProduceExchange, float] = {}
-        self.client_out: list[bytes | memoryview] = []
-        self.upstream_out: list[bytes | memoryview] = []
-        self._probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = []
-        self.take_over: Callable[[], None] = _nothing
+    _state: ConnectionState
+    _pipelines: FailedPipelines
+    _observation: Observation
+    _memory: Memory
+    to_client: list[PendingResponse] = field(default_factory=list)  # lists: short ones; an empty deque takes 760 bytes
+    from_upstream: list[PendingResponse] = field(default_factory=list)
+    in_flight: dict[ProduceExchange, None] = field(default_factory=dict)
+    answer_by: dict[ProduceExchange, float] = field(default_factory=dict)
+    client_out: list[bytes | memoryview] = field(default_factory=list)
+    upstream_out: list[bytes | memoryview] = field(default_factory=list)
+    _probes: list[tuple[PendingResponse, list[bytes | memoryview]]] = field(default_factory=list)
+    take_over: Callable[[], None] = lambda: None  # without native code
 
     @property
     def empty(self) -> bool:
@@ -176,10 +162,6 @@ class ResponseQueue:
         if not self._state.client_closed:
             self._state.commands.append(ToClient(self.client_out))
         self.client_out = []
-
-
-def _nothing() -> None:
-    """Without native code."""
 
 
 def relayed_answer(api_key: int, version: int) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fencepost_proxy.session.batches.reading import Work
@@ -15,15 +16,13 @@ from fencepost_proxy.session.frames.steps import Steps, Wait
 _T = TypeVar("_T")
 
 
+@dataclass(slots=True, eq=False)
 class ThreadWork:
     """`answers` – how many answers a thread works on."""
 
-    __slots__ = ("_queue", "_state", "answers")
-
-    def __init__(self, state: ConnectionState, queue: ResponseQueue) -> None:
-        self._state = state
-        self._queue = queue
-        self.answers = 0
+    _state: ConnectionState
+    _queue: ResponseQueue
+    answers: int = 0
 
     def end_with(self, pending_response: PendingResponse, make: Callable[[], bytes], *, large: bool) -> Steps[None]:
         answer = yield from self.answer(large, make)

@@ -7,6 +7,8 @@ the fast path relays a topic's requests, none is read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from fencepost_policies.append import Check
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.session.connection.state import ConnectionState
@@ -24,15 +26,12 @@ _UNPACKED_BYTES_MAX = 256 * 1024
 _RECORDS_MAX = 2_000
 
 
+@dataclass(slots=True, eq=False)
 class UncheckedSamples:
-    __slots__ = ("_read", "_settings", "_state", "_topics")
-
-    def __init__(self, state: ConnectionState) -> None:
-        self._state = state
-        self._topics: Topics = state.services
-        self._settings: Settings = state.services
-        #: How many requests were read, by topic.
-        self._read: dict[str, int] = {}
+    _state: ConnectionState
+    _topics: Topics
+    _settings: Settings
+    _read: dict[str, int] = field(default_factory=dict)  # how many requests were read, by topic
 
     def read_start(self, topic: str, head: memoryview, first_at: int, *, flexible: bool) -> None:
         """`head`: the part of a Produce request that has arrived; its first partition starts at `first_at`."""

@@ -8,11 +8,14 @@ Before a transaction joins a partition, the partition's sequencer is informed, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from fencepost_proxy.session.connection.core import Core
-from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES
-from fencepost_proxy.session.connection.response_queue import relayed_answer
+from fencepost_proxy.session.connection.in_progress import InProgress
+from fencepost_proxy.session.connection.read_holds import MESSAGE_WORK_BYTES, ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue, relayed_answer
+from fencepost_proxy.session.connection.state import ConnectionState
+from fencepost_proxy.session.connection.threads import ThreadWork
 from fencepost_proxy.session.control.rewriters import LISTS_TOPICS, Finished, RequestRewriters
 from fencepost_proxy.session.frames.messages import Command, Expand, GroupQuery, Noticed, Store
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
@@ -35,29 +38,17 @@ SPLICED_HERE_BYTES_MAX = 1 << 15
 _SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
+@dataclass(slots=True, eq=False)
 class ControlMessages:
-    __slots__ = (
-        "_appends",
-        "_holds",
-        "_in_progress",
-        "_observation",
-        "_queue",
-        "_rewriters",
-        "_state",
-        "_threads",
-        "_topics",
-    )
-
-    def __init__(self, core: Core, *, appends: CheckedAppends, rewriters: RequestRewriters) -> None:
-        self._holds = core.holds
-        self._in_progress = core.in_progress
-        self._queue = core.queue
-        self._state = core.state
-        self._threads = core.threads
-        self._topics: Topics = core.state.services
-        self._observation: Observation = core.state.services
-        self._appends = appends
-        self._rewriters = rewriters
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _in_progress: InProgress
+    _threads: ThreadWork
+    _topics: Topics
+    _observation: Observation
+    _appends: CheckedAppends
+    _rewriters: RequestRewriters
 
     def serve(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> Steps[None]:
         """`frame` – the whole request, without its length. If it is large, its response is made in a thread, too."""

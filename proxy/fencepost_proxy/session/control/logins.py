@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError, error_name
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.cutter import INT32, REQUEST_PREFIX, CutterState
 from fencepost_proxy.session.frames.messages import LoginFailed
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
@@ -52,16 +55,14 @@ class Login:
     answers: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Logins:
-    __slots__ = ("_holds", "_proofs", "_queue", "_state", "login", "tokens")
-
-    def __init__(self, core: Core) -> None:
-        self._holds = core.holds
-        self._proofs = core.proofs
-        self._queue = core.queue
-        self._state = core.state
-        self.login: Login | None = None
-        self.tokens: Login | None = None
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _proofs: Proofs
+    login: Login | None = None
+    tokens: Login | None = None
 
     def request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """SaslHandshake or SaslAuthenticate, while nothing else is in progress."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
-from fencepost_proxy.session.connection.core import Core
-from fencepost_proxy.session.connection.state import Full
+from fencepost_proxy.session.connection.draining import Draining
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState, Full
 from fencepost_proxy.session.frames.messages import Count
-from fencepost_proxy.session.frames.services import Observation, Settings
+from fencepost_proxy.session.frames.services import Observation, Sequencers, Settings
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.completion import Completion
@@ -27,48 +32,22 @@ _BLOCKS_SECONDS = 0.02
 _READ_AHEAD_MAX = 128
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
-    __slots__ = (
-        "_barriers",
-        "_completion",
-        "_decided",
-        "_draining",
-        "_forwarding",
-        "_holds",
-        "_observation",
-        "_pipelines",
-        "_queue",
-        "_refusals",
-        "_sequencers",
-        "_settings",
-        "_state",
-        "_transactions",
-    )
-
-    def __init__(
-        self,
-        core: Core,
-        *,
-        transactions: TransactionalAppends,
-        barriers: Barriers,
-        forwarding: Forwarding,
-        refusals: Refusals,
-        completion: Completion,
-    ) -> None:
-        self._draining = core.draining
-        self._holds = core.holds
-        self._pipelines = core.pipelines
-        self._queue = core.queue
-        self._state = core.state
-        self._settings: Settings = core.state.services
-        self._observation: Observation = core.state.services
-        self._sequencers = core.state.sequencers
-        self._transactions = transactions
-        self._barriers = barriers
-        self._forwarding = forwarding
-        self._refusals = refusals
-        self._completion = completion
-        self._decided: Resume | None = None  # continues the request that waits for a sequencer
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _pipelines: FailedPipelines
+    _draining: Draining
+    _settings: Settings
+    _observation: Observation
+    _sequencers: Sequencers
+    _transactions: TransactionalAppends
+    _barriers: Barriers
+    _forwarding: Forwarding
+    _refusals: Refusals
+    _completion: Completion
+    _decided: Resume | None = None  # continues the request that waits for a sequencer
 
     def send(self, produce: ProduceExchange) -> Steps[None]:
         """Submit its appends, one sequencer after the other; send what is admitted, and answer what is refused."""

@@ -19,6 +19,7 @@ a time. Once sent, a request is one of `ResponseQueue.in_flight` until its last 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError
@@ -33,11 +34,17 @@ from fencepost_proxy.session.batches.produce_exchange import (
     retriable,
 )
 from fencepost_proxy.session.batches.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
-from fencepost_proxy.session.connection.core import Core
-from fencepost_proxy.session.connection.response_queue import relayed
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue, relayed
+from fencepost_proxy.session.connection.state import ConnectionState
+from fencepost_proxy.session.connection.threads import ThreadWork
+from fencepost_proxy.session.connection.unchecked import UncheckedSamples
 from fencepost_proxy.session.frames.cutter import INT32
 from fencepost_proxy.session.frames.messages import Count, HeadersCopied, TopicStale
 from fencepost_proxy.session.frames.producer_ids import refuse_producer_id
+from fencepost_proxy.session.frames.services import Services
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.session.produce.admission import Admission
 from fencepost_proxy.session.produce.barriers import Barriers, policies_but_for
@@ -59,50 +66,23 @@ from fencepost_proxy.wire.produce import (
 )
 
 
+@dataclass(slots=True, eq=False)
 class Arrival:
-    __slots__ = (
-        "_admission",
-        "_barriers",
-        "_drafts",
-        "_holds",
-        "_levels",
-        "_news",
-        "_pipelines",
-        "_proofs",
-        "_queue",
-        "_samples",
-        "_services",
-        "_state",
-        "_threads",
-        "_topic_ids",
-        "_transactions",
-    )
-
-    def __init__(
-        self,
-        core: Core,
-        *,
-        transactions: TransactionalAppends,
-        barriers: Barriers,
-        drafts: Drafts,
-        levels: IdempotenceChecks,
-        admission: Admission,
-    ) -> None:
-        self._holds = core.holds
-        self._pipelines = core.pipelines
-        self._proofs = core.proofs
-        self._queue = core.queue
-        self._samples = core.samples
-        self._state = core.state
-        self._threads = core.threads
-        self._services = core.state.services
-        self._topic_ids = TopicIds(core)
-        self._transactions = transactions
-        self._barriers = barriers
-        self._drafts = drafts
-        self._levels = levels
-        self._admission = admission
-        self._news: Resume | None = None  # continues a request that waits before its sequencers
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _pipelines: FailedPipelines
+    _proofs: Proofs
+    _threads: ThreadWork
+    _samples: UncheckedSamples
+    _services: Services
+    _topic_ids: TopicIds
+    _transactions: TransactionalAppends
+    _barriers: Barriers
+    _drafts: Drafts
+    _levels: IdempotenceChecks
+    _admission: Admission
+    _news: Resume | None = None  # continues a request that waits before its sequencers
 
     @property
     def awaits_news(self) -> bool:

@@ -11,24 +11,25 @@ that the client sent meanwhile are not appended, and the client knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 
 from fencepost_proxy.session.batches.partition_counts import Admitted, CountCheckedProduce, count_checked_produce
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.draining import Draining
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import TopicStale
-from fencepost_proxy.session.frames.services import Topics
+from fencepost_proxy.session.frames.services import Services, Topics
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 
 
+@dataclass(slots=True, eq=False)
 class Barriers:
-    __slots__ = ("_draining", "_holds", "_services", "_state", "entered")
-
-    def __init__(self, core: Core) -> None:
-        self._draining = core.draining
-        self._holds = core.holds
-        self._state = core.state
-        self._services = core.state.services
-        self.entered: dict[CountCheckedProduce, None] = {}  # requests that entered append barriers
+    _state: ConnectionState
+    _holds: ReadHolds
+    _draining: Draining
+    _services: Services
+    entered: dict[CountCheckedProduce, None] = field(default_factory=dict)  # requests that entered append barriers
 
     def waits(self, produce: ProduceExchange, now: float) -> bool:
         """False: it entered, or no barrier concerns it."""

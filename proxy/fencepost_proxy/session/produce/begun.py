@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
 from fencepost_proxy.wire.apis import PRODUCE
 
@@ -24,13 +26,11 @@ class Begun:
     pending_responses: frozenset[PendingResponse] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class BegunAppends:
-    __slots__ = ("_holds", "_queue", "_state")
-
-    def __init__(self, core: Core) -> None:
-        self._holds = core.holds
-        self._queue = core.queue
-        self._state = core.state
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
 
     @property
     def appends_unknown(self) -> bool:

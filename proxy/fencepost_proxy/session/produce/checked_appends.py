@@ -11,6 +11,7 @@ from fencepost_proxy.session.produce.drafts import Drafts
 from fencepost_proxy.session.produce.forwarding import Forwarding
 from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
 from fencepost_proxy.session.produce.refusals import Refusals
+from fencepost_proxy.session.produce.topic_ids import TopicIds
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
 from fencepost_proxy.session.transactions.commits import EndTxnRequests
 from fencepost_proxy.session.transactions.joins import TransactionJoins
@@ -61,13 +62,15 @@ class CheckedAppends:
 
     def _make(self, core: Core) -> None:
         self.made = True
-        self.joins = TransactionJoins(core)
-        self.commits = EndTxnRequests(core)
-        self.barriers = Barriers(core)
+        state, holds, queue, services = core.state, core.holds, core.queue, core.state.services
+        pipelines, proofs, sequencers = core.pipelines, core.proofs, core.state.sequencers
+        self.joins = TransactionJoins(state, queue, proofs, services, sequencers)
+        self.commits = EndTxnRequests(state, holds, queue, proofs, services.transactions)
+        self.barriers = Barriers(state, holds, core.draining, services)
         self.transactions = TransactionalAppends(core)
-        self.drafts = Drafts(core, transactions=self.transactions)
-        forwarding, refusals = Forwarding(core), Refusals(core)
-        self.levels = IdempotenceChecks(core, forwarding=forwarding)
+        self.drafts = Drafts(state, pipelines, services, self.transactions)
+        forwarding, refusals = Forwarding(queue, services), Refusals(core)
+        self.levels = IdempotenceChecks(state, queue, pipelines, services.idempotence, forwarding)
         self.completion = Completion(
             core,
             transactions=self.transactions,
@@ -77,18 +80,33 @@ class CheckedAppends:
             levels=self.levels,
         )
         self.admission = Admission(
-            core,
-            transactions=self.transactions,
-            barriers=self.barriers,
-            forwarding=forwarding,
-            refusals=refusals,
-            completion=self.completion,
+            state,
+            holds,
+            queue,
+            pipelines,
+            core.draining,
+            services,
+            services,
+            sequencers,
+            self.transactions,
+            self.barriers,
+            forwarding,
+            refusals,
+            self.completion,
         )
         self.arrival = Arrival(
-            core,
-            transactions=self.transactions,
-            barriers=self.barriers,
-            drafts=self.drafts,
-            levels=self.levels,
-            admission=self.admission,
+            state,
+            holds,
+            queue,
+            pipelines,
+            proofs,
+            core.threads,
+            core.samples,
+            services,
+            TopicIds(state, pipelines, proofs, services),
+            self.transactions,
+            self.barriers,
+            self.drafts,
+            self.levels,
+            self.admission,
         )

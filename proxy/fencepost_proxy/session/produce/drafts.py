@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fencepost_policies.append import Facts, Refusal
 from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
@@ -10,9 +12,10 @@ from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.batches.reading import append_of, checked_append
 from fencepost_proxy.session.batches.results import refused
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import Count
-from fencepost_proxy.session.frames.services import Settings
+from fencepost_proxy.session.frames.services import Services, Settings
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -22,14 +25,12 @@ from fencepost_proxy.wire.produce import PartitionData, PartitionResult, TopicDa
 _ANSWER_BY = 0.9
 
 
+@dataclass(slots=True, eq=False)
 class Drafts:
-    __slots__ = ("_pipelines", "_services", "_state", "_transactions")
-
-    def __init__(self, core: Core, *, transactions: TransactionalAppends) -> None:
-        self._pipelines = core.pipelines
-        self._state = core.state
-        self._services = core.state.services
-        self._transactions = transactions
+    _state: ConnectionState
+    _pipelines: FailedPipelines
+    _services: Services
+    _transactions: TransactionalAppends
 
     def deny_topics(self, produce: ProduceExchange) -> None:
         """Kafka's denial is final: no level, barrier or sequencer is involved."""

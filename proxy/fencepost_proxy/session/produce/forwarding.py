@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from fencepost_proxy.errors import UpstreamProtocolError
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
 from fencepost_proxy.session.frames.pending_responses import PendingResponse, inner_response
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.types import TopicPartition
@@ -27,16 +28,13 @@ PRODUCE_BY_ID = 13
 Answered = Callable[[ProduceExchange, Mapping[TopicPartition, PartitionResult]], None]
 
 
+@dataclass(slots=True, eq=False)
 class Forwarding:
     """`answered` gets the results of each part that was sent: set by `Completion`."""
 
-    __slots__ = ("_queue", "_topics", "answered")
-
-    answered: Answered
-
-    def __init__(self, core: Core) -> None:
-        self._queue = core.queue
-        self._topics: Topics = core.state.services
+    _queue: ResponseQueue
+    _topics: Topics
+    answered: Answered = field(init=False)
 
     def forward(
         self, produce: ProduceExchange, keys: Collection[TopicPartition], *, between_frames: bool = False

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.levels import MESSAGE_FORMAT, NOT_PERMITTED, LeveledProduce, downgraded
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.produce.forwarding import Forwarding
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
 
+@dataclass(slots=True, eq=False)
 class IdempotenceChecks:
-    __slots__ = ("_forwarding", "_pipelines", "_producers", "_queue", "_state")
-
-    def __init__(self, core: Core, *, forwarding: Forwarding) -> None:
-        self._pipelines = core.pipelines
-        self._queue = core.queue
-        self._state = core.state
-        self._producers = core.state.services.idempotence
-        self._forwarding = forwarding
+    _state: ConnectionState
+    _queue: ResponseQueue
+    _pipelines: FailedPipelines
+    _producers: IdempotenceMemory
+    _forwarding: Forwarding
 
     def check(self, produce: ProduceExchange, leveled: LeveledProduce) -> None:
         """Refuse batches by the levels of its topics and its own."""

@@ -17,7 +17,7 @@ Batches that the client sent after such a batch, without knowledge of its failur
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 from uuid import UUID
@@ -25,7 +25,9 @@ from uuid import UUID
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
 from fencepost_proxy.session.batches.produce_exchange import NotFound, ProduceExchange
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import Count, TopicStale
 from fencepost_proxy.session.frames.pending_responses import PipelineKey
 from fencepost_proxy.session.frames.services import Topics
@@ -43,14 +45,12 @@ UNKNOWN_SECONDS: Final = 0.25
 NONE_NAMELESS: Final[Nameless] = MappingProxyType({})
 
 
+@dataclass(slots=True, eq=False)
 class TopicIds:
-    __slots__ = ("_pipelines", "_proofs", "_state", "_topics")
-
-    def __init__(self, core: Core) -> None:
-        self._pipelines = core.pipelines
-        self._proofs = core.proofs
-        self._state = core.state
-        self._topics: Topics = core.state.services
+    _state: ConnectionState
+    _pipelines: FailedPipelines
+    _proofs: Proofs
+    _topics: Topics
 
     def unknown(self, request: ProduceRequest, nameless: Nameless, ids: Iterable[UUID] = ()) -> list[UUID]:
         """The ids that are not known here, and were not looked up. `ids` – those of the request."""

@@ -19,13 +19,19 @@ append that fails, or learn about it. So Kafka is queried first, once for each c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fencepost_proxy.errors import Error
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.cutter import INT32
 from fencepost_proxy.session.frames.messages import ClearAbortOnly, Count, ValidateCommit
 from fencepost_proxy.session.frames.pending_responses import Answer, PendingResponse
 from fencepost_proxy.session.frames.steps import ConnectionEnded, Resume, Steps, Wait
 from fencepost_proxy.transactions.commit_validator import V2_FROM, Decision, Outcome
+from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.wire.apis import END_TXN
 from fencepost_proxy.wire.control import (
     decode_request,
@@ -42,15 +48,13 @@ _ABORTABLE_FROM = 4
 _Producer = tuple[str, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class EndTxnRequests:
-    __slots__ = ("_holds", "_proofs", "_queue", "_state", "_transactions")
-
-    def __init__(self, core: Core) -> None:
-        self._holds = core.holds
-        self._proofs = core.proofs
-        self._queue = core.queue
-        self._state = core.state
-        self._transactions = core.state.services.transactions
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _proofs: Proofs
+    _transactions: Table
 
     def end(self, version: int, correlation_id: int, frame: memoryview) -> Steps[None]:
         header = parse_request_header(frame)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
-from fencepost_proxy.session.connection.core import Core
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.pending_responses import PendingResponse
-from fencepost_proxy.session.frames.services import Settings
+from fencepost_proxy.session.frames.services import Sequencers, Settings
 from fencepost_proxy.session.frames.steps import ConnectionEnded, Resume, Steps, TooLate, Wait
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.types import MARKER, TopicPartition
@@ -16,19 +19,17 @@ from fencepost_proxy.wire.produce import ProduceRequest
 _WRITE_VERSION = 3
 
 
+@dataclass(slots=True, eq=False)
 class TransactionJoins:
     """At most one request waits for sequencers: no later one is read meanwhile."""
 
-    __slots__ = ("_proofs", "_queue", "_resume", "_sequencers", "_settings", "_state", "_waiting")
-
-    def __init__(self, core: Core) -> None:
-        self._proofs = core.proofs
-        self._queue = core.queue
-        self._state = core.state
-        self._settings: Settings = core.state.services
-        self._sequencers = core.state.sequencers
-        self._waiting: set[TopicPartition] = set()
-        self._resume: Resume = lambda: None
+    _state: ConnectionState
+    _queue: ResponseQueue
+    _proofs: Proofs
+    _settings: Settings
+    _sequencers: Sequencers
+    _waiting: set[TopicPartition] = field(default_factory=set)
+    _resume: Resume = lambda: None
 
     def send(self, pending_response: PendingResponse, request: bytes, joins: Joins) -> Steps[memoryview | None]:
         """Kafka's response. None: appends to its partitions are in doubt for too long, and nothing has been added."""
