@@ -41,7 +41,7 @@ class Results(dict[TopicPartition, PartitionResult]):
         return error
 
     def _write(self, partition: TopicPartition, result: PartitionResult) -> None:
-        if self.get(partition, result) != result:
+        if partition in self and self[partition] != result:
             codes = f"{self[partition].error_code} and {result.error_code}"
             raise ContradictoryResults(f"an append to {partition} has two results, {codes}: a defect of the proxy")
         dict.__setitem__(self, partition, result)
