@@ -157,13 +157,15 @@ class RequestReader:
         """Stream a Produce request without checked topics; its first bytes show its topics."""
         if version < _PRODUCE_VERSION_MIN:
             raise ClientProtocolError(f"Produce v{version} is older than record batches; use v3 or newer")
-        peek = peek_produce(head, length)
+        known = self._state.template
+        is_known = known.starts(version, head)
+        peek = known.peek if is_known else peek_produce(head, length)
         if peek is None:
             if len(head) < min(_PEEK_BYTES_MAX, length):
                 return False
             return self._collect(length, now)
         services = self._services
-        if peek.first_id is not None:
+        if peek.first_id is not None and not is_known:
             peek = replace(peek, first_topic=services.topic_names.get(peek.first_id, ""))
         is_named = peek.first_id is None or peek.first_topic != ""
         if peek.acks == 0 and not services.fresh(now):
@@ -213,7 +215,7 @@ class RequestReader:
 
     def _record_known(self, version: int, head: memoryview, peek: ProducePeek, *, is_checked: bool) -> None:
         known = self._state.template
-        if version != known.version or is_checked is not known.is_checked or not known.starts(head, peek):
+        if peek is not known.peek or is_checked is not known.is_checked:
             template = template_of(version, bytes(head[:_PEEK_BYTES_MAX]), peek, is_checked=is_checked)
             self._state.template = template or known
 

@@ -24,7 +24,7 @@ class RequestTemplate:
 
     `prefix` – from the client id to the end of the only topic's name or id. `topic` – its end: the name with its
     length, from v13 on the id. `before_acks` – of a checked one: what precedes acks in a flexible request.
-    `is_checked` – it went to a sequencer; else it could be streamed.
+    `is_checked` – it went to a sequencer; else it could be streamed. `peek` – what `prefix` says.
     """
 
     version: int
@@ -34,10 +34,12 @@ class RequestTemplate:
     topic_name: str
     topic: bytes
     is_checked: bool
+    peek: ProducePeek
 
-    def starts(self, head: memoryview, peek: ProducePeek) -> bool:
-        """Whether that request shares it, up to the end of its topic's name or id."""
-        return head[REQUEST_BYTES_MIN : peek.end] == self.prefix
+    def starts(self, version: int, head: memoryview) -> bool:
+        """Whether that request shares it."""
+        end = REQUEST_BYTES_MIN + len(self.prefix)
+        return version == self.version and head[REQUEST_BYTES_MIN:end] == self.prefix
 
     def is_about(self, topic_id: UUID) -> bool:
         """Whether it means this topic, or states only its name."""
@@ -45,7 +47,7 @@ class RequestTemplate:
 
 
 #: Equals no request.
-NO_TEMPLATE = RequestTemplate(-1, b"", b"", 0, "", b"", False)
+NO_TEMPLATE = RequestTemplate(-1, b"", b"", 0, "", b"", False, ProducePeek(0, None, 0, ""))
 
 
 def template_of(version: int, head: bytes, peek: ProducePeek, *, is_checked: bool) -> RequestTemplate | None:
@@ -70,4 +72,4 @@ def template_of(version: int, head: bytes, peek: ProducePeek, *, is_checked: boo
         before_acks = head[REQUEST_BYTES_MIN:acks_at]
     _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, acks_at)
     prefix, topic = head[REQUEST_BYTES_MIN : peek.end], head[topic_at : peek.end]
-    return RequestTemplate(version, prefix, before_acks, timeout_ms, peek.first_topic, topic, is_checked)
+    return RequestTemplate(version, prefix, before_acks, timeout_ms, peek.first_topic, topic, is_checked, peek)
