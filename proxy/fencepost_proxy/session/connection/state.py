@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fencepost_policies.append import Refusal
@@ -12,7 +13,7 @@ from fencepost_proxy.session.batches.results import refused
 from fencepost_proxy.session.frames.cutter import REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN, CutterState, FrameCutter
 from fencepost_proxy.session.frames.messages import Command, Count
 from fencepost_proxy.session.frames.request_template import NO_TEMPLATE, RequestTemplate
-from fencepost_proxy.session.frames.services import Services
+from fencepost_proxy.session.frames.services import Sequencers, Services
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.api_versions import Software
 
@@ -31,6 +32,7 @@ class Full:
     UPSTREAM: Final = 2
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionState:
     """`opened_at` – when its upstream connection opened, monotonic seconds. `local_host` – the address by which this
     client reached the proxy.
@@ -46,58 +48,35 @@ class ConnectionState:
     - `full` – see `Full`; the transport keeps it current, and sends a `Tick` then to a session that waits.
     """
 
-    __slots__ = (
-        "_continuations",
-        "_last_token",
-        "client",
-        "client_closed",
-        "client_id",
-        "closing",
-        "collecting_bytes",
-        "collecting_started",
-        "commands",
-        "connection",
-        "full",
-        "local_host",
-        "login_ends",
-        "now",
-        "opened_at",
-        "principal",
-        "received_bytes",
-        "sequencers",
-        "services",
-        "silent_to",
-        "software",
-        "template",
-        "upstream",
-        "upstream_closed",
-    )
+    connection: int
+    local_host: str
+    services: Services
+    opened_at: float
+    sequencers: Sequencers = field(init=False)
+    client: FrameCutter = field(init=False)
+    upstream: FrameCutter = field(init=False)
+    client_id: str | None = None
+    software: Software | None = None
+    principal: str | None = None
+    commands: list[Command] = field(default_factory=list)
+    now: float = 0.0
+    received_bytes: int = 0
+    collecting_bytes: int = 0
+    collecting_started: float = 0.0
+    template: RequestTemplate = field(init=False)
+    login_ends: float = float("inf")
+    silent_to: int = -1
+    full: int = 0
+    closing: bool = False
+    client_closed: bool = False
+    upstream_closed: bool = False
+    _last_token: int = 0
+    _continuations: dict[int, Callable[[Any], None]] = field(default_factory=dict)
 
-    def __init__(self, connection: int, local_host: str, services: Services, opened_at: float) -> None:
-        self.connection = connection
-        self.local_host = local_host
-        self.services = services
-        self.sequencers = services.sequencers
-        self.opened_at = opened_at
-        self.client_id: str | None = None
-        self.software: Software | None = None
-        self.principal: str | None = None
-        self.client = FrameCutter(REQUEST_BYTES_MIN, services.frame_bytes_max, ClientProtocolError)
+    def __post_init__(self) -> None:
+        self.sequencers, self.template = self.services.sequencers, NO_TEMPLATE
+        self.client = FrameCutter(REQUEST_BYTES_MIN, self.services.frame_bytes_max, ClientProtocolError)
         self.upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
-        self.commands: list[Command] = []
-        self.now = 0.0
-        self.received_bytes = 0
-        self.collecting_bytes = 0
-        self.collecting_started = 0.0
-        self.template: RequestTemplate = NO_TEMPLATE
-        self.login_ends = float("inf")
-        self.silent_to = -1
-        self.full = 0
-        self.closing = False
-        self.client_closed = False
-        self.upstream_closed = False
-        self._last_token = 0
-        self._continuations: dict[int, Callable[[Any], None]] = {}
 
     @property
     def read_bytes(self) -> int:

@@ -7,6 +7,7 @@ connection's receive buffer, valid for one call of `feed`: `save` copies what is
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from struct import Struct
 from typing import Protocol
@@ -53,38 +54,24 @@ class Watch(Protocol):
     def in_place(self, trailer: memoryview) -> memoryview: ...
 
 
+@dataclass(slots=True, eq=False)
 class FrameCutter:
     """`frame_bytes_max` bounds a frame, `frame_bytes_min` is the shortest header it can have.
 
     `fault` is raised for a length outside those bounds; lengths are read as signed, as Kafka does.
     """
 
-    __slots__ = (
-        "_collected",
-        "_data",
-        "_fault",
-        "_frame_bytes_max",
-        "_frame_bytes_min",
-        "_left",
-        "_pos",
-        "_stash",
-        "_until_probe",
-        "_watch",
-        "state",
-    )
-
-    def __init__(self, frame_bytes_min: int, frame_bytes_max: int, fault: type[ProtocolError]) -> None:
-        self.state = CutterState.START
-        self._frame_bytes_min = frame_bytes_min
-        self._frame_bytes_max = frame_bytes_max
-        self._fault = fault
-        self._data = _EMPTY
-        self._pos = 0
-        self._left = 0
-        self._stash = b""
-        self._collected: bytearray | None = None
-        self._watch: Watch | None = None
-        self._until_probe = 0
+    _frame_bytes_min: int
+    _frame_bytes_max: int
+    _fault: type[ProtocolError]
+    state: CutterState = CutterState.START
+    _data: memoryview = _EMPTY
+    _pos: int = 0
+    _left: int = 0
+    _stash: bytes = b""
+    _collected: bytearray | None = None
+    _watch: Watch | None = None
+    _until_probe: int = 0
 
     @property
     def buffered_bytes(self) -> int:
