@@ -146,12 +146,12 @@ def setups(directory: Path, peers: Sequence[Peer]) -> Iterator[list[Setup]]:
             clear, cipher = f"{peer.name}, without TLS", f"{peer.name}, {to_both}"
             ours += [
                 setup(clear, start(replace(peer, name=clear), ports.pop(), plaintext), clear, tls=False),
-                setup(cipher, start(_with_tls(peer, cipher, secured), ports.pop(), encrypted), clear),
+                setup(cipher, start(with_tls(peer, cipher, secured), ports.pop(), encrypted), clear),
             ]
         yield ours
 
 
-def _with_tls(peer: Peer, name: str, secured: Secured) -> Peer:
+def with_tls(peer: Peer, name: str, secured: Secured) -> Peer:
     server, trusted = secured.server, secured.authority.file
     files = {"certificate": server.certificate, "key": server.key, "trusted": trusted}
     return replace(peer, name=name, config=string.Template(peer.tls_config).safe_substitute(files))
@@ -293,7 +293,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="run a fifth of each measurement")
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="FILE.toml")
     options = parser.parse_args()
-    peers = [peer for peer in read_peers(options.peers.read_text("utf-8")) if peer.tls_config]
+    known = read_peers(options.peers.read_text("utf-8"))
+    for peer in known:
+        if peer.missing:
+            print(f"{peer.name}: {peer.missing}", file=sys.stderr)
+    peers = [peer for peer in known if peer.tls_config]
     megabytes, connections, rounds = (40, 100, 2) if options.quick else (100, 300, 4)
     with (
         tempfile.TemporaryDirectory(prefix="fencepost-secured-") as directory,
@@ -317,8 +321,8 @@ def main() -> int:
         first = by_name[setup.compared].observed
         cells = [_cell(setup.observed.get(each, []), first.get(each, [])) for each in FIGURES]
         print("| " + " | ".join([setup.name, *cells]) + " |")
-    for peer in (_HAPROXY, *(peer.name for peer in peers)):
-        _print_ratios(by_name["SASL_SSL on both sides"], by_name.get(f"{peer}, SASL_SSL on both sides"), peer)
+    for name in (_HAPROXY, *(peer.name for peer in peers)):
+        _print_ratios(by_name["SASL_SSL on both sides"], by_name.get(f"{name}, SASL_SSL on both sides"), name)
     return 0
 
 

@@ -7,6 +7,7 @@ import struct
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -18,6 +19,7 @@ from benchmarks.java import LoadError, consumed, produced_mib_per_second
 from benchmarks.raw import PRODUCE_VERSION, Appends, RefusedError, Shape, percentile
 from benchmarks.results import CPU_PER_GB, OF_DIRECT, P50, P99, Report, Row, at_least, at_most, ratios, with_goals
 from benchmarks.routes import Peer, PeersError, filled, given_route, read_peers
+from benchmarks.secured import with_tls
 
 PEERS_FILE = Path(routes.__file__).with_name("peers.toml")
 
@@ -167,15 +169,25 @@ def test_uncommented_peers_toml_examples_are_valid() -> None:
         used = set(re.findall(r"\$\{(\w+)\}", f"{table['start']} {table.get('config', '')}"))
         assert used <= known
         assert {"upstream", "port"} <= used, name
-    peers = {peer.name: peer for peer in read_peers(uncommented)}
-    assert set(peers) == set(routes.KNOWN_PEERS)
-    known = dict.fromkeys(("host", "port", "upstream", "certificate", "key", "trusted"), "value")
-    assert "storeFile: value" in filled(peers["Kroxylicious"].tls_config, known)
+        with_tls = set(re.findall(r"\$\{(\w+)\}", table.get("tls_config", "")))
+        assert not with_tls or with_tls == {"host", "port", "upstream", "certificate", "key", "trusted"}
+    assert {peer.name for peer in read_peers(uncommented)} == set(routes.KNOWN_PEERS)
 
 
 def test_peer_without_its_program_is_missing() -> None:
     (peer,) = read_peers('[other]\nstart = ["/no/such/proxy"]')
     assert "/no/such/proxy was not found" in peer.missing
+
+
+def test_tls_config_of_a_peer_gets_the_files_of_the_run(tmp_path: Path) -> None:
+    files = SimpleNamespace(
+        server=SimpleNamespace(certificate=tmp_path / "server.pem", key=tmp_path / "server.key"),
+        authority=SimpleNamespace(file=tmp_path / "authority.pem"),
+    )
+    text = 'start = ["sh"]\ntls_config = "${certificate} ${key} ${trusted} ${port}"'
+    (peer,) = read_peers(f"[other]\n{text}")
+    config = with_tls(peer, "with TLS", files).config  # type: ignore[arg-type]
+    assert config == f"{tmp_path}/server.pem {tmp_path}/server.key {tmp_path}/authority.pem ${{port}}"
 
 
 @pytest.mark.parametrize(
