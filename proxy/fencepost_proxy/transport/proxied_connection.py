@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import ssl
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
+from fencepost_proxy import logs
 from fencepost_proxy.metrics import Traffic
 from fencepost_proxy.session.connection.state import Full
 from fencepost_proxy.session.frames import messages
@@ -34,6 +36,8 @@ from fencepost_proxy.wire.apis import API_VERSIONS, METADATA, SASL_HANDSHAKE
 
 if TYPE_CHECKING:
     from fencepost_native import Pumped
+
+_limited_log = logs.RateLimitedLog(logs.get("transport.proxied_connection"))
 
 #: Of the shortest request header, with the frame's length. Until it is there, a client costs Kafka no connection.
 _HEADER_BYTES: Final = LENGTH_BYTES + REQUEST_BYTES_MIN
@@ -105,6 +109,12 @@ class _ConnectionSocket(ProxiedSocket):
         Otherwise Python would get the frame that native code relays, and decrypt and encrypt the rest of it.
         """
         return (native_tls(self) or native_tls(other)) is not None and not (self.passing_bytes or self.closing)
+
+    def _report(self, peer: str, error: OSError | None) -> None:
+        """Peers close connections all the time; an error of TLS is a defect, or an attack."""
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            reason = f"TLS with the {peer} failed: {error}"
+            _limited_log.warning(f"tls {peer}", "connection closed", peer=self._proxied.peer, reason=reason)
 
     def _unread(self, data: memoryview) -> None:
         """Received bytes that native code is not done with."""
@@ -216,6 +226,7 @@ class UpstreamSocket(_ConnectionSocket):
         reason = (
             "the broker closed the connection" if error is None else f"the connection to the broker failed: {error}"
         )
+        self._report("broker", error)
         self._proxied.upstream_lost(reason)
 
 
@@ -296,6 +307,7 @@ class ClientSocket(_ConnectionSocket):
         self._set_full(Full.CLIENT, full=full)
 
     def _lost(self, error: OSError | None) -> None:
+        self._report("client", error)
         self._proxied.client_lost()
 
 
