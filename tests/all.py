@@ -140,6 +140,7 @@ AREAS: dict[tuple[str, ...], tuple[str, ...]] = {
         f"{_I}control_client",
         f"{_I}cluster_changes",
         f"{_I}sasl_ssl",
+        f"{_I}tls_keys",
         f"{_I}status_page",
         f"{_I}check",
         f"{_I}verify_broker",

@@ -24,6 +24,9 @@ const PLAINTEXT_BYTES: usize = 256 * 1024;
 const ENCRYPTED_BYTES: usize = 128 * 1024;
 /// Maximum kept for a peer that does not read: TLS answers some records automatically.
 const UNFLUSHED_BYTES_MAX: usize = 256 * 1024;
+/// Plaintext that one key of TLS 1.3 encrypts. Java's limit is 2^37 bytes (`jdk.tls.keyLimits`). From then on it answers
+/// each record with a request for new keys, and rustls, as other implementations, takes more than 32 at once for an attack.
+const KEY_BYTES_MAX: u64 = 1 << 36;
 /// Bytes of a relayed frame that wake the event loop.
 const WAKES_AT_BYTES: usize = 128 * 1024;
 /// Maximum plaintext of a record; its header.
@@ -72,6 +75,8 @@ enum Next {
 enum Write<'a> {
     Nothing,
     Data(&'a [u8]),
+    /// With new keys, which are announced before it.
+    DataWithNewKeys(&'a [u8]),
     Close,
 }
 
@@ -160,9 +165,13 @@ fn step<Data>(
             message.done();
             Ok(Next::Again)
         }
-        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
-            write_next(&mut traffic, out, write).map(|()| Next::Established)
-        }
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => match *write {
+            Write::DataWithNewKeys(data) => {
+                *write = Write::Data(data);
+                traffic.refresh_traffic_keys().map_or_else(|error| Err(Failure::of(&error)), |()| Ok(Next::Again))
+            }
+            _ => write_next(&mut traffic, out, write).map(|()| Next::Established),
+        },
         Ok(ConnectionState::BlockedHandshake) => Ok(Next::Blocked),
         Ok(ConnectionState::PeerClosed) => Ok(Next::PeerClosed),
         Ok(ConnectionState::Closed) => Ok(Next::Closed),
@@ -182,7 +191,7 @@ fn write_next<Data>(
     };
     let written = match std::mem::replace(write, Write::Nothing) {
         Write::Nothing => Ok(()),
-        Write::Data(data) => out.write(|space| traffic.encrypt(data, space), needed),
+        Write::Data(data) | Write::DataWithNewKeys(data) => out.write(|space| traffic.encrypt(data, space), needed),
         Write::Close => out.write(|space| traffic.queue_close_notify(space), needed),
     };
     written.map_err(|error| Failure::defect(&error.to_string()))
@@ -198,6 +207,10 @@ pub struct Tls {
     unflushed: Vec<u8>,
     /// Plaintext size of `unflushed` that `send` has not returned yet. To encrypt it again would send it twice.
     owed_bytes: usize,
+    /// Plaintext that the current key has encrypted, and what it may encrypt: no limit before TLS 1.3.
+    key_bytes: u64,
+    #[pyo3(set)]
+    key_bytes_max: u64,
     /// Bytes that encryption adds to a record, without its header.
     overhead_bytes: usize,
     wakes_at: usize,
@@ -213,6 +226,8 @@ impl Tls {
             carried: Vec::new(),
             unflushed: Vec::new(),
             owed_bytes: 0,
+            key_bytes: 0,
+            key_bytes_max: KEY_BYTES_MAX,
             overhead_bytes: 0,
             wakes_at: 1,
             ended: false,
@@ -347,7 +362,14 @@ impl Tls {
 
     fn encrypt(&mut self, piece: &[u8], encrypted: &mut Vec<u8>) -> nix::Result<usize> {
         let mut out = Ciphertext { bytes: encrypted, filled: 0 };
-        let next = self.idle(&mut out, Write::Data(piece));
+        self.key_bytes += piece.len() as u64;
+        let write = if self.key_bytes > self.key_bytes_max {
+            self.key_bytes = piece.len() as u64;
+            Write::DataWithNewKeys(piece)
+        } else {
+            Write::Data(piece)
+        };
+        let next = self.idle(&mut out, write);
         match next {
             Ok(Next::Established) => Ok(out.filled),
             Ok(_) => Err(Errno::EPIPE),
@@ -415,6 +437,7 @@ impl Tls {
         self.overhead_bytes = if version == Some(ProtocolVersion::TLSv1_3) {
             17 // the true record type, and 16 bytes for authentication
         } else {
+            self.key_bytes_max = u64::MAX;
             match suite.map(|suite| suite.suite()) {
                 Some(
                     CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256

@@ -1,6 +1,6 @@
 //! Certificates, keys and versions of TLS connections. What rustls does not support raises ValueError: Python has TLS then.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,7 +10,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
+use rustls::{CipherSuiteCommon, ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite};
+use rustls::{SupportedProtocolVersion, Tls12CipherSuite, Tls13CipherSuite};
 
 use crate::client_certificates::ByOpenssl;
 use crate::tls::{Session, Tls};
@@ -95,8 +96,39 @@ impl TlsContext {
     }
 }
 
+/// Ring's, without limits in records: `Tls` updates keys by bytes. TLS 1.2 has no key update, so a connection would end
+/// after 2^24 records, however small, where OpenSSL and Java go on.
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
+        let mut provider = ring::default_provider();
+        provider.cipher_suites = provider.cipher_suites.into_iter().map(without_limit).collect();
+        Arc::new(provider)
+    });
+    PROVIDER.clone()
+}
+
+/// Never freed: rustls keeps suites for as long as the process runs.
+fn without_limit(suite: SupportedCipherSuite) -> SupportedCipherSuite {
+    let unlimited = |common: &CipherSuiteCommon| CipherSuiteCommon {
+        suite: common.suite,
+        hash_provider: common.hash_provider,
+        confidentiality_limit: u64::MAX,
+    };
+    match suite {
+        SupportedCipherSuite::Tls12(suite) => SupportedCipherSuite::Tls12(Box::leak(Box::new(Tls12CipherSuite {
+            common: unlimited(&suite.common),
+            prf_provider: suite.prf_provider,
+            kx: suite.kx,
+            sign: suite.sign,
+            aead_alg: suite.aead_alg,
+        }))),
+        SupportedCipherSuite::Tls13(suite) => SupportedCipherSuite::Tls13(Box::leak(Box::new(Tls13CipherSuite {
+            common: unlimited(&suite.common),
+            hkdf_provider: suite.hkdf_provider,
+            aead_alg: suite.aead_alg,
+            quic: suite.quic,
+        }))),
+    }
 }
 
 fn versions(min_version: &str) -> &'static [&'static SupportedProtocolVersion] {

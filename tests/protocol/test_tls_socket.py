@@ -8,10 +8,11 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.support.certificates import Authority, Certificate
 
 WAIT_SECONDS = 60.0
 T = TypeVar("T")
+_KEY_UPDATE = 24  # RFC 8446, 4.6.3
 CLOSED_EARLY = (ssl.SSLError, ConnectionError)
 
 
@@ -199,7 +201,12 @@ def test_bytes_arrive_as_they_were_sent(
     if min_version == "1.2":
         theirs.maximum_version = ssl.TLSVersion.TLSv1_2
     ours = listen(server) if as_server else trusting(authority)
-    echoed = bytearray()
+    echoed, key_updates = bytearray(), Counter[str]()
+
+    def observe(_: object, direction: str, *message: Any) -> None:
+        key_updates[direction] += message[2] == _KEY_UPDATE
+
+    theirs._msg_callback = observe  # type: ignore[attr-defined]
 
     def echo() -> None:
         with theirs.wrap_socket(
@@ -213,6 +220,8 @@ def test_bytes_arrive_as_they_were_sent(
         sock = tls_socket(near, ours, buffers, None if as_server else "localhost")
         await secure(sock)
         assert (sock.native is not None) == (executor == "native")
+        if sock.native is not None and min_version == "1.3":
+            sock.native.key_bytes_max = len(data) // 10
         if sock.native is None:
             assert sock._ssl.version() == f"TLSv{min_version}"
         else:
@@ -228,6 +237,10 @@ def test_bytes_arrive_as_they_were_sent(
         answer = asyncio.run(talk())
     assert bytes(echoed) == data
     assert answer == data
+    if executor == "native" and min_version == "1.3":
+        assert 9 <= key_updates["read"] <= 30
+    else:
+        assert not key_updates["read"]
 
 
 def test_several_connections_share_what_is_empty_between_calls(authority: Authority, server: Certificate) -> None:
