@@ -198,6 +198,7 @@ def marked(
                 ],
             )
             for marker in sent.markers
+            if marker.topics
         ]
     )
     plan.finish(answer)
@@ -236,6 +237,12 @@ def test_other_markers_of_a_partly_refused_request_are_written() -> None:
     plan, reported = marked(World({CHECK: "required"}), (SHARED, "orders"), (5, "payments"))
     assert [topic.partition_indexes for marker in plan.forward.markers for topic in marker.topics][1] == [1, 2]
     assert reported == [(SHARED, "orders", [44, 44]), (5, "payments", [0, 0])]
+
+
+def test_marker_for_the_state_topic_is_denied_without_kafka() -> None:
+    plan, reported = marked(World(), (5, STATE_TOPIC))
+    assert [marker.topics for marker in plan.forward.markers] == [[]]
+    assert reported == [(5, STATE_TOPIC, [29, 29])]
 
 
 def test_marker_is_retriable_while_checks_are_unknown() -> None:
