@@ -66,7 +66,7 @@ def topic(own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
 
 @pytest.fixture
 def producer(library: str, own_proxy: ProxyProcess) -> Iterator[Producer]:
-    with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+    with closing(clients.Producer(library, own_proxy.bootstrap)) as made:
         yield made
 
 
@@ -120,7 +120,7 @@ def test_consecutive_sends_need_not_wait_for_each_other(producer: Producer, kafk
 def test_stale_batch_refuses_each_record_with_its_expectation(
     library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
 ) -> None:
-    with closing(clients.producer(library, own_proxy.bootstrap, linger_ms=3000)) as patient:
+    with closing(clients.Producer(library, own_proxy.bootstrap, linger_ms=3000)) as patient:
         _append_as_rival(kafka, topic)
         outcomes = [patient.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(50)]
         patient.resolve()
@@ -149,7 +149,7 @@ def test_repeated_write_id_is_appended_once(
     """By another producer object, as after a crash of the application."""
     now_ms = int(time.time() * 1000)
     for _ in range(2):
-        with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+        with closing(clients.Producer(library, own_proxy.bootstrap)) as made:
             outcome = made.send(
                 topic, b"once", partition=0, expected_offset=0, write_id=b"order 77", timestamp_ms=now_ms
             )
@@ -176,7 +176,7 @@ def test_resend_in_other_batches_is_recognised(
     def send(*groups: list[dict[str, Any]]) -> list[clients.Outcome]:
         outcomes = []
         with closing(
-            clients.producer(library, own_proxy.bootstrap, **_TOGETHER.get(library, {"linger_ms": 300}))
+            clients.Producer(library, own_proxy.bootstrap, **_TOGETHER.get(library, {"linger_ms": 300}))
         ) as made:
             for group in groups:
                 outcomes += [made.send(topic, partition=0, **event) for event in group]
@@ -199,7 +199,7 @@ def test_unchecked_topic_is_refused_before_sending(
     library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, unique_topic: Callable[..., str]
 ) -> None:
     unchecked = clients.create_topic(own_proxy.bootstrap, unique_topic("unchecked"))
-    with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+    with closing(clients.Producer(library, own_proxy.bootstrap)) as made:
         with pytest.raises(CheckIsOffError, match=r"check\.expected\.offsets=false"):
             made.send(unchecked, b"x", partition=0, expected_offset=0)
         with pytest.raises(CheckIsOffError, match="are not visible"):
@@ -210,7 +210,7 @@ def test_unchecked_topic_is_refused_before_sending(
         made.resolve()
         assert outcome.get() == 0
     with (
-        closing(clients.producer(library, kafka.bootstrap)) as services,
+        closing(clients.Producer(library, kafka.bootstrap)) as services,
         pytest.raises(CheckIsOffError, match="not a Fencepost proxy"),
     ):
         services.send(unchecked, b"x", partition=0, expected_offset=1)
@@ -254,7 +254,7 @@ def test_refusal_by_another_check_is_final_and_no_mismatch(
 ) -> None:
     required = {f"fencepost.check.{name}": "required" for name in ("expected.offsets", "partition.count")}
     counted = clients.create_topic(own_proxy.bootstrap, unique_topic("counted"), **required)
-    with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+    with closing(clients.Producer(library, own_proxy.bootstrap)) as made:
         outcome = made.send(counted, b"x", partition=0, expected_offset=0)
         made.resolve()
     with pytest.raises(AppendRefusedError, match=r"(?i)partition.count"):
@@ -300,7 +300,7 @@ def test_sends_ahead_of_an_answer_fall_together(
         "aiokafka": {"max_batch_size": 1},  # always one in flight
         "confluent-kafka": {"max_in_flight_requests_per_connection": 5, "batch_num_messages": 1},
     }
-    with closing(clients.producer(library, own_proxy.bootstrap, **settings[library])) as eager:
+    with closing(clients.Producer(library, own_proxy.bootstrap, **settings[library])) as eager:
         outcomes = [eager.send(topic, b"%d" % i, partition=0, expected_offset=i + 10) for i in range(4)]
         eager.resolve()
         for i, outcome in enumerate(outcomes):

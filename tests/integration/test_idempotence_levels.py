@@ -14,7 +14,7 @@ from contextlib import closing
 import pytest
 
 from tests.kit.waiting import until
-from tests.support.clients import producer, read_all
+from tests.support.clients import Producer, read_all
 from tests.support.fixtures import proxy_fixture
 from tests.support.kafka import unique_topic
 from tests.support.old_kafka import OLD_FORMAT, OldKafka
@@ -142,7 +142,7 @@ def test_fabricated_producer_id_grants_no_access(old: OldKafka, proxy: ProxyProc
 @pytest.mark.parametrize("library", ["kafka-python", "aiokafka", "confluent-kafka"])
 def test_client_library_requests_safe_idempotence(library: str, old: OldKafka, proxy: ProxyProcess) -> None:
     topic = create(old, "safe", old_format=True)
-    with closing(producer(library, proxy.bootstrap, idempotence="safe")) as made:
+    with closing(Producer(library, proxy.bootstrap, idempotence="safe")) as made:
         sent = [made.send(topic, b"%d" % n, partition=0) for n in range(COUNT)]
         made.resolve()
         assert [each.get() for each in sent] == list(range(COUNT))

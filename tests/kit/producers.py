@@ -19,10 +19,19 @@ import aiokafka
 import confluent_kafka
 import kafka
 
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
 from tests.kit.java import JavaProducers
 
 #: Of calls that start, end and close a producer, or end a transaction. `seconds` replaces it.
 WAIT_SECONDS = 60.0
+#: Our library's producers that state expected offsets.
+OURS: Mapping[str, Any] = {
+    "kafka-python": fencepost.kafka_python.ConditionalProducer,
+    "aiokafka": fencepost.aiokafka.ConditionalProducer,
+    "confluent-kafka": fencepost.confluent.ConditionalProducer,
+}
 CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")
 _numbers = itertools.count(1)
 
@@ -35,18 +44,20 @@ class Placed(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """What a record says: its key, its partition (None: the client places it), the expected offset, a write-id, and
-    whether the number of partitions that the client knows."""
+    """What a record says: its key, its partition (None: the client places it), the expected offset, a write-id, whether
+    the number of partitions that the client knows, and its time."""
 
     key: str | None = None
     partition: int | None = 0
     expected: int | None = None
     write_id: str | None = None
     counted: bool = False
+    timestamp_ms: int | None = None
 
-    def options(self, count: int | None, *, ours: bool) -> dict[str, Any]:
+    def options(self, count: int | None, *, ours: bool, timestamp: str = "timestamp_ms") -> dict[str, Any]:
         """Options of a `send` of our library's producers, or headers. `count` – of partitions, if `counted`."""
-        placed = {"key": None if self.key is None else self.key.encode(), "partition": self.partition}
+        key = None if self.key is None else self.key.encode()
+        placed = {"key": key, "partition": self.partition, timestamp: self.timestamp_ms}
         named = None if self.write_id is None else self.write_id.encode()
         if ours:
             said: dict[str, Any] = {"expected_offset": self.expected, "write_id": named}
@@ -169,13 +180,9 @@ class Aiokafka:
                 future.set_exception(error)
 
         async def send() -> None:
-            try:
-                count = len(await self._producer.partitions_for(topic)) if said.counted else None
-                sent = await self._producer.send(topic, value.encode(), **said.options(count, ours=self._ours))
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                asyncio.ensure_future(sent).add_done_callback(ended)
+            count = len(await self._producer.partitions_for(topic)) if said.counted else None
+            sent = await self._producer.send(topic, value.encode(), **said.options(count, ours=self._ours))
+            asyncio.ensure_future(sent).add_done_callback(ended)
 
         self._run(send())
         return future
@@ -250,7 +257,8 @@ class Confluent:
 
         if said.counted and topic not in self._counts:
             self._counts[topic] = self._count(topic)
-        options = said.options(self._counts.get(topic) if said.counted else None, ours=self._ours)
+        count = self._counts.get(topic) if said.counted else None
+        options = said.options(count, ours=self._ours, timestamp="timestamp")
         self._producer.produce(topic, value.encode(), on_delivery=delivered, **options)
         return future
 

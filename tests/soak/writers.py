@@ -19,9 +19,7 @@ from typing import Any
 
 import confluent_kafka
 
-import fencepost.aiokafka
-import fencepost.confluent
-import fencepost.kafka_python
+import fencepost
 from fencepost import RetryPolicy
 from tests.kit import producers
 from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported
@@ -324,7 +322,7 @@ class ClientWriter(Writer):
         settings = more.pop("settings", {})
         super().__init__(*place, **more)
         self._client, self._states_ids, self._at_once = client, self.manner.named and not ours, at_once
-        self._settings = settings | ({"kind": OURS[client]} if ours else {})
+        self._settings = settings | ({"kind": producers.OURS[client]} if ours else {})
 
     def open(self) -> None:
         settings = _configs(self._client, **self._settings)
@@ -421,11 +419,6 @@ class Transactional(ClientWriter):
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
-OURS: dict[str, Any] = {
-    "kafka-python": fencepost.kafka_python.ConditionalProducer,
-    "aiokafka": fencepost.aiokafka.ConditionalProducer,
-    "confluent-kafka": fencepost.confluent.ConditionalProducer,
-}
 _IDEMPOTENT, _NOT_IDEMPOTENT = {"enable_idempotence": True}, {"enable_idempotence": False}
 _NAMED, _SEQUENCED = Manner(named=True, resends=True), Manner(resends=True, idempotent=True)
 _SILENT = replace(_SEQUENCED, sees_messages=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-import confluent_kafka
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
 
@@ -15,6 +15,7 @@ import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import LogRecord, Record, RetryPolicy
+from tests.kit import producers
 
 T = TypeVar("T")
 WAIT_SECONDS = 90.0
@@ -86,100 +87,35 @@ class Outcome:
         return self.offset
 
 
-class Producer(Protocol):
-    """`send` submits a record without waiting; `resolve` waits for all."""
+class Producer:
+    """A `ConditionalProducer`. `send` submits a record without waiting; `resolve` waits for all."""
 
-    def send(self, topic: str, value: bytes, **options: Any) -> Outcome: ...
+    def __init__(self, library: str, bootstrap: str, *, idempotence: Any = None, **configs: Any) -> None:
+        chosen = {} if idempotence is None else {"idempotence": idempotence}
+        more = {"options": chosen} if library == "confluent-kafka" else chosen
+        kind = {"kind": producers.OURS[library], "seconds": WAIT_SECONDS, **more}
+        self._producer = producers.start(library, None, bootstrap, **kind, **configs)
+        self._waiting: list[tuple[Outcome, Future[producers.Placed]]] = []
 
-    def resolve(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class KafkaPythonProducer:
-    def __init__(self, bootstrap: str, **configs: Any) -> None:
-        self.producer = fencepost.kafka_python.ConditionalProducer(bootstrap_servers=bootstrap, **configs)
-        self._waiting: list[tuple[Outcome, Any]] = []
-
-    def send(self, topic: str, value: bytes, **options: Any) -> Outcome:
+    def send(self, topic: str, value: bytes, *, expected_offset: int | None = None, **more: Any) -> Outcome:
+        said = {name: each.decode() if isinstance(each, bytes) else each for name, each in more.items()}
+        said = {"partition": None, **said, "expected": expected_offset}
         outcome = Outcome()
-        self._waiting.append((outcome, self.producer.send(topic, value, **options)))
+        self._waiting.append((outcome, self._producer.send(topic, value.decode(), **said)))
         return outcome
 
     def resolve(self) -> None:
         for outcome, future in self._waiting:
-            try:
-                outcome.offset = future.get(WAIT_SECONDS).offset
-            except Exception as error:
-                outcome.error = error
-        self._waiting.clear()
-
-    def close(self) -> None:
-        self.producer.close(WAIT_SECONDS)
-
-
-class ConfluentProducer:
-    def __init__(self, bootstrap: str, *, idempotence: Any = None, **configs: Any) -> None:
-        named = {name.replace("_", "."): value for name, value in configs.items()}
-        self.producer = fencepost.confluent.ConditionalProducer(
-            {"bootstrap.servers": bootstrap, **named}, idempotence=idempotence
-        )
-
-    def send(self, topic: str, value: bytes, **options: Any) -> Outcome:
-        outcome = Outcome()
-
-        def delivered(err: Any, msg: confluent_kafka.Message) -> None:
-            if err is None:
-                outcome.offset = msg.offset()
+            found = producers.outcome(future, WAIT_SECONDS)
+            if isinstance(found, Exception):
+                outcome.error = found
             else:
-                outcome.error = err if isinstance(err, Exception) else confluent_kafka.KafkaException(err)
-
-        if "timestamp_ms" in options:
-            options["timestamp"] = options.pop("timestamp_ms")
-        self.producer.produce(topic, value, on_delivery=delivered, **options)
-        return outcome
-
-    def resolve(self) -> None:
-        assert self.producer.flush(WAIT_SECONDS) == 0
+                outcome.offset = found
+        self._waiting.clear()
 
     def close(self) -> None:
         self.resolve()
-        self.producer.close()
-
-
-class AiokafkaProducer:
-    """aiokafka in a separate event loop, which runs only during a call."""
-
-    def __init__(self, bootstrap: str, **configs: Any) -> None:
-        self._runner = asyncio.Runner()
-        self._waiting: list[tuple[Outcome, asyncio.Future[Any]]] = []
-
-        async def start() -> fencepost.aiokafka.ConditionalProducer:
-            producer = fencepost.aiokafka.ConditionalProducer(bootstrap_servers=bootstrap, **configs)
-            await producer.start()
-            return producer
-
-        self.producer = self._runner.run(start())
-
-    def send(self, topic: str, value: bytes, **options: Any) -> Outcome:
-        outcome = Outcome()
-        self._waiting.append((outcome, self._runner.run(self.producer.send(topic, value, **options))))
-        return outcome
-
-    def resolve(self) -> None:
-        async def resolve() -> None:
-            for outcome, future in self._waiting:
-                try:
-                    outcome.offset = (await asyncio.wait_for(future, WAIT_SECONDS)).offset
-                except Exception as error:
-                    outcome.error = error
-
-        self._runner.run(resolve())
-        self._waiting.clear()
-
-    def close(self) -> None:
-        self._runner.run(self.producer.stop())
-        self._runner.close()
+        self._producer.close()
 
 
 class Log(Protocol):
@@ -234,16 +170,6 @@ class AiokafkaLog:
 
 
 LIBRARIES = ("kafka-python", "aiokafka", "confluent-kafka")
-
-
-def producer(library: str, bootstrap: str, **configs: Any) -> Producer:
-    """A `ConditionalProducer` with the common interface."""
-    kinds: dict[str, Callable[..., Producer]] = {
-        "kafka-python": KafkaPythonProducer,
-        "aiokafka": AiokafkaProducer,
-        "confluent-kafka": ConfluentProducer,
-    }
-    return kinds[library](bootstrap, **configs)
 
 
 def log_writer(library: str, topic: str, bootstrap: str, retry: RetryPolicy | None = None) -> Log:

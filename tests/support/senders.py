@@ -13,24 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiokafka.errors
 import confluent_kafka
 import kafka.errors
 
-import fencepost.aiokafka
-import fencepost.confluent
-import fencepost.kafka_python
 from tests.kit.java import JavaError, JavaProducers
-from tests.kit.producers import Producer, Undelivered, start
+from tests.kit.producers import OURS, Producer, Undelivered, start
 from tests.kit.waiting import until
 from tests.support.ports import free_ports_in_a_row
 from tests.support.raw import Connection
 
 WAIT_SECONDS = 120.0
-_OURS = {
-    "kafka-python": fencepost.kafka_python.ConditionalProducer,
-    "aiokafka": fencepost.aiokafka.ConditionalProducer,
-    "confluent-kafka": fencepost.confluent.ConditionalProducer,
-}
+_RAISED = (aiokafka.errors.KafkaError, kafka.errors.KafkaError, confluent_kafka.KafkaException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Sending:
         assert done, "the client has reported no outcome yet"
         match self._future.exception():
             case None:
-                return Observed(self._future.result())
+                return Observed(self._future.result().offset)
             case JavaError() as error:
                 return Observed(error=error.kind, shown=error.message)
             case Undelivered() as error:
@@ -78,7 +72,7 @@ class Sender:
     def send(self, topic: str, value: str, **stated: Any) -> Sending:
         try:
             return Sending(self.producer.send(topic, value, **stated))
-        except (kafka.errors.KafkaError, confluent_kafka.KafkaException) as error:  # after a fatal error
+        except _RAISED as error:  # after a fatal error
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return Sending(failed)
@@ -107,7 +101,7 @@ class Client:
 
     def open(self, bootstrap: str, java: JavaProducers, **more: Any) -> Sender:
         """`more`: further settings, with `_` for `.`."""
-        ours = {"kind": _OURS[self.library]} if self.ours else {}
+        ours = {"kind": OURS[self.library]} if self.ours else {}
         return open_sender(self.library, java, bootstrap, **self.configs, **ours, **more)
 
     def one_record_a_batch(self) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class Worker:
             case "send", [name, topic, partition, value, expected]:
                 stated = None if expected == "-" else int(expected)
                 sent = self.instances[name].send(topic, value, partition=int(partition), expected=stated)
-                return str(sent.result(_PATIENCE_SECONDS))
+                return str(sent.result(_PATIENCE_SECONDS).offset)
             case "offsets", [name, group, topic, partition, offset]:
                 self.instances[name].offsets(group, topic, int(partition), int(offset))
             case "read", [topic, partition, level, stop, idle_ms]:
