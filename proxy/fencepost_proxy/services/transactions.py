@@ -438,21 +438,40 @@ class Commits:
                 _limited_log.warning("old", "lookup of old transactions failed", reason=error)
 
     async def maintain(self, recorded_before: float) -> None:
-        """Check some records older than that time (Unix seconds). Raises `UpstreamUnavailable`, `StateError`."""
-        over = []
+        """Clear those of some records older than that time (Unix seconds) whose transactions have ended.
+
+        Raises `UpstreamUnavailable`, `StateError`.
+        """
+        over, failure = [], None
         for abort_only in self._state().view.abort_only_records.older_than(int(recorded_before * 1000))[
             :_MAINTAINED_AT_ONCE
         ]:
             try:
-                found = await self._transactions.describe(abort_only.transactional_id)
+                if await self._has_ended(abort_only):
+                    over.append(abort_only)
             except UpstreamUnavailable as error:
                 if error.error_code is None:
-                    raise
-                continue
-            producer = abort_only.producer_id, abort_only.producer_epoch
-            if found is None or found.state != ONGOING or (found.producer_id, found.producer_epoch) != producer:
-                over.append(abort_only)
+                    failure = error
+                    break
         await self._state().append(encode_abort_only_tombstones(over))
+        if failure is not None:
+            raise failure
+
+    async def _has_ended(self, abort_only: AbortOnly) -> bool:
+        """For every broker, since one that is cut off may take itself for the coordinator, with old state."""
+        answered = False
+        for node_id in self._metadata.known.brokers:
+            try:
+                found = await self._transactions.describe_at(node_id, abort_only.transactional_id)
+            except UpstreamUnavailable as error:
+                if error.error_code == Error.NOT_COORDINATOR:
+                    continue
+                raise
+            answered = True
+            producer = abort_only.producer_id, abort_only.producer_epoch
+            if found is not None and found.state == ONGOING and (found.producer_id, found.producer_epoch) == producer:
+                return False
+        return answered
 
 
 def _position(logged: Logged) -> tuple[int, int, int, int]:
