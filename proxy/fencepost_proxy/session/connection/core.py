@@ -29,20 +29,3 @@ class Core:
         self.proofs = Proofs(self.state, self.queue, services)
         self.samples = UncheckedSamples(self.state, services, services)
         self.draining = Draining(self.state, self.holds, self.queue)
-
-
-class Part:
-    """A part of a session that is made after `Core`, and has its parts."""
-
-    __slots__ = tuple(f"_{name}" for name in Core.__slots__)
-
-    def __init__(self, core: Core) -> None:
-        self._draining = core.draining
-        self._holds = core.holds
-        self._in_progress = core.in_progress
-        self._pipelines = core.pipelines
-        self._proofs = core.proofs
-        self._queue = core.queue
-        self._samples = core.samples
-        self._state = core.state
-        self._threads = core.threads

@@ -57,27 +57,38 @@ class CheckedAppends:
         """Python calls it for a part that is not made."""
         if self.made:
             raise AttributeError(name)
+        self.made = True
         self._make(self._core)
         return getattr(self, name)
 
     def _make(self, core: Core) -> None:
-        self.made = True
-        state, holds, queue, services = core.state, core.holds, core.queue, core.state.services
-        pipelines, proofs, sequencers = core.pipelines, core.proofs, core.state.sequencers
+        state, holds, queue, pipelines, proofs = core.state, core.holds, core.queue, core.pipelines, core.proofs
+        services, sequencers = state.services, state.sequencers
         self.joins = TransactionJoins(state, queue, proofs, services, sequencers)
         self.commits = EndTxnRequests(state, holds, queue, proofs, services.transactions)
         self.barriers = Barriers(state, holds, core.draining, services)
-        self.transactions = TransactionalAppends(core)
+        self.transactions = TransactionalAppends(state, holds, queue, proofs, services, services.transactions)
         self.drafts = Drafts(state, pipelines, services, self.transactions)
-        forwarding, refusals = Forwarding(queue, services), Refusals(core)
-        self.levels = IdempotenceChecks(state, queue, pipelines, services.idempotence, forwarding)
+        producers, forwarding = services.idempotence, Forwarding(queue, services)
+        refusals = Refusals(state, queue, proofs, services, producers)
+        self.levels = IdempotenceChecks(state, queue, pipelines, producers, forwarding)
         self.completion = Completion(
-            core,
-            transactions=self.transactions,
-            barriers=self.barriers,
-            forwarding=forwarding,
-            refusals=refusals,
-            levels=self.levels,
+            state,
+            queue,
+            pipelines,
+            proofs,
+            core.in_progress,
+            holds.throttling,
+            services,
+            services,
+            services,
+            producers,
+            sequencers,
+            self.transactions,
+            self.barriers,
+            forwarding,
+            refusals,
+            self.levels,
         )
         self.admission = Admission(
             state,

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
 from fencepost_proxy.session.batches.results import Results
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
+from fencepost_proxy.session.connection.in_progress import InProgress
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.read_holds import Throttling
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
-from fencepost_proxy.session.frames.services import Memory, Observation, Settings
+from fencepost_proxy.session.frames.services import Memory, Observation, Sequencers, Settings
 from fencepost_proxy.session.frames.steps import Steps
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID, Forwarding
 from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
 from fencepost_proxy.session.produce.refusals import Refusals
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import (
     PartitionResult,
@@ -34,44 +40,27 @@ _STALE = frozenset(
 )
 
 
-class Completion(Part):
-    __slots__ = (
-        "_barriers",
-        "_forwarding",
-        "_levels",
-        "_memory",
-        "_observation",
-        "_producers",
-        "_refusals",
-        "_sequencers",
-        "_settings",
-        "_throttling",
-        "_transactions",
-    )
+@dataclass(slots=True, eq=False)
+class Completion:
+    _state: ConnectionState
+    _queue: ResponseQueue
+    _pipelines: FailedPipelines
+    _proofs: Proofs
+    _in_progress: InProgress
+    _throttling: Throttling
+    _observation: Observation
+    _memory: Memory
+    _settings: Settings
+    _producers: IdempotenceMemory
+    _sequencers: Sequencers
+    _transactions: TransactionalAppends
+    _barriers: Barriers
+    _forwarding: Forwarding
+    _refusals: Refusals
+    _levels: IdempotenceChecks
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        transactions: TransactionalAppends,
-        barriers: Barriers,
-        forwarding: Forwarding,
-        refusals: Refusals,
-        levels: IdempotenceChecks,
-    ) -> None:
-        super().__init__(core)
-        self._observation: Observation = core.state.services
-        self._memory: Memory = core.state.services
-        self._settings: Settings = core.state.services
-        self._producers = core.state.services.idempotence
-        self._sequencers = core.state.sequencers
-        self._throttling = core.holds.throttling
-        self._transactions = transactions
-        self._barriers = barriers
-        self._forwarding = forwarding
-        forwarding.answered = self._answered
-        self._refusals = refusals
-        self._levels = levels
+    def __post_init__(self) -> None:
+        self._forwarding.answered = self._answered
 
     def sent_produce_of(self, pending: PendingAppend) -> ProduceExchange | None:
         found = self._produce_of(pending)

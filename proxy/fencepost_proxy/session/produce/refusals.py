@@ -8,16 +8,18 @@ start, as Kafka does.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
-from fencepost_proxy.session.connection.proofs import PROVES_NOTHING
+from fencepost_proxy.session.connection.proofs import PROVES_NOTHING, Proofs
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.pending_responses import inner_response
 from fencepost_proxy.session.frames.services import Settings
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
@@ -48,13 +50,13 @@ _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
 _REASON_SECONDS = 1.0
 
 
-class Refusals(Part):
-    __slots__ = ("_producers", "_settings")
-
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._settings: Settings = core.state.services
-        self._producers = core.state.services.idempotence
+@dataclass(slots=True, eq=False)
+class Refusals:
+    _state: ConnectionState
+    _queue: ResponseQueue
+    _proofs: Proofs
+    _settings: Settings
+    _producers: IdempotenceMemory
 
     def unproved(self, produce: ProduceExchange) -> list[TopicPartition]:
         """The results made by the proxy that reveal something about a topic for which this client has not proved WRITE:

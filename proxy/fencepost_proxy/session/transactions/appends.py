@@ -8,30 +8,35 @@ client gets a retriable error instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from fencepost_policies.append import Append
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.connection.core import Core, Part
+from fencepost_proxy.session.connection.proofs import Proofs
+from fencepost_proxy.session.connection.read_holds import ReadHolds
+from fencepost_proxy.session.connection.response_queue import ResponseQueue
+from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import RecordAbortOnly
 from fencepost_proxy.session.frames.services import Topics
 from fencepost_proxy.session.frames.steps import Steps, Wait
-from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
+from fencepost_proxy.transactions.table import PENDING_CODES, Table, Transaction
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult, ProduceRequest
 
 
-class TransactionalAppends(Part):
-    __slots__ = ("_table", "_topics")
-
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._topics: Topics = core.state.services
-        self._table = core.state.services.transactions
+@dataclass(slots=True, eq=False)
+class TransactionalAppends:
+    _state: ConnectionState
+    _holds: ReadHolds
+    _queue: ResponseQueue
+    _proofs: Proofs
+    _topics: Topics
+    _table: Table
 
     def to_be_proved(self, request: ProduceRequest) -> str | None:
         """The transactional id of its appends to checked topics, if Kafka has not confirmed it for this client."""
