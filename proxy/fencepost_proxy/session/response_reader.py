@@ -161,7 +161,6 @@ class ResponseReader:
             self._holds.throttling.throttled(response.throttle_time_ms)
             on_response(response)
             self._appends.arrival.earlier_answered()
-            self._queue.answer_front()
             return
         self._holds.throttling.throttled(throttle_ms(frame, pending_response.api_key, pending_response.version))
         if not pending_response.inner:
@@ -171,7 +170,6 @@ class ResponseReader:
                 self._holds.quota -= MESSAGE_WORK_BYTES + len(frame)
             assert on_response is not None
             on_response(frame)
-            self._queue.answer_front()
         elif pending_response.answer in (Answer.RELAYED_UNLESS_BROKERS, Answer.RELAYED_UNTIL_BROKERS):
             self._in_progress.begin(self._end_with_own_addresses(pending_response, frame))
         else:
