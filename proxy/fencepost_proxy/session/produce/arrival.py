@@ -141,7 +141,8 @@ class Arrival:
                 if not_found and whole.acks == 0:
                     raise ClientProtocolError(f"an append with acks=0 failed: {not_found[0].error_code}")
             self._refuse_producer_ids(request)
-            if (transactional_id := self._transactions.to_be_proved(request)) is not None:
+            transactional_id = request.transactional_id
+            if transactional_id is not None and self._transactions.must_prove(transactional_id, request):
                 names = transactional_id, request.correlation_id, request.client_id
                 if not (yield from self._proofs.prove_use(*names)):
                     return None

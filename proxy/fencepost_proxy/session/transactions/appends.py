@@ -38,17 +38,17 @@ class TransactionalAppends:
     _topics: Topics
     _table: Table
 
-    def to_be_proved(self, request: ProduceRequest) -> str | None:
-        """The transactional id of its appends to checked topics, if Kafka has not confirmed it for this client."""
-        if request.transactional_id is None or request.transactional_id == self._proofs.may_use:
-            return None
+    def must_prove(self, transactional_id: str, request: ProduceRequest) -> bool:
+        """Whether it appends to checked topics, and Kafka has not confirmed the transactional id for this client."""
+        if transactional_id == self._proofs.may_use:
+            return False
         for topic in request.topics:
             policy = self._topics.policy(topic.name)
             if policy is not None and policy.is_checked:
                 for data in topic.partitions:
                     if _unread(TopicPartition(topic.name, data.partition), data) is not None:
-                        return request.transactional_id
-        return None
+                        return True
+        return False
 
     def deny(self, request: ProduceRequest) -> None:
         """As Kafka does: refuse the whole request."""
