@@ -8,7 +8,7 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.appends import batch_to_send
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
-from fencepost_proxy.session.batches.results import refused
+from fencepost_proxy.session.batches.produce_exchange import refused
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.produce import PartitionResult

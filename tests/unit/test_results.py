@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost_proxy.errors import ContradictoryResults, Error
-from fencepost_proxy.session.batches.results import Results
+from fencepost_proxy.session.batches.produce_exchange import Results
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 

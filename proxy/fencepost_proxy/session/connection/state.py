@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
-from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
-from fencepost_proxy.session.batches.results import refused
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, refused
 from fencepost_proxy.session.frames.cutter import REQUEST_BYTES_MIN, RESPONSE_BYTES_MIN, CutterState, FrameCutter
 from fencepost_proxy.session.frames.messages import Command, Count
 from fencepost_proxy.session.frames.request_template import NO_TEMPLATE, RequestTemplate

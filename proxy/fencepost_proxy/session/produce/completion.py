@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
-from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, retriable
-from fencepost_proxy.session.batches.results import Results
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, Results, retriable
 from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
 from fencepost_proxy.session.connection.in_progress import InProgress
 from fencepost_proxy.session.connection.proofs import Proofs

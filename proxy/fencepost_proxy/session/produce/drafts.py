@@ -9,9 +9,8 @@ from fencepost_policies.append_policy import refusal_of
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import AppendContext, PendingAppend, Placement
 from fencepost_proxy.session.batches.partition_counts import pipeline_of
-from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
+from fencepost_proxy.session.batches.produce_exchange import ProduceExchange, refused
 from fencepost_proxy.session.batches.reading import append_of, checked_append
-from fencepost_proxy.session.batches.results import refused
 from fencepost_proxy.session.connection.failed_pipelines import FailedPipelines
 from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import Count
