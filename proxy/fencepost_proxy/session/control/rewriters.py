@@ -261,9 +261,10 @@ class RequestRewriters:
 
         forward = replace_body(frame, header.body_offset, body)
         if expanded_topics is None or expanded_topics.first is None:
-            later = plan.later
-            if plan.joins is None or later is None:
+            if plan.joins is None:
                 return RequestRewriter(forward, finish=finish)
+            later = plan.later
+            assert later is not None
 
             def answer_later() -> bytes:
                 return encode_response_frame(header.api_key, header.api_version, header.correlation_id, later)
