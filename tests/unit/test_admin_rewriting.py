@@ -261,7 +261,8 @@ def creatable(name: str, *configs: Message) -> Message:
 @pytest.mark.parametrize("version", versions(apis.CREATE_TOPICS))
 def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -> None:
     world = World()
-    queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(SOURCE, "base"))
+    alias = SOURCE.removeprefix("fencepost.")
+    queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(alias, "base"))
     kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
 
     others = Message(name="payments", topic_id=PAYMENTS, configs=[])
