@@ -86,7 +86,7 @@ def test_least_recently_used_transaction_is_dropped() -> None:
 
 def test_batches_that_follow_each_other_are_whole() -> None:
     table = Table()
-    for sequence, at in ((0, 10), (2, 12), (0, 10), (4, 14)):  # the third: a retry of the first
+    for sequence, at in ((0, 10), (2, 12), (2, 12), (0, 10), (4, 14)):  # with retries of the second and the first
         table.appended_batch(TXN, replace(ONE, base_sequence=sequence, expected_base_offset=at), at)
     transaction = known(table)
     written = transaction.written[A]
