@@ -25,6 +25,9 @@ __version__: str
 def changed() -> None:
     """Something changed of what `Settings` with a `Shared` remembers of the services."""
 
+def crc32c(*parts: bytes) -> int:
+    """Of all parts together."""
+
 def element_ends(data: bytes, at: int, count: int, layout: Sequence[tuple[int, int]]) -> list[int] | None:
     """As `wire.layouts.element_ends`; None where that raises. Other threads run meanwhile."""
 

@@ -1,6 +1,8 @@
 //! Reads untrusted bytes. Every read is checked: `None` is the end of the bytes, or a number that is too long.
 
 use crc_fast::{CrcAlgorithm, Digest};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
 
 pub struct Cursor<'a> {
     data: &'a [u8],
@@ -91,4 +93,15 @@ pub fn crc32c<const N: usize>(parts: [&[u8]; N]) -> u32 {
         digest.update(part);
     }
     digest.finalize() as u32
+}
+
+/// The same for Python.
+#[pyfunction(name = "crc32c")]
+#[pyo3(signature = (*parts))]
+pub fn crc32c_of(parts: &Bound<'_, PyTuple>) -> PyResult<u32> {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    for part in parts {
+        digest.update(part.cast::<PyBytes>()?.as_bytes());
+    }
+    Ok(digest.finalize() as u32)
 }

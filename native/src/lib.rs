@@ -46,7 +46,7 @@ const _: () = assert!(align_of::<tls_context::TlsContext>() <= ALIGNMENT_MAX);
 mod fencepost_native {
     /// `proxy/fencepost_proxy/executor.py` accepts no other number: both change together.
     #[pymodule_export]
-    const INTERFACE: u32 = 13;
+    const INTERFACE: u32 = 14;
     /// `client/fencepost/spark/native.py` accepts no other number.
     #[pymodule_export]
     const ENCODING_INTERFACE: u32 = 2;
@@ -54,6 +54,8 @@ mod fencepost_native {
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
+    #[pymodule_export]
+    use crate::bytes::crc32c_of;
     #[pymodule_export]
     use crate::connection::Connection;
     #[pymodule_export]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 #: The interface of the native module that this code uses: `INTERFACE` in `native/src/lib.rs`. A change of either side
 #: that the other must follow raises both.
-INTERFACE: Final = 13
+INTERFACE: Final = 14
 _NAME: Final = "fencepost_native"
 
 

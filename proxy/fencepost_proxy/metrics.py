@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Final, NamedTuple
 
+from fencepost_proxy.executor import EXECUTOR
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Monotonic, TopicPartition
 from fencepost_proxy.wire.apis import APIS
@@ -33,6 +34,8 @@ _BLOCKED_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300
 
 @cache
 def fencepost_version() -> str:
+    if EXECUTOR.module is not None:
+        return str(EXECUTOR.module.__version__)  # released together
     # It reads a file and brings the email package with it.
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from typing import NamedTuple, NewType, TypeVar
 from uuid import UUID
@@ -57,7 +58,8 @@ class Address(NamedTuple):
         """From a socket's own name or its peer's. An IPv4 client of a `[::]` listener is 192.0.2.1, not
         ::ffff:192.0.2.1: certificates name the former, and clients compare the text."""
         host, port = name[:2]
-        return cls(host.removeprefix("::ffff:") if "." in host else host, port)
+        # Many connections have one host.
+        return cls(sys.intern(host.removeprefix("::ffff:") if "." in host else host), port)
 
     @classmethod
     def parse(cls, text: str, *, default_port: int | None = None) -> Address:

@@ -6,11 +6,13 @@ batch has to be odd or broken, it is put together here byte by byte.
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiokafka.record.default_records
+import crc32c
 import kafka.record.default_records
 import pytest
 from confluent_kafka import Producer
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import batch_scan as product
+from fencepost_proxy.wire import checksum
 from fencepost_proxy.wire.batch import (
     fence_batch,
     parse_batch_header,
@@ -546,3 +549,9 @@ def test_batch_emptied_by_compaction_can_be_digested() -> None:
 def test_impossible_fetch_response_is_the_brokers_fault(data: bytes) -> None:
     with pytest.raises(UpstreamProtocolError):
         list(split_batches(memoryview(data)))
+
+
+def test_crc_of_parts_is_the_packages_crc_of_all() -> None:
+    parts = random.Random(5).randbytes(61), memoryview(random.Random(6).randbytes(5_000)), b""
+    assert checksum.crc32c(*parts) == crc32c.crc32c(b"".join(parts))
+    assert checksum.crc32c() == crc32c.crc32c(b"") == 0

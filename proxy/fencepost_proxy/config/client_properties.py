@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Any, Final
 
-from fencepost.java_keystores import KeyStoreError, identity, is_key_store, pem, trusted_certificates
-from fencepost.java_properties import properties_of, token_file
 from fencepost_proxy.config import Problem, Refused
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -86,6 +84,8 @@ class JavaStore(PosixPath):
 
     def pem(self) -> str:
         """Trusted certificates, or a private key and its certificates. Raises Refused, OSError."""
+        from fencepost.java_keystores import KeyStoreError, identity, pem, trusted_certificates  # noqa: PLC0415
+
         given, data = _properties(self.properties), self.read_bytes()
         store = "ssl.truststore" if self.is_truststore else "ssl.keystore"
         password = given.get(f"{store}.password") or None
@@ -165,6 +165,8 @@ def _is_java_store(given: _Properties, store: str) -> bool:
     location = given.get(f"{store}.location")
     if not location:
         return False
+    from fencepost.java_keystores import is_key_store  # noqa: PLC0415
+
     try:
         with open(location, "rb") as file:
             return is_key_store(file.read(4))
@@ -177,6 +179,8 @@ def _control_sasl(given: _Properties) -> Mapping[str, object]:
     if mechanism not in _MECHANISMS:
         raise Refused([given.problem("sasl.mechanism", f"must be one of {', '.join(_MECHANISMS)}")])
     if mechanism == "OAUTHBEARER":
+        from fencepost.java_properties import token_file  # noqa: PLC0415
+
         try:
             return {"mechanism": mechanism, "token_file": token_file(given.get(_TOKEN))}
         except ValueError as error:
@@ -230,5 +234,8 @@ def _store(given: _Properties, store: str) -> object:
 
 
 def _properties(file: Path) -> _Properties:
+    # The client library takes a megabyte.
+    from fencepost.java_properties import properties_of  # noqa: PLC0415
+
     found = list(properties_of(file.read_bytes()))
     return _Properties(file, {each.name: each.value for each in found}, {each.name: each.line for each in found})

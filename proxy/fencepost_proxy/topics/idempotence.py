@@ -10,7 +10,7 @@ A producer that is not in this memory gets Kafka's answer.
 
 from __future__ import annotations
 
-import secrets
+import random
 from typing import Final
 
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM
@@ -26,7 +26,7 @@ _NEVER_OBSERVED: Final = (-1, float("-inf"))
 
 def make_up_producer_id() -> int:
     """For a client that gets none from Kafka. Kafka counts its own up from 0; these are random."""
-    return MADE_UP_IDS_FROM + secrets.randbits(62)
+    return MADE_UP_IDS_FROM + random.SystemRandom().getrandbits(62)
 
 
 class IdempotenceMemory:

@@ -17,7 +17,6 @@ from os import stat_result
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fencepost.java_keystores import pem_file
 from fencepost_proxy import logs
 from fencepost_proxy.config import ListenTls, TlsVersion, UpstreamTls
 from fencepost_proxy.config.client_properties import CertificatesIn, JavaStore
@@ -223,7 +222,11 @@ def _decoded(certificate: Path) -> Mapping[str, Any]:
 
 
 def _as_pem(certificate: Path) -> AbstractContextManager[str]:
-    return pem_file(certificate.pem()) if isinstance(certificate, JavaStore) else nullcontext(str(certificate))
+    if not isinstance(certificate, JavaStore):
+        return nullcontext(str(certificate))
+    from fencepost.java_keystores import pem_file  # noqa: PLC0415 - the client library
+
+    return pem_file(certificate.pem())
 
 
 class _Kept:

@@ -367,7 +367,7 @@ class ProxiedConnection:
         self._client_closed = False
         self._upstream_closed = False
         self._on_request: Callable[[ProxiedConnection], None] | None = None
-        self._on_refused: Callable[[], None] = lambda: None
+        self._on_refused: Callable[[Address], None] | None = None
         self.awaits_request = False
 
     def await_request(self, on_request: Callable[[ProxiedConnection], None]) -> None:
@@ -381,7 +381,7 @@ class ProxiedConnection:
             on_request(self)
 
     def connected(
-        self, sock: Socket, address: Address | None = None, on_refused: Callable[[], None] = lambda: None
+        self, sock: Socket, address: Address | None = None, on_refused: Callable[[Address], None] | None = None
     ) -> None:
         """The upstream connection to `address` is open: starts reading both sockets.
 
@@ -493,8 +493,8 @@ class ProxiedConnection:
         if self._upstream_closed:
             return
         self._upstream_closed = True
-        if self._was_refused:
-            self._on_refused()
+        if self._was_refused and self._on_refused is not None and self.upstream_address is not None:
+            self._on_refused(self.upstream_address)
         self.close_reason = self.close_reason or reason
         self.driver.session_event(self.connection, messages.UpstreamLost(reason))
         self._closed_if_both()

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from fencepost_proxy import logs
 from fencepost_proxy.cluster.broker import BACKOFF_SECONDS
@@ -57,10 +58,15 @@ class SocketServer:
     limits: Callable[[], Limits]
     listeners: Listeners
     refused: RefusedConnections
+    #: One object for all connections.
+    _record_refused: Callable[[Address], None] = field(init=False)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
     _tasks: Tasks = field(default_factory=Tasks, init=False)
     _connects: OnePerIteration = field(default_factory=OnePerIteration, init=False)
     _handshakes: OnePerIteration = field(default_factory=OnePerIteration, init=False)
+
+    def __post_init__(self) -> None:
+        self._record_refused = partial(self.refused.record, of="clients")
 
     def accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         began = time.monotonic()
@@ -100,7 +106,7 @@ class SocketServer:
             proxied.client.close(time.monotonic())
         else:
             began = time.monotonic()
-            proxied.connected(far, address, lambda: self.refused.record(address, "clients"))
+            proxied.connected(far, address, self._record_refused)
             self.listeners.share.charge(2 * (time.monotonic() - began))
 
     async def _resume(self, node_id: NodeId | None) -> None:

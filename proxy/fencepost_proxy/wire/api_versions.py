@@ -42,8 +42,13 @@ def introduced(frame: memoryview) -> tuple[str | None, Software | None]:
         request = decode_request(API_VERSIONS, header.api_version, frame[header.body_offset :])
     except ProtocolError:
         return None, None
-    software = Software(_shown(request.client_software_name), _shown(request.client_software_version))
-    return header.client_id, software
+    return header.client_id, _software(_shown(request.client_software_name), _shown(request.client_software_version))
+
+
+@lru_cache(maxsize=256)
+def _software(name: str, version: str) -> Software:
+    """Many connections have the same one."""
+    return Software(name, version)
 
 
 def _shown(text: str) -> str:

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-import crc32c
-
 from fencepost_proxy.errors import UpstreamProtocolError
+from fencepost_proxy.wire.checksum import crc32c
 from fencepost_proxy.wire.compression import CODEC_NAMES, MalformedBatch
 from fencepost_proxy.wire.primitives import (
     INT32,
@@ -125,7 +124,7 @@ def require_single_batch(records: memoryview) -> BatchHeader:
 def verify_crc(records: memoryview) -> bool:
     """Whether a complete batch's CRC32C is correct. Call it before `fence_batch`, which computes a new CRC."""
     (crc,) = _UINT32.unpack_from(records, _CRC_AT)
-    return bool(crc32c.crc32c(records[_ATTRIBUTES_AT:]) == crc)
+    return bool(crc32c(records[_ATTRIBUTES_AT:]) == crc)
 
 
 UINT64_MAX = 0xFFFFFFFFFFFFFFFF
@@ -167,8 +166,7 @@ def fenced_header(
         (attributes & ~(INSTANCE_ID_MAX << _INSTANCE_ID_SHIFT)) | (instance_id << _INSTANCE_ID_SHIFT),
     )
     _PRODUCER.pack_into(out, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    covered = crc32c.crc32c(bytes(out[_ATTRIBUTES_AT:]))
-    _UINT32.pack_into(out, _CRC_AT, crc32c.crc32c(records[HEADER_BYTES:], covered))
+    _UINT32.pack_into(out, _CRC_AT, crc32c(bytes(out[_ATTRIBUTES_AT:]), records[HEADER_BYTES:]))
     return out
 
 

@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -141,7 +141,7 @@ def _in(version: int, text: str | None) -> bool:
 @cache
 def _lines() -> dict[str, str]:
     """The schemas as text: few of them are ever needed."""
-    text = resources.files(__package__).joinpath("schemas.json").read_text("utf-8")
+    text = Path(__file__).with_name("schemas.json").read_text("utf-8")
     return dict(re.findall(r'(?m)^"(\w+)": (.*?),?$', text))
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-import crc32c
-
 from fencepost_proxy.types import Offset
 from fencepost_proxy.wire.batch import HEADER_BYTES, MAGIC, BatchHeader, verify_crc
+from fencepost_proxy.wire.checksum import crc32c
 from fencepost_proxy.wire.compression import MalformedBatch
 from fencepost_proxy.wire.primitives import MALFORMED, read_varint, read_varlong, reason_of, write_varlong
 
@@ -43,7 +42,7 @@ def encode_uncompressed_batch(records: Sequence[tuple[bytes | None, bytes | None
     count = len(records)
     covered = _AFTER_CRC.pack(0, count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, count) + payload
     length = _BEFORE_CRC.size + _UINT32.size + len(covered) - _LENGTH_ENDS
-    return _BEFORE_CRC.pack(0, length, -1, MAGIC) + _UINT32.pack(crc32c.crc32c(covered)) + covered
+    return _BEFORE_CRC.pack(0, length, -1, MAGIC) + _UINT32.pack(crc32c(covered)) + covered
 
 
 def read_uncompressed_records(header: BatchHeader, batch: memoryview) -> Iterator[StateTopicRecord]:
