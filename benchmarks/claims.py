@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks import machine
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.ports import HOST
 from fencepost_proxy.types import Address
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="measure each series for so long (default: 5)")
     parser.add_argument("--delay-ms", type=float, default=2.0, help="round trip added before Kafka (default: 2)")
     args = parser.parse_args()
+    machine.print_heading("Several proxies, and claims")
     relay = DelayingRelay(port := free_port(), args.delay_ms / 2000)
     ratios: dict[str, list[float]] = {}
     with (

@@ -107,6 +107,13 @@ def busy() -> str:
     return f"before the run, other programs used {cores:.2f} cores" if cores > _BUSY_CORES else ""
 
 
+def print_heading(title: str) -> None:
+    """Of a result that is only printed, as Markdown; a busy machine is stated with it."""
+    print(f"\n## {title}\n", flush=True)
+    if stated := busy():
+        print(f"**Not for publication: {stated}**\n", flush=True)
+
+
 def _busy_seconds() -> float:
     """Of all cores, since the machine started: user, nice, system, and interrupts."""
     user, nice, system, _idle, _waiting, *interrupts = (

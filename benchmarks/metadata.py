@@ -23,6 +23,7 @@ from uuid import UUID
 from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from benchmarks import machine
 from benchmarks.scaling import cpu_seconds
 from benchmarks.status_page import share
 from fencepost_dev.cluster import KafkaCluster
@@ -188,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kafka", action="store_true", help="also measure with Kafka and a proxy process")
     parser.add_argument("--topics", type=int, default=20, help="topics there, of ten partitions each")
     args = parser.parse_args(argv)
+    machine.print_heading("Metadata")
     print(f"Python {sys.version.split()[0]}, {EXECUTOR}")
     measure_code()
     if args.kafka:

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import confluent_kafka
 
+from benchmarks import machine
 from benchmarks.__main__ import PEERS
 from benchmarks.raw import Appends, Shape
 from benchmarks.routes import Peer, Route, free_ports, haproxy, read_peers
@@ -299,6 +300,7 @@ def main() -> int:
             print(f"{peer.name}: {peer.missing}", file=sys.stderr)
     peers = [peer for peer in known if peer.tls_config]
     megabytes, connections, rounds = (40, 100, 2) if options.quick else (100, 300, 4)
+    machine.print_heading("TLS")
     with (
         tempfile.TemporaryDirectory(prefix="fencepost-secured-") as directory,
         setups(Path(directory), peers) as measured,

@@ -277,7 +277,7 @@ def sasl_ssl_kafka(
 
 
 def set_scram_passwords(bootstrap: str) -> None:
-    admin = confluent_admin.AdminClient({"bootstrap.servers": bootstrap})
+    admin = confluent_admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 4})  # no "purging events"
     for kind in (confluent_admin.ScramMechanism.SCRAM_SHA_256, confluent_admin.ScramMechanism.SCRAM_SHA_512):
         # One request each, because Kafka accepts a user only once per request.
         requested = [

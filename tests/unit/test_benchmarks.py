@@ -355,3 +355,15 @@ def test_spark_variants_are_compared_per_round_and_arrangement() -> None:
 def test_versions_name_the_build_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCEPOST_NATIVE", "off")
     assert machine.versions()["fencepost"].endswith(" (pure Python: FENCEPOST_NATIVE=off)")
+
+
+@pytest.mark.parametrize("stated", ["", "before the run, other programs used 1.00 cores"])
+def test_heading_of_a_printed_result_states_a_busy_machine(
+    stated: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "busy", lambda: stated)
+    machine.print_heading("TLS")
+    out = capsys.readouterr().out
+    assert "## TLS" in out
+    assert ("Not for publication" in out) is bool(stated)
+    assert stated in out
