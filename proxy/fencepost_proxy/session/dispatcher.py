@@ -19,7 +19,7 @@ from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.frames import messages as sessions
 from fencepost_proxy.session.frames.services import Services
-from fencepost_proxy.session.past_barriers import PastBarriers
+from fencepost_proxy.session.produce.begun import PastBarriers
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames

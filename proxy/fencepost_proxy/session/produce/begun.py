@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from fencepost_proxy.expansion.barrier import AppendBarrier
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.read_holds import ReadHolds
 from fencepost_proxy.session.connection.response_queue import ResponseQueue
@@ -64,3 +67,68 @@ class BegunAppends:
     def is_silent(self, begun: Begun) -> bool:
         """Its last frame was acks=0: the outcome stays unknown."""
         return self._state.silent_to == begun.reads_to
+
+
+class HasBegun(Protocol):
+    """A session."""
+
+    @property
+    def begun(self) -> BegunAppends: ...
+
+
+class PastBarriers:
+    """Those of all connections. `sessions`: all of the process. `barrier`: that of a topic."""
+
+    def __init__(self, sessions: Mapping[int, HasBegun], barrier: Callable[[str], AppendBarrier]) -> None:
+        self._sessions = sessions
+        self._barrier = barrier
+        self._begun: dict[str, dict[HasBegun, Begun]] = {}  # by topic
+
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    def remember(self, topic: str, now: float) -> None:
+        """From here on its appends come to its barrier. Requests in progress are remembered until they are answered.
+
+        1. The topic has no count check, so a frame of 90 MB for it is streamed without entering a barrier.
+        2. While the frame arrives slowly, an operator enables the count check and expands the topic.
+        3. Only this connection knows of an append that was partitioned for the old count, and the client decides how
+           long it takes.
+        """
+        found = {each: begun for each in self._sessions.values() if (begun := each.begun.now(now)) is not None}
+        if found:
+            self._begun[topic] = {**found, **self._begun.get(topic, {})}
+
+    def find(self, now: float) -> bool:
+        """Call it regularly: forgets requests that are done. Returns whether any are left."""
+        for topic in list(self._begun):
+            self.has_any(topic, now)
+        return bool(self)
+
+    def streamed_by(self, session: HasBegun, since: float) -> str | None:
+        """The topic whose barrier waits for a frame of this connection that began before `since` and still arrives."""
+        for topic, found in self._begun.items():
+            begun = found.get(session)
+            if begun is not None and begun.at <= since and session.begun.is_streaming(begun):
+                return topic
+        return None
+
+    def has_any(self, topic: str, now: float) -> bool:
+        """Whether a request begun before the topic had count checks may still be in progress."""
+        found = self._begun.get(topic)
+        if found is None:
+            return False
+        for session, begun in list(found.items()):
+            if session.begun.is_over(begun):
+                del found[session]
+                if session.begun.is_silent(begun):
+                    self._barrier(topic).mark_in_doubt(now)
+        if not found:
+            del self._begun[topic]
+        return bool(found)
+
+    def has_ended(self, session: HasBegun, now: float) -> None:
+        """Requests that it had begun may be queued in a broker."""
+        for topic, found in self._begun.items():
+            if found.pop(session, None) is not None:
+                self._barrier(topic).mark_in_doubt(now)
