@@ -51,6 +51,7 @@ def test_proxy_start_loads_no_unneeded_modules() -> None:
         "importlib.metadata",
         "importlib.resources",
         "secrets",
+        "stringzilla",
         "tempfile",
     }
 
