@@ -9,7 +9,9 @@ import pytest
 
 from fencepost_policies.append import Append, Facts
 from fencepost_policies.append_policy import refusal_of
+from fencepost_policies.conditional_publish import check_timestamps
 from fencepost_policies.fields import OLDEST_TIMESTAMP_MS, Field
+from fencepost_policies.idempotence_level import Level, check_level
 from fencepost_policies.record_age import RecordAge
 from fencepost_policies.registry import CHECKS, REASONS
 from fencepost_proxy.errors import LimitError
@@ -104,8 +106,15 @@ def test_walk_over_the_records_is_limited_and_checked() -> None:
 
 def test_first_policy_that_refuses_decides() -> None:
     old = Append("t", 0, 1, None, fields={OLDEST_TIMESTAMP_MS: 1_000})
-    policies = ((RecordAge(), 9_500), (RecordAge(), 500), (RecordAge(), 400))
+    policies = ((RecordAge(), 9_000), (RecordAge(), 500), (RecordAge(), 400))
     refusal = refusal_of(old, policies, Facts(now_ms=10_000))
     assert refusal is not None
     assert "fencepost.max.record.age.ms=500 " in refusal.message
     assert refusal_of(old, policies[:1], Facts(now_ms=10_000)) is None
+
+
+def test_producer_id_0_is_one_and_a_timestamp_at_the_limit_is_too_old() -> None:
+    append = Append("t", 0, 1, 5, producer_id=0, max_timestamp_ms=1_000)
+    assert check_level(append, Level.REQUIRED) is None
+    assert check_timestamps(append, 999) is None
+    assert check_timestamps(append, 1_000) is not None
