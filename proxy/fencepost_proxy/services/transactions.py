@@ -459,7 +459,7 @@ class Commits:
 
     async def _has_ended(self, abort_only: AbortOnly) -> bool:
         """For every broker, since one that is cut off may take itself for the coordinator, with old state."""
-        answered = False
+        answered, producer = False, (abort_only.producer_id, abort_only.producer_epoch)
         for node_id in self._metadata.known.brokers:
             try:
                 found = await self._transactions.describe_at(node_id, abort_only.transactional_id)
@@ -468,7 +468,6 @@ class Commits:
                     continue
                 raise
             answered = True
-            producer = abort_only.producer_id, abort_only.producer_epoch
             if found is not None and found.state == ONGOING and (found.producer_id, found.producer_epoch) == producer:
                 return False
         return answered
