@@ -109,7 +109,7 @@ def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, err
     if decision is REFUSE:
         assert talk.next(m.Count).label == "commit_refused"
     answer = talk.answer()
-    assert code(answer, version) == error or refused
+    assert code(answer, version) == (error or refused)
     if version >= 5:
         reported = EndTxnResponse.decode(answer, version=version, header=True, framed=True)
         assert (reported.producer_id, reported.producer_epoch) == (-1, -1)
