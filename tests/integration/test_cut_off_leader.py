@@ -1,4 +1,5 @@
-"""The leader of the state topic is cut off from the other brokers, but not from a proxy with outdated metadata.
+"""The leader of the state topic, or of a checked partition, is cut off from the other brokers, but not from a proxy
+with outdated metadata.
 
 The isolated broker does not learn that it lost leadership: it still responds, with outdated metadata. Records that
 other instances store with the new leader must still take effect where the proxy needs the current state.
@@ -6,7 +7,7 @@ other instances store with the new leader must still take effect where the proxy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Producer, batch, produce_request
 from tests.support.three_brokers import LIMITS
+from tests.support.transactions import Transactional, abort_as_an_admin
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
@@ -83,7 +85,8 @@ def retried(query_message: Callable[[], Any], code: Callable[[Any], int]) -> Any
 class CutOff:
     """`believing` – proxies that query `lost` first. `informed` queries only the `others`.
 
-    `lost` was the coordinator of `old_id`, and not of `new_id`.
+    `lost` was the coordinator of `old_id`, and not of `new_id`. `begun`: transactions, each with a record on partition
+    0 of a topic that `lost` led.
     """
 
     kafka: CutOffCluster
@@ -94,6 +97,7 @@ class CutOff:
     unchecked: str
     old_id: str
     new_id: str
+    begun: Mapping[str, Transactional]
 
     @property
     def still_believed(self) -> bool:
@@ -132,14 +136,54 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
             next(name for name in names if (coordinator(kafka.wire(here), name) == lost) is old)
             for old in (True, False)
         )
+        begun = {}
+        for _ in LATER:
+            topic = unique_topic("checked")
+            name = next(name for name in names if coordinator(kafka.wire(here), name) != lost)
+            node = coordinator(kafka.wire(here), name)
+            with Connection(believing[1].bootstrap) as admin:
+                assert admin.create_topic(topic, on=[lost, here, there]) == (OK, None)
+            lead(kafka, topic, lost)
+            address = f"127.0.0.1:{believing[1].port + 1 + node}"
+            begun[topic] = stack.enter_context(Transactional(address, name, timeout_ms=300_000))
+            appended = append_in(begun[topic], f"127.0.0.1:{believing[1].port + 1 + lost}", topic, 0)
+            assert appended.error_code == OK, appended
         kafka.cut_off(lost)
-        until(
-            lambda: leader(kafka.wire(here), STATE_TOPIC) in (here, there),
-            "another leader",
-            seconds=_PATIENCE_SECONDS,
-        )
+        for topic in (STATE_TOPIC, *begun):
+            until(
+                lambda topic=topic: leader(kafka.wire(here), topic) in (here, there),  # type: ignore[misc]
+                "another leader",
+                seconds=_PATIENCE_SECONDS,
+            )
         informed = proxy("informed", here, there)
-        yield CutOff(kafka, lost, (here, there), believing, informed, unchecked, old_id, new_id)
+        yield CutOff(kafka, lost, (here, there), believing, informed, unchecked, old_id, new_id, begun)
+
+
+def append_in(transaction: Transactional, address: str, topic: str, expected: int) -> Answer:
+    """One record, by the leader at this address."""
+
+    def append() -> Answer:
+        producer = transaction.producer._replace(sequence=transaction.sequences.get((topic, 0), 0))
+        records = batch(b"one", expected=expected, producer=producer, transactional=True)
+        with Connection(address) as client:
+            client.send(produce_request({topic: {0: records}}, -1, 10_000, transaction.name), 12)
+            return client.receive_produce(12)[1][topic, 0]
+
+    answer: Answer = retried(append, lambda answer: int(answer.error_code))
+    transaction.sequences[topic, 0] = transaction.sequences.get((topic, 0), 0) + 1
+    return answer
+
+
+def abort_part(kafka: CutOffCluster, led_by: int, topic: str, transaction: Transactional) -> None:
+    abort_as_an_admin(kafka.wire(led_by), topic, transaction.producer)
+
+
+def append_elsewhere(kafka: CutOffCluster, led_by: int, topic: str, transaction: Transactional) -> None:
+    assert append_in(transaction, kafka.wire(led_by), topic, 7)[:2] == (OK, 1)
+
+
+#: What happens at a partition's new leader.
+LATER = {"part of it is aborted": abort_part, "an append bypasses the proxy": append_elsewhere}
 
 
 def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
@@ -216,3 +260,21 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff, old: boo
     reported = retried(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
     assert reported.error_code == ABORTABLE
     assert cut_off.still_believed
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_commit_is_refused_despite_old_partition_leader(cut_off: CutOff, later: str) -> None:
+    # Given a transaction with a record on a partition whose leader is cut off,
+    kafka, lost = cut_off.kafka, cut_off.lost
+    topic = list(cut_off.begun)[list(LATER).index(later)]
+    transaction = cut_off.begun[topic]
+    assert leader(kafka.wire(lost), topic) == lost
+    new_leader = leader(kafka.wire(cut_off.others[0]), topic)
+    assert new_leader != lost
+
+    # When its next leader loses that record, or appends one at another offset than it expects,
+    LATER[later](kafka, new_leader, topic, transaction)
+
+    # Then a proxy that believes the old leader refuses the commit.
+    assert transaction.end(commit=True) == ABORTABLE
+    assert leader(kafka.wire(lost), topic) == lost

@@ -33,7 +33,8 @@ LIMITS = Limits(connect_timeout_seconds=2.0, metadata_refresh_seconds=3600.0)
 
 class Brokers(FakeCluster):
     """Broker 1 leads the state topic. `epochs`, `replicas` – the leader epoch and the replicas in the metadata of a
-    broker, if they are wrong. `silent` – brokers that do not respond. `queried` – (broker, API key), in order.
+    broker, if they are wrong. `silent` – brokers that do not respond. `listed` – the brokers in all metadata. `queried`
+    – (broker, API key), in order.
     """
 
     def __init__(self, brokers: int, replicas: int, in_sync: int) -> None:
@@ -42,6 +43,7 @@ class Brokers(FakeCluster):
         self.epochs: dict[int, int] = {}
         self.replicas: dict[int, list[int]] = {}
         self.silent: set[int] = set()
+        self.listed: list[int] | None = None
         self.queried: list[tuple[int, int]] = []
         self._answering = 0
 
@@ -56,6 +58,8 @@ class Brokers(FakeCluster):
 
     def _metadata(self, version: int, request: Message) -> Message:
         answer = super()._metadata(version, request)
+        if self.listed is not None:
+            answer.brokers = [each for each in answer.brokers if each.node_id in self.listed]
         for topic in answer.topics:
             for partition in topic.partitions:
                 partition.leader_epoch = self.epochs.get(self._answering, partition.leader_epoch)
@@ -137,6 +141,40 @@ async def test_too_few_that_answer_confirm_nothing() -> None:
         assert not await confirmed(confirming, seconds=0.6)
         kafka.silent.clear()
         assert await confirmed(confirming)
+
+
+@pytest.mark.parametrize(("in_sync", "enough"), [(1, True), (2, False)])
+@in_event_loop
+async def test_dead_replica_is_not_needed_where_one_is_in_sync(in_sync: int, enough: bool) -> None:
+    async with brokers_and_client() as (kafka, client):
+        # Given metadata without the other replicas
+        kafka.listed = [1]
+        await client.refresh_metadata([NAME])
+        assert await confirmed(ConfirmedLeader(client), in_sync, seconds=60.0 if enough else 0.6) == enough
+
+
+@in_event_loop
+async def test_leaders_of_several_topics_are_confirmed_together() -> None:
+    async with brokers_and_client(replicas=2, in_sync=1) as (kafka, client):
+        topics = [f"t{number}" for number in range(3)]
+        for topic in topics:
+            kafka.create(topic, 1, 2)
+        await client.refresh_metadata(topics)
+        confirming, deadline = ConfirmedLeader(client), client.deadline(60.0)
+        partitions = [TopicPartition(topic, 0) for topic in topics if client.topic(topic)]
+        led = {each: leader for each in partitions if (leader := client.leader(each)) is not None}
+        assert len(led) == 3
+
+        async def read(tp: TopicPartition) -> TopicPartition:
+            return tp
+
+        kafka.queried.clear()
+        results = (
+            confirming.confirmed(read(tp), tp, leader, in_sync=1, deadline=deadline) for tp, leader in led.items()
+        )
+        assert await asyncio.gather(*results) == list(led)
+        nodes = queried_nodes(kafka)
+        assert len(nodes) == len(set(nodes))
 
 
 @pytest.mark.parametrize("knows", [2, 3])

@@ -51,7 +51,8 @@ class Kafka:
 
 def maintained(kafka: Any) -> set[bytes]:
     """The keys that are cleared."""
-    parts: dict[str, Any] = dict.fromkeys(("metadata", "transactions", "producers", "log_ends", "fetches"), kafka)
+    names = "metadata", "transactions", "producers", "log_ends", "fetches", "in_sync"
+    parts: dict[str, Any] = dict.fromkeys(names, kafka)
     commits = Commits(
         Limits(),
         lambda: kafka,

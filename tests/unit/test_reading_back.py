@@ -71,6 +71,9 @@ class Log:
         last = len(self.batches) - 1
         return {TP: SimpleNamespace(epoch=EPOCH, last_sequence=last, current_txn_start_offset=START)}
 
+    async def in_sync(self, topic: str) -> int:
+        return 2
+
     def topic(self, name: str) -> Any:
         return SimpleNamespace(topic_id=UUID(int=5))
 
@@ -124,6 +127,7 @@ def commits_on(log: Log, limits: Limits | None = None) -> Commits:
         producers=kafka,
         log_ends=kafka,
         fetches=kafka,
+        in_sync=kafka.in_sync,
         table=Table(),
         configured=[],
         policy=lambda topic: policy,

@@ -1,4 +1,4 @@
-"""The high watermark from a leader that other replicas confirm: ListOffsets and Metadata v10–13.
+"""Reads from a leader that other replicas confirm: Metadata v10–13, and ListOffsets for the high watermark.
 
 A broker that does not respond in time gets a new connection. Retried as in `log_ends`, and if another replica knows a
 later leader.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from fencepost_proxy.cluster.broker import BrokerConnection, Call, OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.cluster.client import KafkaClient
@@ -20,6 +21,7 @@ from fencepost_proxy.types import NO_TOPIC_ID, Monotonic, NodeId, Offset, TopicP
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
+_T = TypeVar("_T")
 #: If a replica does not report the leader in this time, the other replicas are queried too.
 _ONE_MORE_SECONDS: Final = 0.2
 
@@ -30,27 +32,36 @@ class ConfirmedLeader:
     def __init__(self, kafka: KafkaClient) -> None:
         self.kafka = kafka
         self._reported_at: dict[NodeId, float] = {}  # when a broker last reported a partition's leader
+        #: Queries that begin in one iteration of the event loop, and their topics, are sent together.
+        self._starting: dict[NodeId, tuple[set[str], asyncio.Task[ClusterMetadata | None]]] = {}
 
     async def high_watermark(self, tp: TopicPartition, *, in_sync: int, timeout_seconds: float | None = None) -> Offset:
-        """The high watermark from a confirmed leader: everything acknowledged before this call is below it.
+        """The high watermark from a confirmed leader: everything acknowledged before this call is below it."""
+
+        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
+            call = list_offset_call(connection, tp, leader.leader_epoch, LATEST)
+            read = request_or_close(connection, call, deadline)
+            return read_list_offset(await self.confirmed(read, tp, leader, in_sync=in_sync, deadline=deadline))
+
+        return await self.kafka.query_leader(tp, query, timeout_seconds, Purpose.LEADERS)
+
+    async def confirmed(
+        self, read: Awaitable[_T], tp: TopicPartition, leader: Leader, *, in_sync: int, deadline: Monotonic
+    ) -> _T:
+        """The result of a read from this leader. Raises Retry if other replicas do not confirm it.
 
         A leader that is partitioned from the other brokers, but not from the proxy, keeps responding as leader
         indefinitely, and the proxy's metadata may come from it. `in_sync` – min.insync.replicas. Apart from this
         leader, all replicas but `in_sync` must know of no later leader. docs/decisions/0014 shows that this suffices.
         """
-
-        async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
-            call = list_offset_call(connection, tp, leader.leader_epoch, LATEST)
-            # Queried now, not earlier: a replica that has stored appends of a later leader by now knows that leader.
-            confirming = self.kafka.run(self._confirm_leader(tp, leader, in_sync, deadline), "confirm a leader")
-            try:
-                answer = await request_or_close(connection, call, deadline)
-                await confirming
-            finally:
-                confirming.cancel()
-            return read_list_offset(answer)
-
-        return await self.kafka.query_leader(tp, query, timeout_seconds, Purpose.LEADERS)
+        # Queried now, not earlier: a replica that has stored appends of a later leader by now knows that leader.
+        confirming = self.kafka.run(self._confirm_leader(tp, leader, in_sync, deadline), "confirm a leader")
+        try:
+            answer = await read
+            await confirming
+        finally:
+            confirming.cancel()
+        return answer
 
     async def _confirm_leader(self, tp: TopicPartition, leader: Leader, in_sync: int, deadline: Monotonic) -> None:
         """Raises Retry if another replica knows of a later leader, or too few replicas respond."""
@@ -60,6 +71,8 @@ class ConfirmedLeader:
         replicas = set(info.partitions[tp.partition].replicas)
         requested = len(replicas) - in_sync
         others = [each for each in replicas if each != leader.node_id and each in self.kafka.brokers]
+        if in_sync == 1:
+            requested = min(requested, len(others))  # otherwise one dead replica would confirm nothing
         # Query no more replicas than needed, those that responded most recently first: others may be down.
         others.sort(key=lambda node_id: self._reported_at.get(node_id, float("-inf")))
         queried: set[asyncio.Task[ClusterMetadata | None]] = set()
@@ -95,10 +108,21 @@ class ConfirmedLeader:
                 task.cancel()
 
     async def _reported_by(self, node_id: NodeId, topic: str, deadline: Monotonic) -> ClusterMetadata | None:
-        """The topic's metadata from this broker, None if it does not respond. Not adopted."""
+        """Metadata with this topic from this broker, None if it does not respond. Not adopted."""
+        topics, reporting = self._starting.get(node_id, (set(), None))
+        topics.add(topic)
+        if reporting is None:
+            reporting = self.kafka.run(self._report(node_id, topics, deadline), "leaders")
+            self._starting[node_id] = topics, reporting
+        return await asyncio.shield(reporting)
+
+    async def _report(self, node_id: NodeId, topics: set[str], deadline: Monotonic) -> ClusterMetadata | None:
+        await asyncio.sleep(0)
+        del self._starting[node_id]
         try:
             connection = await self.kafka.connected(node_id, Purpose.LEADERS, deadline)
-            message = Message(topics=[Message(name=topic, topic_id=NO_TOPIC_ID)], allow_auto_topic_creation=False)
+            named = [Message(name=topic, topic_id=NO_TOPIC_ID) for topic in sorted(topics)]
+            message = Message(topics=named, allow_auto_topic_creation=False)
             call = connection.call(apis.METADATA, message, at_least=10, at_most=13)
             answer = await request_or_close(connection, call, deadline)
         except UpstreamUnavailable:

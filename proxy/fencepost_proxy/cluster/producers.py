@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from fencepost_proxy.cluster.broker import BrokerConnection, Call, UpstreamUnavailable, remaining
 from fencepost_proxy.cluster.client import KafkaClient
+from fencepost_proxy.cluster.confirmed_leader import ConfirmedLeader
 from fencepost_proxy.cluster.log_ends import (
     EARLIEST,
     LogEnd,
@@ -77,7 +78,7 @@ class _Together:
     results: dict[TopicPartition, asyncio.Future[PartitionReading]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Producers:
     """What partition leaders know of producers.
 
@@ -87,25 +88,34 @@ class Producers:
 
     kafka: KafkaClient
     _starting: dict[BrokerConnection, _Together] = field(default_factory=dict, init=False)
+    _leaders: ConfirmedLeader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leaders = ConfirmedLeader(self.kafka)
 
     async def read_partition(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionReading:
         """Log end, producers and log start, in one read."""
 
         async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
-            together = self._starting.get(connection)
-            joins = together is not None and together.deadline <= deadline and tp not in together.leaders
-            if together is None or not joins:
-                self._starting[connection] = together = _Together(deadline)
-            together.leaders[tp] = leader
-            result: asyncio.Future[PartitionReading] = asyncio.get_running_loop().create_future()
-            together.results[tp] = result
-            if len(together.leaders) == TOGETHER_MAX:
-                del self._starting[connection]
-            if not joins:
-                await self._read(connection, together)
-            return await result
+            return await self._read_from(connection, tp, leader, deadline)
 
         return await self.kafka.query_leader(tp, query, timeout_seconds)
+
+    async def _read_from(
+        self, connection: BrokerConnection, tp: TopicPartition, leader: Leader, deadline: Monotonic
+    ) -> PartitionReading:
+        together = self._starting.get(connection)
+        joins = together is not None and together.deadline <= deadline and tp not in together.leaders
+        if together is None or not joins:
+            self._starting[connection] = together = _Together(deadline)
+        together.leaders[tp] = leader
+        result: asyncio.Future[PartitionReading] = asyncio.get_running_loop().create_future()
+        together.results[tp] = result
+        if len(together.leaders) == TOGETHER_MAX:
+            del self._starting[connection]
+        if not joins:
+            await self._read(connection, together)
+        return await result
 
     async def _read(self, connection: BrokerConnection, together: _Together) -> None:
         """In the task of the first of them. The others try again if that ends."""
@@ -155,18 +165,30 @@ class Producers:
         return (await self.read_partition(tp, timeout_seconds=timeout_seconds)).open_transactions
 
     async def producer_at(
-        self, producer_id: ProducerId, partitions: Iterable[TopicPartition], *, timeout_seconds: float | None = None
+        self,
+        producer_id: ProducerId,
+        partitions: Iterable[TopicPartition],
+        *,
+        in_sync: Callable[[str], Awaitable[int]],
+        timeout_seconds: float | None = None,
     ) -> Mapping[TopicPartition, ProducerState | None]:
-        """The partition leaders' state of one producer, None if they have none; see `read_partition`.
+        """Confirmed partition leaders' state of one producer, None if they have none.
 
-        A partition whose leader does not respond in time is missing; a deleted one has None.
+        A partition whose leader does not respond in time is missing; a deleted one has None. `in_sync`:
+        min.insync.replicas of a topic.
         """
         deadline = self.kafka.deadline(timeout_seconds)
         found: dict[TopicPartition, ProducerState | None] = {}
 
         async def read(tp: TopicPartition) -> None:
             try:
-                reading = await self.read_partition(tp, timeout_seconds=remaining(deadline))
+                needed = await in_sync(tp.topic)
+
+                async def query(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
+                    reading = self._read_from(connection, tp, leader, deadline)
+                    return await self._leaders.confirmed(reading, tp, leader, in_sync=needed, deadline=deadline)
+
+                reading = await self.kafka.query_leader(tp, query, remaining(deadline))
                 found[tp] = reading.producers.get(producer_id)
             except UpstreamUnavailable as error:
                 if error.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:

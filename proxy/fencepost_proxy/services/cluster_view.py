@@ -145,6 +145,7 @@ class ClusterView:
             producers=Producers(self.kafka),
             log_ends=LogEnds(self.kafka),
             fetches=Fetches(self.kafka),
+            in_sync=self.log_reader.in_sync,
             table=self.transactions,
             configured=self._config.given_configs,
             policy=self.policies.policy,

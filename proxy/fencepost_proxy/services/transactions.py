@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -94,7 +94,8 @@ class _ReadSoFar:
 
 
 class Commits:
-    """`policy`: of a topic, None without checks. `table`: this process's view of transactions.
+    """`policy`: of a topic, None without checks. `table`: this process's view of transactions. `in_sync`:
+    min.insync.replicas of a topic.
 
     `state`: the state topic, once this process joins the others.
     """
@@ -109,6 +110,7 @@ class Commits:
         producers: Producers,
         log_ends: LogEnds,
         fetches: Fetches,
+        in_sync: Callable[[str], Awaitable[int]],
         table: Table,
         configured: Iterable[Mapping[str, str]],
         policy: Callable[[str], TopicPolicy | None],
@@ -120,6 +122,7 @@ class Commits:
         self._producers = producers
         self._log_ends = log_ends
         self._fetches = fetches
+        self._in_sync = in_sync
         self._limits = limits
         self._table = table
         self._policy = policy
@@ -239,7 +242,7 @@ class Commits:
                     return await self._transaction_at(node_id, transactional_id, deadline)
                 case QueryProducers(producer_id, partitions):
                     states = await self._producers.producer_at(
-                        ProducerId(producer_id), partitions, timeout_seconds=remaining(deadline)
+                        ProducerId(producer_id), partitions, in_sync=self._in_sync, timeout_seconds=remaining(deadline)
                     )
                     return ProducersAre(
                         {

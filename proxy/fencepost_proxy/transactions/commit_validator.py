@@ -15,8 +15,9 @@ How it decides
    the transaction at the broker that the commit goes to, if that is its coordinator: a former coordinator that is cut
    off answers with old state, and cannot commit. If it is not ongoing, or not this producer's any more, Kafka itself
    answers.
-3. For each checked partition of the transaction: the producer's state at the leader. If it equals what this process saw
-   appended, no append is missing or at another offset, since sequences have no gaps.
+3. For each checked partition of the transaction: the producer's state at a leader that other replicas confirm
+   (docs/decisions/0014). If it equals what this process saw appended, no append is missing or at another offset, since
+   sequences have no gaps.
 4. Otherwise the log, from the transaction's first offset: the headers of each batch state its expected offset. Batches
    that this process saw appended without a gap are not decompressed again.
 5. If leaders or log contradict the commit: the coordinator again. Otherwise a committed transaction could be refused:
