@@ -7,6 +7,8 @@ other instances store with the new leader must still take effect where the proxy
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -136,6 +138,7 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
             next(name for name in names if (coordinator(kafka.wire(here), name) == lost) is old)
             for old in (True, False)
         )
+        Transactional(kafka.wire(lost), old_id).connection.close()  # the old coordinator knows its producer
         begun = {}
         for _ in LATER:
             topic = unique_topic("checked")
@@ -278,3 +281,33 @@ def test_commit_is_refused_despite_old_partition_leader(cut_off: CutOff, later: 
     # Then a proxy that believes the old leader refuses the commit.
     assert transaction.end(commit=True) == ABORTABLE
     assert leader(kafka.wire(lost), topic) == lost
+
+
+def test_command_keeps_transaction_that_old_coordinator_does_not_list(cut_off: CutOff) -> None:
+    # Given a transaction that only the new coordinator lists,
+    kafka, topic, here = cut_off.kafka, cut_off.unchecked, cut_off.others[0]
+    until(
+        lambda: coordinator(kafka.wire(here), cut_off.old_id) != cut_off.lost,
+        "another coordinator",
+        seconds=_PATIENCE_SECONDS,
+    )
+    node = coordinator(kafka.wire(here), cut_off.old_id)
+    with Transactional(kafka.wire(node), cut_off.old_id, timeout_ms=300_000) as transaction:
+        appended = append_in(transaction, kafka.wire(here), topic, 0)
+        assert appended.error_code == OK, appended
+        assert coordinator(kafka.wire(cut_off.lost), cut_off.old_id) == cut_off.lost
+
+        # Then the command does not abort a part of it.
+        named = "--topic", topic, "--partition", "0", "--start-offset", str(appended.base_offset)
+        command = [sys.executable, "-m", "fencepost_proxy", "transactions", "abort", *named, "--yes"]
+        done = subprocess.run(
+            [*command, "--bootstrap-server", kafka.wire(cut_off.lost)],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 1, done
+        assert "does not include this partition" in done.stdout
+        assert "its coordinator will end it" in done.stderr
+        assert transaction.end(commit=True) == OK

@@ -169,7 +169,10 @@ def _named(args: argparse.Namespace, probe: PartitionProbe) -> OpenInLog:
 
 
 async def _is_known(queries: Queries, brokers: list[NodeId], producer_id: ProducerId, tp: TopicPartition) -> bool:
-    """Whether a coordinator has the partition in an open transaction of the producer. Prints what coordinators know."""
+    """Whether a coordinator has the partition in an open transaction of the producer. Prints what coordinators know.
+
+    Queries every broker: one that is cut off may take itself for the coordinator, with old state.
+    """
     from fencepost_proxy.cluster.broker import UpstreamUnavailable  # noqa: PLC0415
     from fencepost_proxy.transactions.watched import (  # noqa: PLC0415
         OPEN_STATES,
@@ -177,7 +180,7 @@ async def _is_known(queries: Queries, brokers: list[NodeId], producer_id: Produc
         ListTransactions,
     )
 
-    silent = []
+    silent, listed_open = [], []
     for node_id in brokers:
         try:
             listed = (await queries.list_transactions(ListTransactions(node_id, (), (producer_id,)))).transactions
@@ -192,11 +195,12 @@ async def _is_known(queries: Queries, brokers: list[NodeId], producer_id: Produc
             print(f"  coordinator, broker {node_id}: {printable(each.transactional_id)} is {each.state}", end="")
             is_open = each.state in OPEN_STATES and tp in each.partitions
             print(" here" if is_open else ", and does not include this partition")
-            return is_open
-    print("  no coordinator lists its producer: its transactional id expired, or DESCRIBE on it is denied")
+            listed_open.append(is_open)
+    if not listed_open:
+        print("  no coordinator lists its producer: its transactional id expired, or DESCRIBE on it is denied")
     for failure in silent:
         print(f"  unknown: {failure}")
-    return False
+    return any(listed_open)
 
 
 def _complain(reason: str) -> None:

@@ -277,7 +277,11 @@ class LogReader:
         self, partition: TopicPartition, transactional_ids: Sequence[str]
     ) -> tuple[frozenset[str], frozenset[str], Mapping[str, int]]:
         """Transactional ids whose coordinators no longer list the partition, ids that are ending there, and their
-        producer ids; see `LogEndSnapshot`."""
+        producer ids; see `LogEndSnapshot`.
+
+        A coordinator that is cut off may not list a transaction that has only joined. If its marker then takes an
+        append's offset, the answer, or the resolver, reports the violation.
+        """
         ended, ending = set(), set()
         producer_ids = dict.fromkeys(transactional_ids, -1)
         for transactional_id in transactional_ids:
