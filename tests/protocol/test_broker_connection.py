@@ -28,7 +28,6 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID
 from fencepost_proxy.wire.schema import Message
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 
 #: For what must happen: a busy machine takes its time.
@@ -136,7 +135,6 @@ async def query(connection: BrokerConnection, seconds: float = PATIENCE_SECONDS)
     return await connection.request(*QUERY, deadline=deadline_in(seconds))
 
 
-@in_event_loop
 async def test_responses_arrive_in_request_order() -> None:
     async with connected(echo) as connection:
         answers = await asyncio.gather(*(query(connection) for _ in range(20)))
@@ -146,7 +144,6 @@ async def test_responses_arrive_in_request_order() -> None:
         assert pair[1].producer_id == pair[0].producer_id + 1
 
 
-@in_event_loop
 async def test_broken_connection_leaves_sent_request_in_doubt() -> None:
     async with connected(hang_up) as connection:
         with pytest.raises(OutcomeUnknown, match="closed by the broker"):
@@ -156,7 +153,6 @@ async def test_broken_connection_leaves_sent_request_in_doubt() -> None:
         assert not isinstance(caught.value, OutcomeUnknown)
 
 
-@in_event_loop
 async def test_connection_errors_are_reported_by_reason() -> None:
     async def nonsense(peer: Peer) -> None:
         await peer.read()
@@ -178,7 +174,6 @@ async def test_connection_errors_are_reported_by_reason() -> None:
     assert reported == ["unreachable"]
 
 
-@in_event_loop
 async def test_closing_an_idle_connection_is_no_error() -> None:
     async def done(peer: Peer) -> None:
         peer.answer(await peer.read())
@@ -194,7 +189,6 @@ async def test_closing_an_idle_connection_is_no_error() -> None:
     assert reported == []
 
 
-@in_event_loop
 async def test_late_answer_is_dropped_and_connection_stays() -> None:
     too_late = asyncio.Event()
 
@@ -212,7 +206,6 @@ async def test_late_answer_is_dropped_and_connection_stays() -> None:
         assert not connection.closed
 
 
-@in_event_loop
 async def test_silent_connection_is_closed_and_fails_its_requests() -> None:
     async with connected(silence, replace(LIMITS, request_timeout_seconds=0.3)) as connection:
         waiting = asyncio.create_task(query(connection))
@@ -225,7 +218,6 @@ async def test_silent_connection_is_closed_and_fails_its_requests() -> None:
         assert connection.closed
 
 
-@in_event_loop
 async def test_no_more_than_the_limit_is_ever_unanswered() -> None:
     observed = 0
 
@@ -244,7 +236,6 @@ async def test_no_more_than_the_limit_is_ever_unanswered() -> None:
         assert all("unanswered, the limit" in str(each) for each in results if each not in sent)
 
 
-@in_event_loop
 async def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
     async def slowly_at_first(peer: Peer) -> None:
         held = [await peer.read() for _ in range(4)]
@@ -271,7 +262,6 @@ async def test_concurrent_pipelines_do_not_deadlock_at_the_limit() -> None:
         (struct.pack(">iib", 5, 2, 0), "malformed"),
     ],
 )
-@in_event_loop
 async def test_non_kafka_server_fails_only_its_connection(frame: bytes, reason: str) -> None:
     async def nonsense(peer: Peer) -> None:
         await peer.read()
@@ -284,7 +274,6 @@ async def test_non_kafka_server_fails_only_its_connection(frame: bytes, reason: 
         assert reason in str(caught.value)
 
 
-@in_event_loop
 async def test_unsupported_version_is_reported() -> None:
     async with connected(echo) as connection:
         assert connection.version(INIT_PRODUCER_ID, at_most=9) == 4
@@ -293,7 +282,6 @@ async def test_unsupported_version_is_reported() -> None:
         assert caught.value.error_code == 35
 
 
-@in_event_loop
 async def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
     limits = replace(LIMITS, connect_timeout_seconds=1.0)  # of which connecting takes next to nothing
     with socket.create_server(("127.0.0.1", 0)) as never_accepts:
@@ -303,7 +291,6 @@ async def test_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
         assert not isinstance(caught.value, OutcomeUnknown)
 
 
-@in_event_loop
 async def test_waiters_share_one_attempt_despite_short_deadline() -> None:
     attempts = 0
     spoiled = asyncio.Event()
@@ -371,7 +358,6 @@ def test_request_on_a_closed_transport_is_not_sent(turns: int) -> None:
         runner.run(story())
 
 
-@in_event_loop
 async def test_repeated_waits_for_a_failing_attempt_all_end() -> None:
     with refusing() as address:
         proxied = PooledConnection(address, limits=LIMITS, client_id="test")

@@ -20,7 +20,6 @@ from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.support.fake_cluster import FakeCluster
 
@@ -97,7 +96,6 @@ def queried_nodes(kafka: Brokers) -> list[int]:
 @pytest.mark.parametrize(
     ("replicas", "in_sync", "others"), [(3, 2, 1), (5, 2, 3), (5, 3, 2), (3, 1, 2), (3, 3, 0), (2, 2, 0), (1, 1, 0)]
 )
-@in_event_loop
 async def test_only_as_many_replicas_as_needed_are_queried(
     replicas: int, in_sync: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +115,6 @@ async def test_only_as_many_replicas_as_needed_are_queried(
         assert len(kafka.queried) == 1 + others
 
 
-@in_event_loop
 async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with brokers_and_client() as (kafka, client):
         confirming = ConfirmedLeader(client)
@@ -133,7 +130,6 @@ async def test_silent_replica_is_not_queried_again(monkeypatch: pytest.MonkeyPat
         assert queried_nodes(kafka) == [5 - first]
 
 
-@in_event_loop
 async def test_too_few_that_answer_confirm_nothing() -> None:
     async with brokers_and_client() as (kafka, client):
         confirming = ConfirmedLeader(client)
@@ -178,7 +174,6 @@ async def test_leaders_of_several_topics_are_confirmed_together() -> None:
 
 
 @pytest.mark.parametrize("knows", [2, 3])
-@in_event_loop
 async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
     async with brokers_and_client() as (kafka, client):
         confirming = ConfirmedLeader(client)
@@ -195,7 +190,6 @@ async def test_later_leader_is_accepted_from_any_replica(knows: int) -> None:
         querying.cancel()
 
 
-@in_event_loop
 async def test_added_replicas_count_once_one_replica_reports_them() -> None:
     async with brokers_and_client(brokers=5) as (kafka, client):
         confirming = ConfirmedLeader(client)
@@ -223,7 +217,6 @@ async def followed(client: KafkaClient, lease_seconds: float) -> AsyncIterator[S
         await state.close()
 
 
-@in_event_loop
 async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
     async with brokers_and_client() as (kafka, client):
         # Given other replicas that do not respond, and a leader that does
@@ -236,7 +229,6 @@ async def test_view_is_fresh_only_after_other_replicas_confirm() -> None:
             await until_async(lambda: state.fresh, "a fresh state")
 
 
-@in_event_loop
 async def test_view_is_as_old_as_its_confirmation() -> None:
     async with brokers_and_client() as (kafka, client), followed(client, 1.0) as state:
         await until_async(lambda: state.fresh, "a fresh state")
@@ -251,7 +243,6 @@ async def test_view_is_as_old_as_its_confirmation() -> None:
         await until_async(lambda: state.fresh, "a fresh state")
 
 
-@in_event_loop
 async def test_one_that_is_away_makes_no_gap() -> None:
     async with brokers_and_client() as (kafka, client), followed(client, 30.0) as state:
         (confirms,) = queried_nodes(kafka)[-1:]
@@ -268,7 +259,6 @@ async def test_one_that_is_away_makes_no_gap() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (1, 2), (3, 1)])
-@in_event_loop
 async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sync: int) -> None:
     async with (
         brokers_and_client(replicas=replicas, in_sync=in_sync) as (kafka, client),
@@ -282,7 +272,6 @@ async def test_single_possible_leader_needs_no_confirmation(replicas: int, in_sy
         assert set(queried_nodes(kafka)) <= {1}  # the leader: the client looks for it if a fetch takes too long
 
 
-@in_event_loop
 async def test_read_to_end_renews_the_lease() -> None:
     # its next query would come in minutes
     async with brokers_and_client() as (_, client), followed(client, 3000.0) as state:
@@ -291,7 +280,6 @@ async def test_read_to_end_renews_the_lease() -> None:
         await until_async(lambda: state.fresh_until > renewed, "the next renewal")
 
 
-@in_event_loop
 async def test_unread_end_does_not_renew_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a new leader whose high watermark lagged: the end that it reported is not read yet
     async with brokers_and_client() as (_, client), followed(client, 1.0) as state:

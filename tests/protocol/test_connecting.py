@@ -17,7 +17,6 @@ from fencepost_proxy.cluster.broker import Access, BrokerConnection, PooledConne
 from fencepost_proxy.cluster.connecting import Connector, NoResponse, Unreachable
 from fencepost_proxy.config import Limits
 from fencepost_proxy.types import Address
-from tests.kit.event_loop import in_event_loop
 from tests.support.ports import free_port
 
 PORT = free_port()
@@ -65,7 +64,6 @@ async def connected(connector: Connector, seconds: float = 60.0) -> tuple[str, f
         return sock.getpeername()[0], time.monotonic() - began
 
 
-@in_event_loop
 async def test_second_address_is_tried_while_the_first_is_silent() -> None:
     connector = Connector()
     with addresses(SILENT, OPEN):
@@ -79,7 +77,6 @@ async def test_second_address_is_tried_while_the_first_is_silent() -> None:
             assert seconds < 0.2
 
 
-@in_event_loop
 async def test_next_address_follows_a_refusal_at_once() -> None:
     with addresses(CLOSED, OPEN):
         host, seconds = await connected(Connector())
@@ -87,7 +84,6 @@ async def test_next_address_follows_a_refusal_at_once() -> None:
         assert seconds < 0.2
 
 
-@in_event_loop
 async def test_failure_names_every_address() -> None:
     with addresses(CLOSED, "127.0.0.4"):
         with pytest.raises(Unreachable) as refused:
@@ -99,7 +95,6 @@ async def test_failure_names_every_address() -> None:
     assert str(silent.value) == "no response from 127.0.0.1 (no response), 127.0.0.3 (Connection refused)"
 
 
-@in_event_loop
 async def test_concurrent_connections_share_a_lookup() -> None:
     connector = Connector()
     with addresses(OPEN, seconds=0.1) as looked_up:
@@ -107,7 +102,6 @@ async def test_concurrent_connections_share_a_lookup() -> None:
         assert looked_up == ["kafka-two"]
 
 
-@in_event_loop
 async def test_failed_lookup_is_not_remembered() -> None:
     connector = Connector()
     with addresses(), pytest.raises(socket.gaierror):
@@ -116,7 +110,6 @@ async def test_failed_lookup_is_not_remembered() -> None:
         assert (await connected(connector))[0] == OPEN
 
 
-@in_event_loop
 async def test_silent_broker_gets_advice_about_its_address() -> None:
     limits = Limits(connect_timeout_seconds=0.5)
     with addresses(SILENT):

@@ -24,7 +24,6 @@ from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE
 from fencepost_proxy.wire.batch_scan import HeaderNames
-from tests.kit.event_loop import in_event_loop
 from tests.support.fake_cluster import FakeCluster
 
 
@@ -55,7 +54,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return keys
 
 
-@in_event_loop
 async def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
     async with fake_kafka() as (_, client):
         # Given two alternating queries, as housekeeping has them
@@ -68,7 +66,6 @@ async def test_unchanged_metadata_is_not_decoded(decoded: list[int]) -> None:
         assert METADATA not in decoded
 
 
-@in_event_loop
 async def test_changed_metadata_between_equal_responses_is_applied() -> None:
     async with fake_kafka(brokers=2) as (kafka, client):
         await client.refresh_metadata(["orders"])
@@ -85,7 +82,6 @@ async def test_changed_metadata_between_equal_responses_is_applied() -> None:
             assert reported.node_id == leader
 
 
-@in_event_loop
 async def test_repeated_response_is_applied_after_other_changes() -> None:
     async with fake_kafka() as (kafka, client):
         # Given that one topic was deleted between two queries
@@ -103,7 +99,6 @@ async def test_repeated_response_is_applied_after_other_changes() -> None:
         assert client.topic("orders") is not None
 
 
-@in_event_loop
 async def test_few_metadata_queries_are_remembered() -> None:
     async with fake_kafka() as (_, client):
         for number in range(50):
@@ -111,7 +106,6 @@ async def test_few_metadata_queries_are_remembered() -> None:
         assert len(client.metadata._reported._answers) <= metadata_cache._QUERIES_REMEMBERED
 
 
-@in_event_loop
 async def test_newest_version_is_known_after_all_brokers_report() -> None:
     async with fake_kafka(brokers=2) as (kafka, client):
         assert client.pool.version_max(PRODUCE) == 13
@@ -124,7 +118,6 @@ async def test_newest_version_is_known_after_all_brokers_report() -> None:
         assert client.pool.version_max(PRODUCE) == 13
 
 
-@in_event_loop
 async def test_topic_configs_are_read_together_and_changes_reported(decoded: list[int]) -> None:
     async with fake_kafka() as (kafka, client):
         config = ProxyConfig((Address("kafka", 9092),))
@@ -149,7 +142,6 @@ async def test_topic_configs_are_read_together_and_changes_reported(decoded: lis
         assert await reads.changed_facts(["orders", "payments"]) == []
 
 
-@in_event_loop
 async def test_topic_hidden_from_the_proxy_is_not_taken_for_a_deleted_one() -> None:
     """A deleted topic ends expansions and commits; a missing right must not."""
     config = ProxyConfig((Address("kafka", 9092),), control_sasl=ControlSasl("PLAIN", "gateway", Path("secret")))
@@ -180,7 +172,6 @@ async def test_topic_hidden_from_the_proxy_is_not_taken_for_a_deleted_one() -> N
         assert not client.metadata.denied
 
 
-@in_event_loop
 async def test_start_does_not_wait_at_state_topic_end(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     encode = wire.encode_request_frame

@@ -14,7 +14,6 @@ from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.transport import listeners as transport_listeners
 from fencepost_proxy.transport.listeners import Listeners, bind
 from fencepost_proxy.types import Address, NodeId
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.support.ports import free_port
 
@@ -94,7 +93,6 @@ def _listening(free: Address, *, reuse_port: bool = False) -> Listeners:
     return listeners
 
 
-@in_event_loop
 async def test_port_in_use_at_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_listeners, "_RETRY_SECONDS_MAX", 0.1)
     with closing(bind(Address("127.0.0.1", 0), "a test")) as taken:
@@ -114,7 +112,6 @@ async def test_port_in_use_at_start_is_tried_again(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("reuse_port", [False, True])
-@in_event_loop
 async def test_refusing_listener_keeps_its_port_and_accepts_again(reuse_port: bool) -> None:
     listeners = _listening(Address("127.0.0.1", free_port()), reuse_port=reuse_port)
     accepted: list[socket.socket] = []
@@ -136,7 +133,6 @@ async def test_refusing_listener_keeps_its_port_and_accepts_again(reuse_port: bo
     assert not listeners.refuse(None)
 
 
-@in_event_loop
 async def test_port_taken_from_a_refusing_listener_is_tried_again() -> None:
     listeners = _listening(Address("127.0.0.1", free_port()))
     listeners.brokers_changed({NodeId(0): Address("kafka", 9092)})

@@ -26,7 +26,6 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import FETCH
 from fencepost_proxy.wire.control import decode_response, encode_response
 from fencepost_proxy.wire.schema import Message
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.support.executors import NATIVE, PYTHON, executing, needs_native
 from tests.unit.test_session import ServicesStandIn, Unchanged
@@ -174,7 +173,6 @@ async def pass_bytes(sockets: Pair, number: int) -> None:
 # --- what passes ------------------------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_relayed_requests_and_responses_cause_no_events() -> None:
     async with pair() as sockets:
         for number in range(3):
@@ -185,7 +183,6 @@ async def test_relayed_requests_and_responses_cause_no_events() -> None:
 
 @pytest.mark.skipif(MODULE is None, reason="fencepost_native is not built: make native")
 @pytest.mark.parametrize("asked_before", [0, 2], ids=["at once", "armed"])
-@in_event_loop
 async def test_an_error_of_the_proxy_ends_its_connection(asked_before: int) -> None:
     """The bytes stay in the socket, so it would be readable again at once."""
     errors: list[str] = []
@@ -203,7 +200,6 @@ async def test_an_error_of_the_proxy_ends_its_connection(asked_before: int) -> N
 
 
 @pytest.mark.skipif(MODULE is None, reason="fencepost_native is not built: make native")
-@in_event_loop
 async def test_slow_bytes_that_native_code_leaves_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only while they are slow: then native code reads again."""
     async with pair() as sockets:
@@ -236,7 +232,6 @@ def relayed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield how
 
 
-@in_event_loop
 async def test_addresses_after_spliced_records_do_not_reach_the_client(relayed: str) -> None:
     async with pair() as sockets:
         fetch = struct.pack(">ihhi", 8, FETCH, 17, 1)
@@ -256,7 +251,6 @@ async def test_addresses_after_spliced_records_do_not_reach_the_client(relayed: 
         assert reported.node_endpoints == []
 
 
-@in_event_loop
 async def test_a_large_frame_arrives_as_it_was_sent(relayed: str) -> None:
     """In both directions, between small ones, in one piece or in many."""
     async with pair(frame_bytes_max=1 << 30) as sockets:
@@ -273,7 +267,6 @@ async def test_a_large_frame_arrives_as_it_was_sent(relayed: str) -> None:
         assert bool(sockets.driver.events) == (relayed != "native")
 
 
-@in_event_loop
 async def test_slow_reader_costs_bounded_memory_and_loses_nothing(relayed: str) -> None:
     async with pair() as sockets:
         upstream = sockets.proxied.upstream
@@ -289,7 +282,6 @@ async def test_slow_reader_costs_bounded_memory_and_loses_nothing(relayed: str) 
         assert sockets.proxied.client.unsent is None
 
 
-@in_event_loop
 async def test_data_is_relayed_when_no_pipe_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file descriptors are used up, say."""
 
@@ -305,7 +297,6 @@ async def test_data_is_relayed_when_no_pipe_is_available(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-@in_event_loop
 async def test_broker_closing_during_splice_leaves_pipes_clean(end: str) -> None:
     """Bytes left in a pipe must never appear on another connection."""
     before = _open_pipes()
@@ -342,7 +333,6 @@ def _open_pipes() -> set[int]:
 # --- out of step ------------------------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
     async with pair(connected=False) as sockets:
         sockets.client.close()
@@ -351,7 +341,6 @@ async def test_client_closed_before_upstream_connects_leaks_nothing() -> None:
 
 
 @pytest.mark.parametrize("first", ["client", "broker"])
-@in_event_loop
 async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> None:
     """A connection that is never closed would always count against `connections_max`."""
     async with pair() as sockets:
@@ -362,7 +351,6 @@ async def test_proxied_connection_is_closed_once_by_either_end(first: str) -> No
         assert sockets.driver.closed == [sockets.proxied]
 
 
-@in_event_loop
 async def test_client_closed_by_proxy_gets_no_session() -> None:
     async with pair(connected=False) as sockets:
         sockets.proxied.client.close(1.0)
@@ -372,7 +360,6 @@ async def test_client_closed_by_proxy_gets_no_session() -> None:
         assert sockets.proxied.upstream is None
 
 
-@in_event_loop
 async def test_client_that_does_not_read_is_not_read() -> None:
     """The proxy makes some responses itself. Without this they would accumulate."""
     async with pair() as sockets:
@@ -387,7 +374,6 @@ async def test_client_that_does_not_read_is_not_read() -> None:
         )
 
 
-@in_event_loop
 async def test_answers_to_appends_are_read_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. A client sends Fetch and an append, and reads nothing. 2. The Fetch response fills its socket. 3. Others wait
     for the append's answer."""
@@ -409,7 +395,6 @@ async def test_answers_to_appends_are_read_for_a_client_that_does_not_read(monke
         assert sockets.driver.events == []
 
 
-@in_event_loop
 async def test_session_knows_that_kafka_does_not_read() -> None:
     async with pair() as sockets:
         upstream, session = sockets.proxied.upstream, sockets.proxied.session
@@ -424,7 +409,6 @@ async def test_session_knows_that_kafka_does_not_read() -> None:
         assert not session.fast_path.client_is_paused
 
 
-@in_event_loop
 async def test_chunks_are_sent_in_order_before_the_close() -> None:
     async with pair() as sockets:
         chunks = [bytes([number]) * (SIZE // 8) for number in range(8)]  # more than the kernel takes at once
@@ -436,7 +420,6 @@ async def test_chunks_are_sent_in_order_before_the_close() -> None:
         assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
 
 
-@in_event_loop
 async def test_lost_socket_is_reported_once_outside_writes() -> None:
     async with pair() as sockets:
         lost: list[object] = []

@@ -30,7 +30,6 @@ from fencepost_proxy.transport.tls import TlsSocket
 from fencepost_proxy.transport.upstreams import NotConnected
 from fencepost_proxy.types import Address, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, request, response
 from tests.protocol.test_tls_socket import authority, executor, listen, server, trusting
@@ -132,7 +131,6 @@ async def reply(stage: Served, sock: socket.socket, correlation_id: int = 1) -> 
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-@in_event_loop
 async def test_ipv4_client_of_dual_stack_listener_gets_ipv4_broker_addresses() -> None:
     async with served(host="::") as stage:
         with socket.create_connection(("127.0.0.1", stage.listeners.bootstrap.port)):
@@ -141,7 +139,6 @@ async def test_ipv4_client_of_dual_stack_listener_gets_ipv4_broker_addresses() -
             assert (proxied.local_host, proxied.peer.host) == ("127.0.0.1", "127.0.0.1")
 
 
-@in_event_loop
 async def test_client_is_connected_upstream_at_its_first_request_header() -> None:
     async with served() as stage:
         frame = request(1, b"payload")
@@ -157,7 +154,6 @@ async def test_client_is_connected_upstream_at_its_first_request_header() -> Non
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0"])
-@in_event_loop
 async def test_client_that_closes_without_request_costs_no_upstream_connection(sent: bytes) -> None:
     async with served() as stage:
         for _ in range(20):
@@ -168,7 +164,6 @@ async def test_client_that_closes_without_request_costs_no_upstream_connection(s
         assert not stage.upstreams.attempts
 
 
-@in_event_loop
 async def test_tls_client_is_connected_upstream_at_its_first_request(authority: Authority, server: Certificate) -> None:
     async with served(listen(server)) as stage:
         frame = request(1, b"payload")
@@ -193,7 +188,6 @@ async def test_tls_client_is_connected_upstream_at_its_first_request(authority: 
         assert stage.upstreams.attempts == 1
 
 
-@in_event_loop
 async def test_event_loop_iteration_accepts_one_connection() -> None:
     async with served() as stage:
         with ExitStack() as stack:
@@ -205,7 +199,6 @@ async def test_event_loop_iteration_accepts_one_connection() -> None:
                 assert stage.accepted - before <= 1
 
 
-@in_event_loop
 async def test_event_loop_iteration_begins_one_upstream_connection() -> None:
     async with served() as stage:
         with ExitStack() as stack:
@@ -219,7 +212,6 @@ async def test_event_loop_iteration_begins_one_upstream_connection() -> None:
                 assert stage.upstreams.attempts - before <= 1
 
 
-@in_event_loop
 async def test_each_step_of_a_tls_handshake_waits_for_its_iteration(
     authority: Authority, server: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +248,6 @@ async def test_each_step_of_a_tls_handshake_waits_for_its_iteration(
     assert steps[0] > 1
 
 
-@in_event_loop
 async def test_new_connection_and_its_upstream_connection_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[float] = []
     async with served() as stage:
@@ -277,7 +268,6 @@ async def test_new_connection_and_its_upstream_connection_are_charged(monkeypatc
         (b"\0\0", 11.0, "stopped within a frame's header for 10 s"),
     ],
 )
-@in_event_loop
 async def test_client_that_stalls_before_its_first_request_is_closed(
     sent: bytes, seconds: float, reason: str | None
 ) -> None:
@@ -296,7 +286,6 @@ async def test_client_that_stalls_before_its_first_request_is_closed(
             assert (proxied.client.closing_since is None) is (reason is None)
 
 
-@in_event_loop
 async def test_turns_admit_one_waiter_each_in_order() -> None:
     iterations, admitted = OnePerIteration(), list[int]()
 
@@ -323,7 +312,6 @@ def test_share_permits_a_burst_and_then_its_part_of_the_time() -> None:
     assert 0.9 < share.wait_seconds <= 1.0
 
 
-@in_event_loop
 async def test_flood_of_connections_gets_its_share_of_the_event_loop() -> None:
     async with served() as stage:
         with ExitStack() as stack:
@@ -341,7 +329,6 @@ def refused(address: Address) -> bool:
     return True
 
 
-@in_event_loop
 async def test_listener_refuses_clients_until_its_broker_accepts_connections() -> None:
     async with served() as stage:
         address, stage.upstreams.refuses = stage.listeners.bootstrap, "unreachable"
@@ -362,7 +349,6 @@ async def test_listener_refuses_clients_until_its_broker_accepts_connections() -
             await until_async(lambda: all(each.upstream for each in stage.connections.by_number.values()), "upstream")
 
 
-@in_event_loop
 async def test_client_of_silent_broker_is_accepted() -> None:
     """The attempt took as long as the client would have waited at Kafka."""
     async with served() as stage:
@@ -391,7 +377,6 @@ async def _closed_by_broker(stage: Served, sent: bytes, respond: bytes = b"") ->
 
 
 @each_executor
-@in_event_loop
 async def test_connection_that_the_broker_closes_before_a_response_is_counted(executor: str) -> None:
     with executing(executor):
         async with served() as stage:

@@ -37,7 +37,6 @@ from fencepost_proxy.observability.status_server import StatusServer
 from fencepost_proxy.transport.certificates import Certificates
 from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
-from tests.kit.event_loop import in_event_loop
 from tests.support.certificates import Authority
 from tests.support.status import REQUIRED
 from tests.support.status import lists as canned
@@ -90,7 +89,6 @@ async def get(address: Address, path: str, method: str = "GET") -> tuple[int, di
 @pytest.mark.parametrize(
     "path", ["/", "/topics", "/partitions?topic=a", "/refusals", "/clients", "/expansions", "/groups"]
 )
-@in_event_loop
 async def test_every_page_is_static_and_loads_only_own_files(path: str) -> None:
     async with status_server() as address:
         status, headers, body = await get(address, path)
@@ -109,7 +107,6 @@ async def test_every_page_is_static_and_loads_only_own_files(path: str) -> None:
             assert body
 
 
-@in_event_loop
 async def test_the_same_in_json() -> None:
     async with status_server() as address:
         _, headers, body = await get(address, "/status.json?x=1")
@@ -126,7 +123,6 @@ async def test_the_same_in_json() -> None:
         assert status["refusals"] == {"offset_mismatch": 4}
 
 
-@in_event_loop
 async def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
     async with status_server(lambda: replace(READY, not_ready=(NOT_LOADED,))) as address:
         status, _, body = await get(address, "/readyz")
@@ -140,7 +136,6 @@ async def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
         assert (await get(address, "/readyz"))[::2] == (200, b"ready\n")
 
 
-@in_event_loop
 async def test_metrics_show_recorded_values() -> None:
     metrics = Metrics(state_fresh_until=lambda: Monotonic(time.monotonic() + 1000))
     metrics.traffic.bytes_to_kafka += 1_000
@@ -211,20 +206,17 @@ def test_number_of_reasons_is_bounded() -> None:
         (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", 431),
     ],
 )
-@in_event_loop
 async def test_invalid_http_request_is_refused(request_bytes: bytes, expected: int) -> None:
     async with status_server() as address:
         assert (await send(address, request_bytes))[0] == expected
 
 
-@in_event_loop
 async def test_head_has_the_length_but_no_body() -> None:
     async with status_server() as address:
         status, headers, body = await get(address, "/livez", "HEAD")
         assert (status, headers["content-length"], body) == (200, "3", b"")
 
 
-@in_event_loop
 async def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
 
@@ -237,7 +229,6 @@ async def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         writer.close()
 
 
-@in_event_loop
 async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 2.0)
 
@@ -249,7 +240,6 @@ async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.
         assert (await get(address, "/topics.json"))[0] == 200
 
 
-@in_event_loop
 async def test_page_slower_than_its_own_limit_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "ANSWER_SECONDS", 0.1)
 
@@ -265,7 +255,6 @@ async def test_page_slower_than_its_own_limit_is_cut_off(monkeypatch: pytest.Mon
         writer.close()
 
 
-@in_event_loop
 async def test_query_has_at_most_16_fields() -> None:
     def target(count: int) -> str:
         return "/topics.json?" + "&".join(f"field{number}=1" for number in range(count))
@@ -274,7 +263,6 @@ async def test_query_has_at_most_16_fields() -> None:
         assert [(await get(address, target(count)))[0] for count in (16, 17)] == [200, 400]
 
 
-@in_event_loop
 async def test_json_texts_are_clipped_at_400_characters() -> None:
     names = ("a" * 400, "b" * 401)
     rows = tuple(CheckedTopicStatus(name, REQUIRED, 6) for name in names)
@@ -284,7 +272,6 @@ async def test_json_texts_are_clipped_at_400_characters() -> None:
         assert [row["topic"] for row in shown] == ["a" * 400, "b" * 400 + "…"]
 
 
-@in_event_loop
 async def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 600.0)
 
@@ -301,7 +288,6 @@ async def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.Mon
             each.close()
 
 
-@in_event_loop
 async def test_health_is_answered_while_all_else_is_busy() -> None:
     continue_appending = asyncio.Event()
     busy = asyncio.Semaphore(0)
@@ -323,7 +309,6 @@ async def test_health_is_answered_while_all_else_is_busy() -> None:
         assert {status for status, _, _ in await asyncio.gather(*pages)} == {200}
 
 
-@in_event_loop
 async def test_waiting_requests_share_one_snapshot() -> None:
     taken = 0
 
@@ -343,7 +328,6 @@ async def test_waiting_requests_share_one_snapshot() -> None:
     assert taken < 16
 
 
-@in_event_loop
 async def test_connections_to_the_status_page_get_their_share_of_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,7 +339,6 @@ async def test_connections_to_the_status_page_get_their_share_of_the_event_loop(
         assert time.monotonic() - began > 0.9, "the fourth waits until three are a twentieth of the time"
 
 
-@in_event_loop
 async def test_snapshot_is_newer_than_its_request() -> None:
     started = 0
 
@@ -367,7 +350,6 @@ async def test_snapshot_is_newer_than_its_request() -> None:
             assert json.loads((await get(address, "/status.json"))[2])["connections"] == started
 
 
-@in_event_loop
 async def test_snapshot_crash_is_500_and_server_continues() -> None:
     def crash() -> StatusSnapshot:
         raise RuntimeError("boom")
@@ -382,7 +364,6 @@ async def test_snapshot_crash_is_500_and_server_continues() -> None:
 # ---- lists, a page at a time
 
 
-@in_event_loop
 async def test_list_comes_in_linked_parts() -> None:
     rows = [CheckedTopicStatus(f"orders-{number:05}", REQUIRED, 1) for number in range(1_234)]
 
@@ -400,7 +381,6 @@ async def test_list_comes_in_linked_parts() -> None:
 
 
 @pytest.mark.parametrize("target", ["/status.json", "/topics.json?limit=500"])
-@in_event_loop
 async def test_page_size_is_bounded_for_any_rows(target: str) -> None:
     rows = [CheckedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), REQUIRED, 1) for number in range(600)]
 
@@ -410,7 +390,6 @@ async def test_page_size_is_bounded_for_any_rows(target: str) -> None:
         assert len(body) < 2_000_000
 
 
-@in_event_loop
 async def test_many_thresholds_are_served_whole_in_small_parts() -> None:
     rows = [
         ExpansionStatus(f"t{number}", 15_000, 30_000, "done", 0, thresholds=tuple(range(15_000))) for number in range(4)
@@ -428,7 +407,6 @@ async def test_many_thresholds_are_served_whole_in_small_parts() -> None:
         assert len(json.loads((await get(address, "/status.json"))[2])["expansions"]) == 1
 
 
-@in_event_loop
 async def test_overview_has_the_first_rows_of_each_list() -> None:
     rows = [CheckedTopicStatus(f"t{number}", REQUIRED, 1) for number in range(300)]
     async with status_server(lists=canned({"topics": rows})) as address:
@@ -442,14 +420,12 @@ async def test_overview_has_the_first_rows_of_each_list() -> None:
     "query",
     ["limit=0", "limit=501", "offset=-1", "offset=100001", "limit=1e3", "limit=\u0663", "&".join(["a=1"] * 17)],
 )
-@in_event_loop
 async def test_numbers_are_numbers_within_their_bounds(query: str) -> None:
     async with status_server(lists=canned({"topics": []})) as address:
         request = f"GET /topics.json?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         assert (await send(address, request))[0] == 400
 
 
-@in_event_loop
 async def test_unknown_numbers_are_null_in_json() -> None:
     unknown = replace(READY, state_lease_seconds=float("-inf"), added_seconds=(0.001, float("inf")))
     async with status_server(lambda: unknown) as address:
@@ -457,7 +433,6 @@ async def test_unknown_numbers_are_null_in_json() -> None:
         assert (status["state_lease_seconds"], status["added_seconds"]) == (None, [0.001, None])
 
 
-@in_event_loop
 async def test_response_has_the_proxys_time() -> None:
     async with status_server() as address:
         date = parsedate_to_datetime((await get(address, "/status.json"))[1]["date"])
@@ -481,7 +456,6 @@ async def test_response_has_the_proxys_time() -> None:
         ("Host: 127.0.0.1.example.org\r\n", 421),
     ],
 )
-@in_event_loop
 async def test_dns_rebinding_site_cannot_read_the_page(host: str, expected: int) -> None:
     async with status_server() as address:
         for target in ("/", "/status.json", "/topics.json", "/metrics", "/readyz"):
@@ -490,7 +464,6 @@ async def test_dns_rebinding_site_cannot_read_the_page(host: str, expected: int)
             assert (b"kafka-1" in body) <= (expected == 200)
 
 
-@in_event_loop
 async def test_status_page_reachable_from_elsewhere_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
     logs.setup("info", "console")
     async with status_server(host="0.0.0.0") as address:
@@ -535,7 +508,6 @@ def token_file(tmp_path: Path) -> Path:
         ("/groups/a/release/release?topic=t", ("a/release", "t")),
     ],
 )
-@in_event_loop
 async def test_an_operator_lets_a_group_have_new_partitions(
     target: str, released: tuple[str, str], token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -563,7 +535,6 @@ async def test_an_operator_lets_a_group_have_new_partitions(
         ("/groups/g/release?topic=a", "POST", "origin: null\r\n", 403),
     ],
 )
-@in_event_loop
 async def test_nothing_else_does_anything(target: str, method: str, head: str, status: int, token_file: Path) -> None:
     assert await _post(target, method=method, head=TOKEN + head, token_file=token_file) == (status, [])
 
@@ -581,7 +552,6 @@ async def test_nothing_else_does_anything(target: str, method: str, head: str, s
         ("authorization:bearer  s3cret\r\n", "token", 200),
     ],
 )
-@in_event_loop
 async def test_action_needs_the_configured_token(
     head: str, configured: str, status: int, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -616,7 +586,6 @@ EVERYTHING = ("/", "/page.js", "/topics", "/status.json", "/topics.json", "/metr
         ("Basic " + b64encode(b"x:s3cret").decode(), True),
     ],
 )
-@in_event_loop
 async def test_reading_needs_the_configured_token(authorization: str | None, allowed: bool, token_file: Path) -> None:
     (reads := token_file.parent / "reads").write_text("r3ad\n")
     head = "" if authorization is None else f"Authorization: {authorization}\r\n"
@@ -630,7 +599,6 @@ async def test_reading_needs_the_configured_token(authorization: str | None, all
             assert (await send(address, f"GET {path} HTTP/1.1\r\n{head}\r\n".encode()))[0] == 200, path
 
 
-@in_event_loop
 async def test_token_for_reading_allows_no_action(token_file: Path) -> None:
     (reads := token_file.parent / "reads").write_text("r3ad\n")
     async with status_server(read_token_file=reads, token_file=token_file) as address:
@@ -638,7 +606,6 @@ async def test_token_for_reading_allows_no_action(token_file: Path) -> None:
         assert (await send(address, post % b"r3ad"))[0] in (401, 404)
 
 
-@in_event_loop
 async def test_unusable_token_file_shows_nothing(tmp_path: Path) -> None:
     async with status_server(read_token_file=tmp_path / "absent") as address:
         status, _, body = await send(address, b"GET /status.json HTTP/1.1\r\nAuthorization: Bearer \r\n\r\n")
@@ -646,7 +613,6 @@ async def test_unusable_token_file_shows_nothing(tmp_path: Path) -> None:
         assert (await get(address, "/livez"))[0] == 200
 
 
-@in_event_loop
 async def test_page_uses_tls_with_the_present_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     first, second = authority.sign("first"), authority.sign("second")

@@ -22,7 +22,6 @@ from fencepost_proxy.transport.proxied_connection import ProxiedConnection
 from fencepost_proxy.transport.proxied_socket import RECEIVE_BUFFER_BYTES, UNSENT_BYTES_MAX, Buffers, ProxiedSocket
 from fencepost_proxy.transport.tls import TlsBuffers, TlsSocket, _Records, secure
 from fencepost_proxy.types import Address
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 from tests.protocol.test_proxied_connection import Driver, _tcp_pair, request, response, unsent_bytes
 from tests.protocol.test_tls_socket import authority, executor, listen, server, tcp_pair, trusting
@@ -205,7 +204,6 @@ async def _one_by_one(records: list[bytes], far: Far, near: Counting) -> None:
 
 
 @pytest.mark.parametrize("direction", ["answer", "request"])
-@in_event_loop
 async def test_many_tls_records_are_read_and_written_together(
     authority: Authority, server: Certificate, direction: str
 ) -> None:
@@ -233,7 +231,6 @@ async def test_many_tls_records_are_read_and_written_together(
         await both.query()
 
 
-@in_event_loop
 async def test_trickling_tls_records_are_relayed(authority: Authority, server: Certificate) -> None:
     async with secured_connection(authority, server) as both:
         # Given: of an answer three records have come, and no more.
@@ -254,7 +251,6 @@ async def test_trickling_tls_records_are_relayed(authority: Authority, server: C
         assert await receiving == frame[3 * RECORD_BYTES :]
 
 
-@in_event_loop
 async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Authority, server: Certificate) -> None:
     async with secured_connection(authority, server, narrow=True) as both:
         await both.query()
@@ -279,7 +275,6 @@ async def test_a_client_that_reads_nothing_costs_bounded_memory(authority: Autho
         assert unflushed_bytes(both.near_client) == 0
 
 
-@in_event_loop
 async def test_frame_for_a_slow_client_stays_in_native_code(authority: Authority, server: Certificate) -> None:
     async with secured_connection(authority, server, narrow=True) as both:
         if not isinstance(both.near_broker, NativeCountingSocket):
@@ -300,7 +295,6 @@ async def test_frame_for_a_slow_client_stays_in_native_code(authority: Authority
         assert both.near_broker.read_by_python == 0
 
 
-@in_event_loop
 async def test_close_within_a_frame_is_noticed(authority: Authority, server: Certificate) -> None:
     async with secured_connection(authority, server) as both:
         await both.query()

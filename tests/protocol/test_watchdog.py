@@ -13,7 +13,6 @@ import pytest
 from fencepost_proxy import logs
 from fencepost_proxy.observability import watchdog as product
 from fencepost_proxy.observability.watchdog import LATE_SECONDS, Watchdog, frame_of
-from tests.kit.event_loop import in_event_loop
 from tests.kit.waiting import until_async
 
 _LONGEST_SECONDS = 20.0
@@ -38,7 +37,6 @@ def _no_line_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_limited_log", logs.RateLimitedLog(logs.get("observability.watchdog")))
 
 
-@in_event_loop
 async def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
 
@@ -61,7 +59,6 @@ async def test_long_callback_is_measured_and_its_frame_named(caplog: pytest.LogC
     assert 0 < float(str(first["cpu_seconds"])) <= float(str(first["late_seconds"])) + product.REFRESH_SECONDS + 0.1
 
 
-@in_event_loop
 async def test_blocked_event_loop_is_logged_while_blocked(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +79,6 @@ async def test_blocked_event_loop_is_logged_while_blocked(
     assert str(standing["frame"]).endswith(" RateLimitedLog._limited")
 
 
-@in_event_loop
 async def test_punctual_event_loop_is_measured_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     late: list[float] = []
     watchdog = Watchdog(late.append)
@@ -117,7 +113,6 @@ def _uvloop() -> asyncio.AbstractEventLoop:
     return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]
 
 
-@in_event_loop
 async def test_stopped_watchdog_leaves_no_thread_and_no_timer() -> None:
     late: list[float] = []
     watchdog = Watchdog(late.append)

@@ -16,7 +16,6 @@ from fencepost_proxy.transactions.watched import (
     PartitionProducers,
     TransactionsReport,
 )
-from tests.kit.event_loop import in_event_loop
 from tests.protocol.test_status_server import READY, get, status_server
 from tests.support.page import Case, needs_node, rendered
 
@@ -45,7 +44,6 @@ OBSERVED = TransactionsReport(
 
 
 @needs_node
-@in_event_loop
 async def test_page_shows_hanging_transactions_and_escapes_names() -> None:
     async with status_server(lambda: replace(READY, transactions=OBSERVED)) as address:
         status = json.loads((await get(address, "/status.json"))[2])
@@ -66,7 +64,6 @@ async def test_page_shows_hanging_transactions_and_escapes_names() -> None:
 
 
 @needs_node
-@in_event_loop
 async def test_page_without_transaction_watch_omits_transactions() -> None:
     async with status_server() as address:
         status = json.loads((await get(address, "/status.json"))[2])
@@ -76,7 +73,6 @@ async def test_page_without_transaction_watch_omits_transactions() -> None:
         assert b"fencepost_kafka" not in (await get(address, "/metrics"))[2]
 
 
-@in_event_loop
 async def test_transaction_metrics_follow_the_kip_without_transactional_ids() -> None:
     metrics = Metrics()
     metrics.transactions = lambda: OBSERVED

@@ -15,7 +15,6 @@ from fencepost_proxy.expansion.history import Expansion, encode_expansion, encod
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import expansions
 from fencepost_proxy.services.expansions import Expansions
-from tests.kit.event_loop import in_event_loop
 from tests.unit import test_group_progress as group_progress
 from tests.unit.test_group_progress import Clock
 
@@ -98,7 +97,6 @@ def _known(state: State) -> bool:
     return state.view.history("orders", OLD).count is not None
 
 
-@in_event_loop
 async def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> None:
     state, metadata = State(), Metadata()
     state.append_now([encode_released(OLD, 2, "billing", 5), encode_partition_count("orders", NEW, 3)])
@@ -114,7 +112,6 @@ async def test_replaced_topic_keeps_only_its_checks_after_hour(clock: Clock) -> 
 
 
 @pytest.mark.parametrize("shown", [OLD, None], ids=["there", "not shown"])
-@in_event_loop
 async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID | None) -> None:
     """Without DESCRIBE on it, thresholds and configs must stay."""
     state, metadata = State(), Metadata()
@@ -126,7 +123,6 @@ async def test_present_or_merely_hidden_topic_is_kept(clock: Clock, shown: UUID 
     assert state.view.configs_set_on("orders", OLD)
 
 
-@in_event_loop
 async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker sometimes shows the topic's predecessor; before the removal it is queried again."""
     state, metadata = State(), Metadata()
@@ -151,7 +147,6 @@ async def test_lagging_broker_causes_no_removal(clock: Clock, monkeypatch: pytes
     assert _known(state)
 
 
-@in_event_loop
 async def test_expanding_topic_is_not_forgotten(clock: Clock) -> None:
     """Its driver finds out that the topic was replaced."""
     state, metadata = State(), Metadata()

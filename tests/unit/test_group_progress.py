@@ -22,7 +22,6 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
 from fencepost_proxy.wire.state_records import StateRecord
 from fencepost_proxy.wire.uncompressed_batch import encode_uncompressed_batch
-from tests.kit.event_loop import in_event_loop
 
 ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
 P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
@@ -160,7 +159,6 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
 # --- what is released -------------------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_partition_gated_during_probe_is_not_released(story: Story) -> None:
     """A probe began for one partition, and another one is gated before it ends. A KIP-848 member must not get the
     latter with
@@ -181,7 +179,6 @@ async def test_partition_gated_during_probe_is_not_released(story: Story) -> Non
     assert story.watch.consumer_gets("billing", "m", story.tracker.topics.topic_ids()) == ((OTHERS, (0, 1)),)
 
 
-@in_event_loop
 async def test_older_probe_does_not_release_others_gated_partitions(story: Story) -> None:
     """1. All members are at one process, where a partition is gated.
     2. The other process reads that, and probes.
@@ -200,7 +197,6 @@ async def test_older_probe_does_not_release_others_gated_partitions(story: Story
     assert other.gated == {P1, Q1}
 
 
-@in_event_loop
 async def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
     """One of two topics was deleted, or has a partition without a leader."""
     story.kafka.commits = {P0: 5, Q0: 5}
@@ -211,7 +207,6 @@ async def test_unqueryable_topic_does_not_delay_others(story: Story) -> None:
     assert await story.queries_to_send(P1, Q1) == {Q1}
 
 
-@in_event_loop
 async def test_unauthorized_topic_releases_only_its_own_partitions(story: Story) -> None:
     story.kafka.commits = {P0: 5}
     story.kafka.broken["others"] = 29
@@ -223,7 +218,6 @@ async def test_unauthorized_topic_releases_only_its_own_partitions(story: Story)
     assert await story.probes() == {P1}
 
 
-@in_event_loop
 async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
     """The first records of the new partition have expired, those of the prior partitions have not."""
     story.kafka.starts[P1] = 5
@@ -236,7 +230,6 @@ async def test_group_reset_to_partition_start_waits_again(story: Story) -> None:
 # --- groups without commits -------------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
     """Two expansions, and a group that lags in the first for longer than a group without commits is waited for."""
     story.state.expand("orders", ORDERS, 2, 4, 10, 5)
@@ -259,7 +252,6 @@ async def test_gated_prior_partition_does_not_time_out(story: Story) -> None:
     assert await story.probes() == set()
 
 
-@in_event_loop
 async def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None:
     story.state.expand("orders", ORDERS, 2, 4, 10, 5)
     story.tracker.refresh()
@@ -278,7 +270,6 @@ async def test_commit_timeout_starts_after_all_other_waits(story: Story) -> None
     assert await Story(story.clock, story.state, story.kafka).queries_to_send(P2) == set()
 
 
-@in_event_loop
 async def test_group_without_further_commits_times_out(story: Story) -> None:
     """A client that commits only when records arrive never commits the last ones."""
     story.kafka.commits = {P0: 5}
@@ -298,7 +289,6 @@ async def test_group_without_further_commits_times_out(story: Story) -> None:
     assert await Story(story.clock, story.state, story.kafka).queries_to_send(P1) == set()
 
 
-@in_event_loop
 async def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None:
     story.kafka.commits = {P0: 5}
     await story.queries_to_send(P1)
@@ -313,7 +303,6 @@ async def test_stopped_groups_timeout_starts_at_its_return(story: Story) -> None
     ("looked_up", "waits"),
     [(["end"], False), (["beginning"], True), (["beginning", "end"], True), (["end", "beginning"], True), ([], True)],
 )
-@in_event_loop
 async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: list[str], waits: bool) -> None:
     """A client that begins at the beginning may query the end too (`get_watermark_offsets`), or share its client id."""
     for end_of_log in looked_up:
@@ -325,7 +314,6 @@ async def test_only_pure_log_end_query_begins_at_end(story: Story, looked_up: li
 # --- what is remembered by name ---------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
     story.kafka.broken["orders"] = 29
     await story.queries_to_send(P1)
@@ -341,7 +329,6 @@ async def test_release_does_not_apply_to_recreated_topic(story: Story) -> None:
     assert await story.queries_to_send(P1) == {P1}
 
 
-@in_event_loop
 async def test_predecessors_log_start_is_ignored(story: Story) -> None:
     story.kafka.starts[P0] = 8
     assert await story.queries_to_send(P1) == {P1}
@@ -355,7 +342,6 @@ async def test_predecessors_log_start_is_ignored(story: Story) -> None:
 # --- what operators see -----------------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_inactive_group_is_not_shown_as_waiting(story: Story) -> None:
     await story.queries_to_send(P1)
     await story.probes()
@@ -373,7 +359,6 @@ async def test_inactive_group_is_not_shown_as_waiting(story: Story) -> None:
     assert story.metrics.partitions_gated.value == 1
 
 
-@in_event_loop
 async def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
     await story.queries_to_send(P1)
     await story.probes()
@@ -388,7 +373,6 @@ async def test_absent_group_is_forgotten_after_a_day(story: Story) -> None:
 # --- what the state topic keeps ---------------------------------------------------------------------------------------
 
 
-@in_event_loop
 async def test_release_recorded_while_others_are_stored_is_stored_next(story: Story) -> None:
     later = encode_released(OTHERS, 2, "billing", 1)
     append, stored = story.state.append, []
@@ -410,7 +394,6 @@ def recorded(story: Story) -> set[str]:
     return set(story.state.view.groups.groups)
 
 
-@in_event_loop
 async def test_gated_record_is_kept_half_an_hour_longer(story: Story) -> None:
     """A member that has been silent since has less than the coordinator assigned, and may return by any process."""
     story.kafka.commits = {P0: 5}
@@ -430,7 +413,6 @@ async def test_gated_record_is_kept_half_an_hour_longer(story: Story) -> None:
     assert not story.tracker.waiting()
 
 
-@in_event_loop
 async def test_gating_again_restarts_the_half_hour(story: Story) -> None:
     """The group is reset before its end."""
     story.kafka.commits = {P0: 5}
@@ -447,7 +429,6 @@ async def test_gating_again_restarts_the_half_hour(story: Story) -> None:
     assert recorded(story) == {"billing"}
 
 
-@in_event_loop
 async def test_groups_inactive_for_a_day_are_removed(story: Story) -> None:
     await story.queries_to_send(P1)
     now_ms, day_ms = int(story.clock.time() * 1000), 86_400_000

@@ -12,7 +12,6 @@ import pytest
 
 from fencepost_proxy.transport import proxied_socket as side_module
 from fencepost_proxy.transport.proxied_socket import Buffers, ProxiedSocket
-from tests.kit.event_loop import in_event_loop
 
 
 class _Writer(ProxiedSocket):
@@ -44,7 +43,6 @@ async def _received(far: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("count", [1, 2, 1024, 1025, 5000])
-@in_event_loop
 async def test_more_chunks_than_a_system_call_takes(count: int) -> None:
     chunks: list[bytes | memoryview] = [b"%04d" % each for each in range(count)]
     with _connected() as (near, far):
@@ -75,7 +73,6 @@ class _Hanging(ProxiedSocket):
 
 
 @pytest.mark.parametrize("answer_bytes", [10, 8_000_000])
-@in_event_loop
 async def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> None:
     """The client reads only after it has sent everything."""
     loop = asyncio.get_running_loop()
@@ -97,7 +94,6 @@ async def test_hung_up_client_gets_answer_without_a_reset(answer_bytes: int) -> 
     assert side.closing_since == 0.0
 
 
-@in_event_loop
 async def test_client_that_ignores_the_close_is_cut_off() -> None:
     with _connected() as (near, _):
         side = _Hanging(near, Buffers(), asyncio.get_running_loop())
@@ -179,7 +175,6 @@ class _Counting(ProxiedSocket):
     def _lost(self, error: OSError | None) -> None: ...
 
 
-@in_event_loop
 async def test_slow_bytes_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other connections must not wait for all requests that one socket has."""
     clock = [100.0]
