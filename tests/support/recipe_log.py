@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
 
-from fencepost import FencepostError, LogRecord, Record
+from fencepost import LogRecord, Record
 from fencepost._appending import Append
-from tests.support.mutants import Mutant
 from tests.unit.test_client_log_writer import FakeLogWriter, Partition
 
 
@@ -52,9 +50,6 @@ class RecipePartition(Partition):
         return FakeLogWriter(self, problem)
 
 
-def assert_noticed(mutant: Mutant, stories: Iterable[Callable[[], None]]) -> None:
-    """Each of the stories fails with the defect."""
-    with mutant.live():
-        for story in stories:
-            with pytest.raises((AssertionError, FencepostError, pytest.fail.Exception)):
-                story()
+@pytest.fixture
+def partition() -> RecipePartition:
+    return RecipePartition.quiet()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -23,12 +22,10 @@ from fencepost._appending import Append, MaybeAppended
 from fencepost._steps import run_async
 from fencepost.recipes import Claim, Leader
 from fencepost.recipes._leader import LeaderBase
-from fencepost.recipes._recipe import Recipe
 from tests.support.faulty_log import clock
-from tests.support.mutants import Mutant, body, edit
-from tests.support.recipe_log import RecipePartition, assert_noticed
+from tests.support.recipe_log import RecipePartition, partition
 
-__all__ = ["clock"]  # a fixture
+__all__ = ["clock", "partition"]  # fixtures
 
 CLAIM = ("fencepost-recipe", b"leader/1 claim")
 
@@ -37,8 +34,7 @@ def _leader(partition: RecipePartition, name: str = "a", problem: float = 0.0) -
     return Leader(partition.writer(problem), name)
 
 
-def test_claim_is_a_record_and_its_offset_the_term() -> None:
-    partition = RecipePartition.quiet()
+def test_claim_is_a_record_and_its_offset_the_term(partition: RecipePartition) -> None:
     partition.append_foreign(Record(b"x"))
     leader = _leader(partition, "node-1")
     assert leader.claim() == leader.term == 1
@@ -48,8 +44,7 @@ def test_claim_is_a_record_and_its_offset_the_term() -> None:
     assert (claim.key, claim.value, claim.headers[0]) == (None, b"node-1", CLAIM)
 
 
-def test_follower_applies_records_and_knows_the_leader() -> None:
-    partition = RecipePartition.quiet()
+def test_follower_applies_records_and_knows_the_leader(partition: RecipePartition) -> None:
     leader = _leader(partition, "node-1")
     leader.claim()
     leader.append([Record(b"y")])
@@ -64,9 +59,8 @@ def test_follower_applies_records_and_knows_the_leader() -> None:
         _leader(partition).append([Record(b"x")])
 
 
-def stale_leader_is_refused() -> None:
+def test_stale_leader_is_refused(partition: RecipePartition) -> None:
     """Its append, its retry and its read: it never reads over the claim."""
-    partition = RecipePartition.quiet()
     old, new = _leader(partition, "old"), _leader(partition, "new")
     assert old.claim() == 0
     old.append([Record(b"1")])
@@ -84,8 +78,7 @@ def stale_leader_is_refused() -> None:
     assert partition.values == [b"old", b"1", b"new", b"3"]
 
 
-def reading_ends_at_a_foreign_claim() -> None:
-    partition = RecipePartition.quiet()
+def test_reading_ends_at_a_foreign_claim(partition: RecipePartition) -> None:
     applied: list[bytes | None] = []
     old, new = Leader(partition.writer(), "old", lambda record: applied.append(record.value)), _leader(partition, "new")
     old.claim()
@@ -100,8 +93,7 @@ def reading_ends_at_a_foreign_claim() -> None:
     assert old.claim() == 4
 
 
-def only_one_of_two_contenders_wins() -> None:
-    partition = RecipePartition.quiet()
+def test_only_one_of_two_contenders_wins(partition: RecipePartition) -> None:
     first, second = _leader(partition, "first"), _leader(partition, "second")
     send = first._log._appender.send
 
@@ -117,9 +109,8 @@ def only_one_of_two_contenders_wins() -> None:
     assert first.claim() == 1
 
 
-def busy_leader_can_be_deposed() -> None:
+def test_busy_leader_can_be_deposed(partition: RecipePartition) -> None:
     """Ordinary records between a contender's read and its claim are applied before it leads."""
-    partition = RecipePartition.quiet()
     old, applied = _leader(partition, "old"), list[bytes | None]()
     new = Leader(partition.writer(), "new", lambda record: applied.append(record.value))
     old.claim()
@@ -136,22 +127,9 @@ def busy_leader_can_be_deposed() -> None:
     assert applied == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize(
-    "story",
-    [
-        stale_leader_is_refused,
-        reading_ends_at_a_foreign_claim,
-        only_one_of_two_contenders_wins,
-        busy_leader_can_be_deposed,
-    ],
-)
-def test_leadership(story: Callable[[], None], clock: SimpleNamespace) -> None:
-    story()
-
-
-def stories_under_faults(seeds: range) -> None:
+def test_nothing_of_an_old_term_follows_a_later_claim() -> None:
     """Contenders claim, append, stop and continue at random. No record of a term follows a later claim."""
-    for seed in seeds:
+    for seed in range(100):
         rng = random.Random(seed)
         partition = RecipePartition(rng)
         problem = rng.choice([0.0, 0.2, 0.5])
@@ -192,70 +170,7 @@ def stories_under_faults(seeds: range) -> None:
             assert found.value == value, f"seed {seed}"
 
 
-def test_nothing_of_an_old_term_follows_a_later_claim(clock: SimpleNamespace) -> None:
-    stories_under_faults(range(100))
-
-
-#: Each is detected by one of the stories.
-MUTANTS = (
-    (
-        Mutant(
-            "reads over a claim",
-            "a deposed leader continues",
-            (),
-            edit(LeaderBase, "_passed", ("self.term is not None", "False")),
-        ),
-        (stale_leader_is_refused, reading_ends_at_a_foreign_claim),
-    ),
-    (
-        Mutant(
-            "appends at the new end",
-            "after a refusal, the leader reads on and appends again",
-            (),
-            body(
-                LeaderBase,
-                "_append",
-                """
-while True:
-    try:
-        return (yield from self._write(records))
-    except OffsetMismatchError:
-        yield from self._read(lambda record: None)
-""",
-            ),
-        ),
-        (stale_leader_is_refused,),
-    ),
-    (
-        Mutant(
-            "claims over a claim",
-            "a contender claims after another's claim",
-            (),
-            edit(LeaderBase, "_claim", ("self.current != observed", "False")),
-        ),
-        (only_one_of_two_contenders_wins,),
-    ),
-    (
-        Mutant(
-            "skips records", "a claim does not read on first", (), edit(Recipe, "_read", ("apply(item.value)", "None"))
-        ),
-        (busy_leader_can_be_deposed,),
-    ),
-)
-
-
-@pytest.mark.parametrize(("mutant", "stories"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
-def test_seeded_defect_fails_its_stories(
-    mutant: Mutant, stories: tuple[Callable[[], None], ...], clock: SimpleNamespace
-) -> None:
-    assert_noticed(mutant, stories)
-    if mutant.name in ("reads over a claim", "appends at the new end"):
-        with mutant.live(), pytest.raises(AssertionError):
-            stories_under_faults(range(100))
-
-
-def test_unreadable_log_raises_and_is_not_silent(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_unreadable_log_raises_and_is_not_silent(clock: SimpleNamespace, partition: RecipePartition) -> None:
     partition.append_foreign(Record(b"x"))
     leader = _leader(partition)
     leader.read_to_end()
@@ -272,8 +187,7 @@ def test_unreadable_log_raises_and_is_not_silent(clock: SimpleNamespace) -> None
     assert leader.silent_seconds == 0
 
 
-def test_unknown_outcome_ends_no_term_and_reading_decides(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_unknown_outcome_ends_no_term_and_reading_decides(clock: SimpleNamespace, partition: RecipePartition) -> None:
     applied: list[bytes | None] = []
     leader = Leader(partition.writer(), "a", lambda record: applied.append(record.value))
     leader.claim()
@@ -295,8 +209,7 @@ def test_unknown_outcome_ends_no_term_and_reading_decides(clock: SimpleNamespace
     assert leader.append([Record(b"2")]) == 2
 
 
-def test_failed_apply_leaves_the_record_unread() -> None:
-    partition = RecipePartition.quiet()
+def test_failed_apply_leaves_the_record_unread(partition: RecipePartition) -> None:
     partition.append_foreign(Record(b"x"))
     results = iter((RuntimeError("full"), None))
     applied: list[bytes | None] = []
@@ -313,8 +226,7 @@ def test_failed_apply_leaves_the_record_unread() -> None:
     assert applied == [b"x"]
 
 
-def test_newer_format_stops_reading() -> None:
-    partition = RecipePartition.quiet()
+def test_newer_format_stops_reading(partition: RecipePartition) -> None:
     partition.append_foreign(Record(b"x", headers=(("fencepost-recipe", b"leader/2 claim"),)))
     leader = _leader(partition)
     with pytest.raises(ForeignRecordError, match=r"at offset 0: it has the format leader/2, .* reads leader/1"):
@@ -336,8 +248,7 @@ def test_log_writer_of_the_other_kind_is_refused() -> None:
         recipes.Loader("a load", [RecipePartition.quiet().writer()])
 
 
-def test_coroutine_of_apply_is_awaited() -> None:
-    partition = RecipePartition.quiet()
+def test_coroutine_of_apply_is_awaited(partition: RecipePartition) -> None:
     partition.append_foreign(Record(b"x"))
     applied: list[bytes | None] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +19,9 @@ from fencepost import (
     Record,
 )
 from fencepost.recipes import Loader, by_key
-from fencepost.recipes._loader import LOAD, LoaderBase
+from fencepost.recipes._loader import LOAD
 from tests.support.faulty_log import FakeConsumer, clock
-from tests.support.mutants import Mutant, edit
-from tests.support.recipe_log import RecipePartition, assert_noticed
+from tests.support.recipe_log import RecipePartition
 from tests.unit.test_client_log_writer import POLICY
 
 __all__ = ["clock"]  # a fixture
@@ -53,7 +52,7 @@ class Source:
         return found
 
 
-def short_run_reads_only_the_last_group_again() -> None:
+def test_short_run_reads_only_the_last_group_again() -> None:
     """Each run is one group, which cannot state that it is complete. The next one does."""
     partitions, source = [RecipePartition.quiet()], Source(random.Random(8), units=40)
     read: list[bytes | None] = []
@@ -63,10 +62,6 @@ def short_run_reads_only_the_last_group_again() -> None:
             _go_through(load, source.units[int(load.position or 0) : end])
     assert read == [None, None, b"10", b"20"]
     assert [_rows(each) for each in partitions] == source.placed(1)
-
-
-def test_short_run_reads_only_the_last_group_again() -> None:
-    short_run_reads_only_the_last_group_again()
 
 
 def _loader(partitions: Sequence[RecipePartition], problem: float = 0.0, **options: Any) -> Loader:
@@ -100,9 +95,9 @@ def test_rows_are_in_their_partitions_in_order_and_a_second_run_adds_none() -> N
     assert sum(LOAD in dict(each.headers) for each in partitions[0].records if each) < len(partitions[0].records)
 
 
-def load_can_be_killed_anywhere(seeds: int = 150) -> None:
+def test_load_can_be_killed_anywhere() -> None:
     """Any number of runs end anywhere, two at once; one last run is complete."""
-    for seed in range(seeds):
+    for seed in range(150):
         rng = random.Random(seed)
         partitions = [RecipePartition(rng) for _ in range(rng.choice([1, 2, 4]))]
         source = Source(rng)
@@ -149,11 +144,7 @@ def _go_on(running: list[tuple[Loader, Iterator[Unit]]], rng: random.Random) -> 
         del running[at]
 
 
-def test_load_can_be_killed_anywhere() -> None:
-    load_can_be_killed_anywhere()
-
-
-def older_loader_is_refused() -> None:
+def test_older_loader_is_refused() -> None:
     partitions, source = [RecipePartition.quiet()], Source(random.Random(2))
     old, new = _loader(partitions, group_bytes=1), _loader(partitions, group_bytes=1)
     old.start()
@@ -177,11 +168,7 @@ def _go_through(load: Loader, units: Iterable[Unit]) -> None:
         load.append(rows, position)
 
 
-def test_older_loader_is_refused() -> None:
-    older_loader_is_refused()
-
-
-def changed_source_is_refused() -> None:
+def test_changed_source_is_refused() -> None:
     """The group was cut off after its first partition: the restart has to skip rows there."""
     partitions, source = [RecipePartition.quiet(), RecipePartition.quiet()], Source(random.Random(3))
     cut_off(partitions, source)
@@ -219,10 +206,6 @@ def _fewer_rows(units: list[Unit]) -> None:
     units[:] = [([], position) for _, position in units]
 
 
-def test_changed_source_is_refused() -> None:
-    changed_source_is_refused()
-
-
 def test_rows_of_other_writers_are_no_obstacle() -> None:
     partitions, source = [RecipePartition.quiet(), RecipePartition.quiet()], Source(random.Random(4))
     with _loader(partitions, group_bytes=1) as load:
@@ -235,7 +218,7 @@ def test_rows_of_other_writers_are_no_obstacle() -> None:
     assert [_rows(each) for each in partitions] == source.placed(2)
 
 
-def rows_stay_in_place_when_the_topic_is_expanded() -> None:
+def test_rows_stay_in_place_when_the_topic_is_expanded() -> None:
     """Those of the group that was cut off keep the old partition count; later ones get the new one."""
     partitions, source = [RecipePartition.quiet(), RecipePartition.quiet()], Source(random.Random(5))
     cut_off(partitions, Source(random.Random(5), units=10))
@@ -247,11 +230,7 @@ def rows_stay_in_place_when_the_topic_is_expanded() -> None:
     assert _rows(partitions[3])
 
 
-def test_rows_stay_in_place_when_the_topic_is_expanded() -> None:
-    rows_stay_in_place_when_the_topic_is_expanded()
-
-
-def deleted_position_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_position_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = [RecipePartition.quiet()]
     for _ in range(3):
         partitions[0].append_foreign(Record(b"other"))
@@ -261,10 +240,6 @@ def deleted_position_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     _load(partitions, Source(random.Random(6)), new=True)
     _load(partitions, Source(random.Random(6)))
     assert [_rows(each) for each in partitions] == Source(random.Random(6)).placed(1)
-
-
-def test_deleted_position_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    deleted_position_is_an_error(monkeypatch)
 
 
 def test_missing_partition_is_reported_after_one_attempt(
@@ -331,57 +306,3 @@ def test_half_a_unit_is_not_appended() -> None:
     with pytest.raises(RuntimeError, match="has ended"):
         load.flush()
     assert partitions[0].values == []
-
-
-def _monkeypatched(test: Callable[[pytest.MonkeyPatch], None]) -> Callable[[], None]:
-    def run() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            test(patch)
-
-    return run
-
-
-def _defect(breaks: str, step: str, *changes: tuple[str, str]) -> Mutant:
-    return Mutant(breaks, breaks, (), edit(LoaderBase, step, *changes))
-
-
-MUTANTS: tuple[tuple[Mutant, Callable[[], None]], ...] = (
-    (
-        _defect("rows that are there are not skipped", "_is_there", ("progress.rows <= found.rows", "False")),
-        load_can_be_killed_anywhere,
-    ),
-    (
-        _defect("skips the whole unit", "_is_there", ("progress.rows <= found.rows", "True")),
-        load_can_be_killed_anywhere,
-    ),
-    (
-        _defect("positions are not compared", "_is_there", ("progress.at != found.at", "False")),
-        changed_source_is_refused,
-    ),
-    (
-        _defect("appends after another loader", "_write", ("progress is not None", "False")),
-        older_loader_is_refused,
-    ),
-    (
-        _defect(
-            "states what is not appended yet",
-            "_stated",
-            ("self._complete", "self._unit"),
-            ("self.position", "self._taken_to"),
-        ),
-        load_can_be_killed_anywhere,
-    ),
-    (
-        _defect("new partition count for old units", "_take", ("self._unit > boundary", "True")),
-        rows_stay_in_place_when_the_topic_is_expanded,
-    ),
-    (
-        _defect("starts again if its position was deleted", "_start", ("any_deleted", "False")),
-        _monkeypatched(deleted_position_is_an_error),
-    ),
-)
-
-
-@pytest.mark.parametrize(("mutant", "story"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
-def test_stories_notice_defects(mutant: Mutant, story: Callable[[], None]) -> None:
-    assert_noticed(mutant, [story])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
 from fencepost import (
-    FencepostError,
     ForeignRecordError,
     InDoubtError,
     LockHeldError,
@@ -20,20 +18,17 @@ from fencepost import (
     Record,
 )
 from fencepost.recipes import Holder, Lock
-from fencepost.recipes._lock import LockBase
 from tests.support.faulty_log import clock
-from tests.support.mutants import Mutant, edit
-from tests.support.recipe_log import RecipePartition
+from tests.support.recipe_log import RecipePartition, partition
 
-__all__ = ["clock"]  # a fixture
+__all__ = ["clock", "partition"]  # fixtures
 
 
 def _lock(partition: RecipePartition, name: str = "a", problem: float = 0.0, **options: float) -> Lock:
     return Lock(partition.writer(problem), name, **options)
 
 
-def test_token_is_the_offset_and_later_tokens_are_greater(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_token_is_the_offset_and_later_tokens_are_greater(clock: SimpleNamespace, partition: RecipePartition) -> None:
     a, b = _lock(partition, "a"), _lock(partition, "b")
     assert a.acquire() == a.token == 0
     a.renew()
@@ -51,8 +46,7 @@ def test_token_is_the_offset_and_later_tokens_are_greater(clock: SimpleNamespace
     assert kinds == [b"lock/1 acquire", b"lock/1 renew", b"lock/1 release", b"lock/1 acquire"]
 
 
-def waiter_takes_the_lock_only_after_the_lease(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_waiter_takes_the_lock_only_after_the_lease(clock: SimpleNamespace, partition: RecipePartition) -> None:
     holder, waiter = _lock(partition, "holder"), _lock(partition, "waiter")
     holder.acquire()
     with pytest.raises(LockHeldError, match=r"not acquired in time: 'holder' holds it with token 0 \(try later\)"):
@@ -68,8 +62,7 @@ def waiter_takes_the_lock_only_after_the_lease(clock: SimpleNamespace) -> None:
     assert not holder.has_lease
 
 
-def late_holder_notices_the_loss(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_late_holder_notices_the_loss(clock: SimpleNamespace, partition: RecipePartition) -> None:
     holder, waiter = _lock(partition, "holder"), _lock(partition, "waiter")
     holder.acquire()
     waiter.acquire()
@@ -83,9 +76,9 @@ def late_holder_notices_the_loss(clock: SimpleNamespace) -> None:
     assert waiter.has_lease
 
 
-def tokens_and_leases_under_faults(seeds: range, clock: SimpleNamespace) -> None:
+def test_tokens_and_leases_under_faults(clock: SimpleNamespace) -> None:
     """At each time one process at most holds the lock by its own clock, and each acquisition has a greater token."""
-    for seed in seeds:
+    for seed in range(40):
         rng = random.Random(seed)
         partition = RecipePartition(rng)
         problem = rng.choice([0.0, 0.2, 0.5])
@@ -109,63 +102,7 @@ def tokens_and_leases_under_faults(seeds: range, clock: SimpleNamespace) -> None
             clock.seconds += rng.uniform(0, 2)
 
 
-def late_leases_under_faults(clock: SimpleNamespace) -> None:
-    tokens_and_leases_under_faults(range(40), clock)
-
-
-STORIES = (waiter_takes_the_lock_only_after_the_lease, late_holder_notices_the_loss, late_leases_under_faults)
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_lock(story: Callable[[SimpleNamespace], None], clock: SimpleNamespace) -> None:
-    story(clock)
-
-
-MUTANTS = (
-    (
-        Mutant(
-            "takes a held lock",
-            "a waiter does not wait for the lease",
-            (),
-            edit(LockBase, "_acquire", ("begun >= self._observed + holder.lease_seconds", "True")),
-        ),
-        (waiter_takes_the_lock_only_after_the_lease, late_leases_under_faults),
-    ),
-    (
-        Mutant(
-            "reads over an acquisition",
-            "a holder that lost the lock renews it",
-            (),
-            edit(LockBase, "_passed", ("self.token is not None", "False")),
-            edit(LockBase, "_kept", ("self.holder is None or self.holder.token != self.token", "False")),
-        ),
-        (late_holder_notices_the_loss,),
-    ),
-    (
-        Mutant(
-            "lease from the answer",
-            "the holder counts its lease from the response",
-            (),
-            edit(LockBase, "_stated", ("begun + self.lease_seconds", "now() + 2 * self.lease_seconds")),
-        ),
-        (late_leases_under_faults,),
-    ),
-)
-
-
-@pytest.mark.parametrize(("mutant", "stories"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
-def test_seeded_defect_fails_its_stories(
-    mutant: Mutant, stories: tuple[Callable[[SimpleNamespace], None], ...], clock: SimpleNamespace
-) -> None:
-    with mutant.live():
-        for story in stories:
-            clock.seconds = 0.0
-            with pytest.raises((AssertionError, FencepostError, pytest.fail.Exception)):
-                story(clock)
-
-
-def test_unreadable_log_is_no_free_lock(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_unreadable_log_is_no_free_lock(clock: SimpleNamespace, partition: RecipePartition) -> None:
     holder, waiter = _lock(partition, "holder"), _lock(partition, "waiter")
     holder.acquire()
     waiter._log._reading.consumer.problem = 1.1
@@ -198,8 +135,7 @@ def test_acquisition_of_a_held_lock_is_an_error() -> None:
         ),
     ],
 )
-def test_record_without_the_format_stops_reading(record: Record, why: str) -> None:
-    partition = RecipePartition.quiet()
+def test_record_without_the_format_stops_reading(record: Record, why: str, partition: RecipePartition) -> None:
     partition.append_foreign(record)
     with pytest.raises(ForeignRecordError, match=f"at offset 0: {why}"):
         _lock(partition).acquire()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,11 +17,8 @@ from fencepost import (
 )
 from fencepost._reading import BlockingLogReader
 from fencepost.recipes import Queue
-from fencepost.recipes._leader import LeaderBase
-from fencepost.recipes._queue import QueueBase
 from tests.support.faulty_log import FakeConsumer, clock
-from tests.support.mutants import Mutant, edit
-from tests.support.recipe_log import RecipePartition, assert_noticed
+from tests.support.recipe_log import RecipePartition
 from tests.unit.test_client_log_writer import POLICY
 
 __all__ = ["clock"]  # a fixture
@@ -74,7 +69,7 @@ def test_results_and_position_are_one_append() -> None:
     assert queue.take() == []
 
 
-def next_leader_continues_at_the_position() -> None:
+def test_next_leader_continues_at_the_position() -> None:
     items, results = _items(6), RecipePartition.quiet()
     first, applied = _queue(items, results, "first"), list[bytes | None]()
     first.claim()
@@ -89,7 +84,7 @@ def next_leader_continues_at_the_position() -> None:
     assert _results(results) == [b"result %d" % number for number in range(6)]
 
 
-def former_leader_finishes_nothing() -> None:
+def test_former_leader_finishes_nothing() -> None:
     items, results = _items(3), RecipePartition.quiet()
     first, second = _queue(items, results, "first"), _queue(items, results, "second")
     first.claim()
@@ -103,7 +98,7 @@ def former_leader_finishes_nothing() -> None:
     assert _results(results) == [b"result 0"]
 
 
-def each_item_has_one_result_under_faults() -> None:
+def test_each_item_has_one_result_under_faults() -> None:
     for seed in range(80):
         rng = random.Random(seed)
         items, results = _items(25), RecipePartition(rng)
@@ -125,56 +120,6 @@ def each_item_has_one_result_under_faults() -> None:
             results.land(append)
         found = _results(results)
         assert found == [b"result %d" % number for number in range(len(found))], f"seed {seed}"
-
-
-STORIES = (
-    next_leader_continues_at_the_position,
-    former_leader_finishes_nothing,
-    each_item_has_one_result_under_faults,
-)
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_queue(story: Callable[[], None], clock: SimpleNamespace) -> None:
-    story()
-
-
-MUTANTS = (
-    (
-        Mutant(
-            "position of this process only",
-            "the position of another process's results is not used",
-            (),
-            edit(QueueBase, "_take", ("self._at.next_offset = self.position", "pass")),
-        ),
-        (next_leader_continues_at_the_position, each_item_has_one_result_under_faults),
-    ),
-    (
-        Mutant(
-            "reads over a claim",
-            "a former leader continues",
-            (),
-            edit(LeaderBase, "_passed", ("self.term is not None", "False")),
-        ),
-        (former_leader_finishes_nothing,),
-    ),
-    (
-        Mutant(
-            "does not read on",
-            "after an unknown outcome, the position is not read again",
-            (),
-            edit(QueueBase, "_take", ("yield from self._read_to_end()", "yield from self._read(lambda record: None)")),
-        ),
-        (each_item_has_one_result_under_faults,),
-    ),
-)
-
-
-@pytest.mark.parametrize(("mutant", "stories"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
-def test_seeded_defect_fails_its_stories(
-    mutant: Mutant, stories: tuple[Callable[[], None], ...], clock: SimpleNamespace
-) -> None:
-    assert_noticed(mutant, stories)
 
 
 def test_finish_without_take_is_an_error() -> None:

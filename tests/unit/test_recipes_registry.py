@@ -5,23 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
-from fencepost import FencepostError, ForeignRecordError, InDoubtError, OffsetMismatchError, PositionLostError, Record
+from fencepost import ForeignRecordError, InDoubtError, OffsetMismatchError, PositionLostError, Record
 from fencepost._appending import Append, MaybeAppended
 from fencepost.recipes import Entry, Registry, Sequence
-from fencepost.recipes._registry import Numbered, RegistryBase, SequenceBase
 from tests.support.faulty_log import FakeConsumer, clock
-from tests.support.mutants import Mutant, body, edit
-from tests.support.recipe_log import RecipePartition
+from tests.support.recipe_log import RecipePartition, partition
 
-__all__ = ["clock"]  # a fixture
+__all__ = ["clock", "partition"]  # fixtures
 
 
-def test_name_keeps_its_first_value_and_number() -> None:
-    partition = RecipePartition.quiet()
+def test_name_keeps_its_first_value_and_number(partition: RecipePartition) -> None:
     a, b = Registry(partition.writer()), Registry(partition.writer())
     assert a.register("user", b"int") == Entry(1, b"int", 0)
     assert b.register("user", b"long") == Entry(1, b"int", 0)
@@ -35,9 +31,8 @@ def test_name_keeps_its_first_value_and_number() -> None:
     assert first.headers[:2] == (("fencepost-recipe", b"registry/1 entry"), ("fencepost-number", b"1"))
 
 
-def two_masters_never_give_one_number_twice() -> None:
+def test_two_masters_never_give_one_number_twice(partition: RecipePartition) -> None:
     """The second one registers between the first one's read and its append."""
-    partition = RecipePartition.quiet()
     first, second = Registry(partition.writer()), Registry(partition.writer())
     _overtaken_by(first, lambda: second.register("b"))
     assert first.register("a").number == 2
@@ -49,8 +44,7 @@ def two_masters_never_give_one_number_twice() -> None:
     assert [entry.number for entry in reader.entries.values()] == [1, 2, 3]
 
 
-def two_takers_never_get_one_number() -> None:
-    partition = RecipePartition.quiet()
+def test_two_takers_never_get_one_number(partition: RecipePartition) -> None:
     first, second = Sequence(partition.writer()), Sequence(partition.writer())
     numbers = [second.take()]
     _overtaken_by(first, lambda: numbers.append(second.take()))
@@ -89,8 +83,7 @@ def _appended_without_answer(recipe: Registry | Sequence, partition: RecipeParti
         appender.send = send  # type: ignore[method-assign]
 
 
-def number_of_an_unknown_outcome_is_returned() -> None:
-    partition = RecipePartition.quiet()
+def test_number_of_an_unknown_outcome_is_returned(partition: RecipePartition) -> None:
     sequence = Sequence(partition.writer())
     with pytest.raises(InDoubtError), _appended_without_answer(sequence, partition):
         sequence.take(b"bill 7")
@@ -99,8 +92,8 @@ def number_of_an_unknown_outcome_is_returned() -> None:
     assert sequence.take(b"bill 7") == 3
 
 
-def registry_under_faults(seeds: range) -> None:
-    for seed in seeds:
+def test_registry_under_faults() -> None:
+    for seed in range(50):
         rng = random.Random(seed)
         partition = RecipePartition(rng)
         problem = rng.choice([0.0, 0.2, 0.5])
@@ -126,8 +119,8 @@ def registry_under_faults(seeds: range) -> None:
             assert entries <= {reader.entries[name]} if entries else True, f"seed {seed}: {name}"
 
 
-def sequence_under_faults(seeds: range) -> None:
-    for seed in seeds:
+def test_sequence_under_faults() -> None:
+    for seed in range(50):
         rng = random.Random(seed)
         partition = RecipePartition(rng)
         problem = rng.choice([0.0, 0.2, 0.5])
@@ -157,88 +150,7 @@ def sequence_under_faults(seeds: range) -> None:
         assert all(records[number - 1].value == purpose for number, purpose in taken.items()), f"seed {seed}"
 
 
-@pytest.mark.parametrize(
-    "story",
-    [
-        two_masters_never_give_one_number_twice,
-        two_takers_never_get_one_number,
-        number_of_an_unknown_outcome_is_returned,
-    ],
-)
-def test_numbers(story: Callable[[], None], clock: SimpleNamespace) -> None:
-    story()
-
-
-def test_numbers_are_consecutive_and_agreed_under_faults(clock: SimpleNamespace) -> None:
-    registry_under_faults(range(50))
-    sequence_under_faults(range(50))
-
-
-MUTANTS = (
-    (
-        Mutant(
-            "numbers without deciding again",
-            "the number of a refused append is appended at the new end",
-            (),
-            body(
-                Numbered,
-                "_added",
-                """
-yield from self._read(self._passed)
-decided, number = record(), self.last + 1
-if decided is None:
-    return None
-while True:
-    try:
-        headers = self._header(self.KIND), (NUMBER, b"%d" % number)
-        offset = yield from self._write([Record(decided.value, decided.key, headers)])
-    except OffsetMismatchError:
-        yield from self._read(lambda record: None)
-    else:
-        self.last = number
-        return offset
-""",
-            ),
-        ),
-        (
-            two_masters_never_give_one_number_twice,
-            two_takers_never_get_one_number,
-            lambda: registry_under_faults(range(50)),
-        ),
-    ),
-    (
-        Mutant(
-            "last writer wins",
-            "a name that another writer registered is registered again",
-            (),
-            edit(RegistryBase, "_new", ("name in self._entries", "False")),
-        ),
-        (two_masters_never_give_one_number_twice,),
-    ),
-    (
-        Mutant(
-            "forgets an unknown outcome",
-            "the number of an append with unknown outcome is never returned",
-            (),
-            edit(SequenceBase, "_next", ("purpose in self._found", "False")),
-        ),
-        (number_of_an_unknown_outcome_is_returned,),
-    ),
-)
-
-
-@pytest.mark.parametrize(("mutant", "stories"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
-def test_seeded_defect_fails_its_stories(
-    mutant: Mutant, stories: tuple[Callable[[], None], ...], clock: SimpleNamespace
-) -> None:
-    with mutant.live():
-        for story in stories:
-            with pytest.raises((AssertionError, FencepostError)):
-                story()
-
-
-def test_registered_name_is_returned_after_an_unknown_outcome(clock: SimpleNamespace) -> None:
-    partition = RecipePartition.quiet()
+def test_registered_name_is_returned_after_an_unknown_outcome(partition: RecipePartition) -> None:
     registry = Registry(partition.writer())
     with pytest.raises(InDoubtError), _appended_without_answer(registry, partition):
         registry.register("a", b"x")
@@ -262,8 +174,7 @@ def test_registered_name_is_returned_after_an_unknown_outcome(clock: SimpleNames
         (Record(b"x", b"a", (("fencepost-recipe", b"registry/2 entry"),)), "format registry/2"),
     ],
 )
-def test_record_without_the_format_stops_reading(record: Record, why: str) -> None:
-    partition = RecipePartition.quiet()
+def test_record_without_the_format_stops_reading(record: Record, why: str, partition: RecipePartition) -> None:
     partition.append_foreign(record)
     registry = Registry(partition.writer())
     for _ in range(2):
@@ -271,8 +182,9 @@ def test_record_without_the_format_stops_reading(record: Record, why: str) -> No
             registry.register("b")
 
 
-def test_deleted_records_are_an_error_and_free_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    partition = RecipePartition.quiet()
+def test_deleted_records_are_an_error_and_free_no_name(
+    monkeypatch: pytest.MonkeyPatch, partition: RecipePartition
+) -> None:
     Registry(partition.writer()).register("a")
     Sequence(other := RecipePartition.quiet().writer()).take()
     monkeypatch.setattr(FakeConsumer, "bounds", lambda *_: (1, 1))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,17 +17,14 @@ from fencepost import (
     VersionMismatchError,
 )
 from fencepost.recipes import ABSENT, Table, TableEntry
-from fencepost.recipes._table import TableBase
 from tests.support.faulty_log import FakeConsumer, clock
 from tests.support.linearizable import Call, violations
-from tests.support.mutants import Mutant, edit
-from tests.support.recipe_log import RecipePartition, assert_noticed
+from tests.support.recipe_log import RecipePartition, partition
 
-__all__ = ["clock"]  # a fixture
+__all__ = ["clock", "partition"]  # fixtures
 
 
-def test_put_get_delete_and_versions() -> None:
-    partition = RecipePartition.quiet()
+def test_put_get_delete_and_versions(partition: RecipePartition) -> None:
     a, b = Table(partition.writer()), Table(partition.writer())
     assert a.get("x") is None
     assert a.put("x", b"1") == 0
@@ -51,8 +46,7 @@ def test_put_get_delete_and_versions() -> None:
     assert (deletion.key, deletion.value, deletion.headers[0]) == (b"x", b"", ("fencepost-recipe", b"table/1 delete"))
 
 
-def test_watch_gets_each_change_in_order() -> None:
-    partition = RecipePartition.quiet()
+def test_watch_gets_each_change_in_order(partition: RecipePartition) -> None:
     changes: list[tuple[str, TableEntry | None]] = []
     a, b = Table(partition.writer(), watch=lambda *change: changes.append(change)), Table(partition.writer())
     b.put("x", b"1")
@@ -80,8 +74,8 @@ def test_call_within_a_call_is_refused() -> None:
     assert table.get("x") == TableEntry(b"1", 0)
 
 
-def histories_under_faults(seeds: range) -> None:
-    for seed in seeds:
+def test_history_is_linearizable_under_faults() -> None:
+    for seed in range(60):
         rng = random.Random(seed)
         partition = RecipePartition(rng)
         # Kafka acknowledges what consumers see; this stand-in may show it later.
@@ -115,9 +109,8 @@ def histories_under_faults(seeds: range) -> None:
         assert violations(history) == [], f"seed {seed}"
 
 
-def stale_put_is_refused() -> None:
+def test_stale_put_is_refused(partition: RecipePartition) -> None:
     """Another process puts between the decision and the append."""
-    partition = RecipePartition.quiet()
     a, b = Table(partition.writer()), Table(partition.writer())
     a.put("x", b"1")
     b.get("x")
@@ -127,57 +120,11 @@ def stale_put_is_refused() -> None:
     assert b.entries["x"] == TableEntry(b"2", 1)
 
 
-def get_shows_what_others_put() -> None:
-    partition = RecipePartition.quiet()
+def test_get_shows_what_others_put(partition: RecipePartition) -> None:
     a, b = Table(partition.writer()), Table(partition.writer())
     b.get("x")
     a.put("x", b"1")
     assert b.get("x") == TableEntry(b"1", 0)
-
-
-def faulty_histories() -> None:
-    histories_under_faults(range(60))
-
-
-@pytest.mark.parametrize("story", [stale_put_is_refused, get_shows_what_others_put, faulty_histories])
-def test_history_is_linearizable(story: Callable[[], None], clock: SimpleNamespace) -> None:
-    story()
-
-
-MUTANTS = (
-    (
-        Mutant(
-            "get from memory",
-            "a get does not read to the end",
-            (),
-            edit(TableBase, "_get", ("yield from self._read_to_end()", "yield from ()")),
-        ),
-        (get_shows_what_others_put, faulty_histories),
-    ),
-    (
-        Mutant(
-            "version is checked once",
-            "after a refusal, the version is not compared again",
-            (),
-            edit(
-                TableBase,
-                "_changed_to",
-                (
-                    "version is not None and self._version(key) != version",
-                    "tries == 1 and version is not None and self._version(key) != version",
-                ),
-            ),
-        ),
-        (stale_put_is_refused, faulty_histories),
-    ),
-)
-
-
-@pytest.mark.parametrize(("mutant", "stories"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
-def test_seeded_defect_fails_its_stories(
-    mutant: Mutant, stories: tuple[Callable[[], None], ...], clock: SimpleNamespace
-) -> None:
-    assert_noticed(mutant, stories)
 
 
 def _filled(partition: RecipePartition, path: Path) -> Table:
@@ -251,8 +198,7 @@ def test_damaged_snapshot_is_not_used(damage: str, tmp_path: Path) -> None:
     assert restored.snapshot_ignored is not None
 
 
-def test_table_is_bounded_and_its_log_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    partition = RecipePartition.quiet()
+def test_table_is_bounded_and_its_log_complete(monkeypatch: pytest.MonkeyPatch, partition: RecipePartition) -> None:
     table = Table(partition.writer(), entries_max=1)
     table.put("x", b"1")
     table.put("x", b"2")
@@ -270,8 +216,7 @@ def test_table_is_bounded_and_its_log_complete(monkeypatch: pytest.MonkeyPatch) 
         (Record(b"x", b"\xff", (("fencepost-recipe", b"table/1 put"),)), "its key is not UTF-8"),
     ],
 )
-def test_record_without_the_format_stops_reading(record: Record, why: str) -> None:
-    partition = RecipePartition.quiet()
+def test_record_without_the_format_stops_reading(record: Record, why: str, partition: RecipePartition) -> None:
     partition.append_foreign(record)
     with pytest.raises(ForeignRecordError, match=why):
         Table(partition.writer()).get("y")
