@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
-from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceRequest as KafkaPythonRequest
 from kafka.protocol.producer import ProduceResponse as KafkaPythonResponse
@@ -102,12 +101,11 @@ def _response(version: int) -> ProduceResponse:
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
-int64s = st.integers(-(2**63), 2**63 - 1)
 
 
 @st.composite
-def tag_sections(draw: st.DrawFn, version: int, *, first_tag: int = 0) -> bytes:
-    fields = draw(st.dictionaries(st.integers(first_tag, 127), st.binary(max_size=100), max_size=3))
+def tag_sections(draw: st.DrawFn, version: int) -> bytes:
+    fields = draw(st.dictionaries(st.integers(0, 127), st.binary(max_size=100), max_size=3))
     if version < 9 or not fields:
         return b""
     return bytes([len(fields)]) + b"".join(
@@ -139,42 +137,6 @@ def requests(draw: st.DrawFn) -> ProduceRequest:
     )
 
 
-@st.composite
-def responses(draw: st.DrawFn) -> tuple[int, ProduceResponse]:
-    version = draw(st.sampled_from(VERSIONS))
-    tags = tag_sections(version)
-    # Tagged field 0 is known from v10 on, and left out of v9's results, where current_leader does not exist.
-    partition_tags = tags if version >= 10 else tag_sections(version, first_tag=1)
-    response_tags = tags if version < 10 else tag_sections(version, first_tag=1)
-    errors = st.lists(st.builds(RecordError, int32s, st.none() | texts, tags), max_size=3).map(tuple)
-    results = st.builds(
-        PartitionResult,
-        int32s,
-        int16s,
-        int64s,
-        int64s,
-        int64s if version >= 5 else st.just(-1),
-        errors if version >= 8 else st.just(()),
-        st.none() | texts if version >= 8 else st.none(),
-        partition_tags,
-    )
-    partitions = st.lists(results, max_size=3).map(tuple)
-    topics = (
-        st.builds(TopicResult, st.just(""), st.uuids(), partitions, tags)
-        if version >= 13
-        else st.builds(TopicResult, texts, st.none(), partitions, tags)
-    )
-    endpoints = st.lists(st.builds(NodeEndpoint, int32s, texts, int32s, st.none() | texts, tags), max_size=3).map(tuple)
-    return version, ProduceResponse(
-        draw(int32s),
-        tuple(draw(st.lists(topics, max_size=3))),
-        draw(int32s),
-        draw(endpoints) if version >= 10 else (),
-        draw(response_tags),
-        draw(tags),
-    )
-
-
 @given(requests())
 def test_a_request_survives_encoding_and_parsing(request: ProduceRequest) -> None:
     frame = _frame(request)
@@ -186,16 +148,6 @@ def test_a_request_survives_encoding_and_parsing(request: ProduceRequest) -> Non
     first = topics[0] if topics else TopicData("", None, ())
     assert peek == ProducePeek(request.acks, request.transactional_id, len(topics), first.name, first_id=first.topic_id)
     assert bytes(frame[: peek.end]).endswith(first.topic_id.bytes if first.topic_id else first.name.encode())
-
-
-@given(responses())
-def test_a_response_survives_encoding_and_parsing(case: tuple[int, ProduceResponse]) -> None:
-    version, response = case
-    written = encode_produce_response(response, version)
-    assert int.from_bytes(written[:4], "big") == len(written) - 4
-    parsed = parse_produce_response(memoryview(written)[4:], version)
-    assert parsed == response
-    assert encode_produce_response(parsed, version) == written
 
 
 # --- against other codecs ---------------------------------------------------------------------------------------------
@@ -358,17 +310,6 @@ def test_bytes_after_the_node_endpoints_are_broker_error() -> None:
     written = encode_produce_response(ProduceResponse(1, (), 0, tags=b"\x01\x00\x02\x01\x00"), 10)
     with pytest.raises(UpstreamProtocolError, match="1 extra bytes after the node endpoints"):
         parse_produce_response(memoryview(written)[4:], 10)
-
-
-@given(st.sampled_from(VERSIONS), st.binary(max_size=200))
-@settings(max_examples=300)
-def test_garbage_after_a_header_is_refused_or_parsed(version: int, garbage: bytes) -> None:
-    frame = memoryview(b"\0\0\0" + bytes([version]) + b"\0\0\0\1" + garbage)
-    for attempt in (lambda: parse_produce_request(frame), lambda: peek_produce(frame, len(frame) + 50)):
-        with suppress(ClientProtocolError):
-            attempt()
-    with suppress(UpstreamProtocolError):
-        parse_produce_response(memoryview(garbage), version)
 
 
 _V7_START = b"\0\0\0\7\0\0\0\1\xff\xff\xff\xff\xff\xff\0\0\0\0"
