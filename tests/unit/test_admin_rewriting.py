@@ -101,6 +101,11 @@ def versions(api_key: int) -> range:
     return range(APIS[api_key].min_version, APIS[api_key].max_version + 1)
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 @pytest.mark.parametrize("api_key", [apis.CREATE_TOPICS, apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
 def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
     world, created, requested = World(), api_key == apis.CREATE_TOPICS, config(CHECK, "true")
@@ -259,8 +264,7 @@ def creatable(name: str, *configs: Message) -> Message:
 
 
 @pytest.mark.parametrize("version", versions(apis.CREATE_TOPICS))
-def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int) -> None:
-    world = World()
+def test_created_topics_virtual_configs_are_stored_not_forwarded(version: int, world: World) -> None:
     alias = SOURCE.removeprefix("fencepost.")
     queried = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(alias, "base"))
     kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
@@ -298,8 +302,7 @@ def test_file_configs_are_shown_at_creation_not_stored() -> None:
 
 @pytest.mark.parametrize("version", versions(apis.CREATE_TOPICS))
 @pytest.mark.parametrize("value", ["maybe", "", None])
-def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: str | None) -> None:
-    world = World()
+def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: str | None, world: World) -> None:
     wrong, right = creatable("orders", config(CHECK, value)), creatable("payments", config(CHECK, "true"))
     kafkas = Message(name="payments", topic_id=PAYMENTS, configs=None if version >= 5 else [])
 
@@ -314,8 +317,7 @@ def test_topic_with_invalid_virtual_config_is_not_created(version: int, value: s
     assert [change.topic for change in world.changes] == ["payments"]
 
 
-def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
-    world = World()
+def test_duplicate_topic_is_not_created_from_valid_entry(world: World) -> None:
     world.create(creatable("orders", config(CHECK, "maybe")), creatable("orders"))
     assert world.forwarded.topics == []
 
@@ -328,8 +330,7 @@ def test_duplicate_topic_is_not_created_from_valid_entry() -> None:
         pytest.param(Message(name="orders", configs=[]), True, id="validated only"),
     ],
 )
-def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool) -> None:
-    world = World()
+def test_uncreated_topic_stores_no_configs(answer: Message, validate_only: bool, world: World) -> None:
     requested = creatable("orders", config(CHECK, "true"))
     reported = world.create(requested, answers=[answer], validate_only=validate_only)
     assert world.changes == []
@@ -360,8 +361,7 @@ def codes(answer: Message) -> dict[str, tuple[int, str | None]]:
 
 @pytest.mark.parametrize("name", [CHECK, CHECK.removeprefix("fencepost.")])
 @pytest.mark.parametrize("version", versions(apis.INCREMENTAL_ALTER_CONFIGS))
-def test_incremental_changes_are_taken_out_and_stored(version: int, name: str) -> None:
-    world = World()
+def test_incremental_changes_are_taken_out_and_stored(version: int, name: str, world: World) -> None:
     ops = [
         config("retention.ms", "5", config_operation=SET),
         config(name, "Required", config_operation=SET),
@@ -397,8 +397,9 @@ def test_virtual_only_change_still_checks_kafka_authorization(api_key: int) -> N
         ([config(CHECK, None)], 42, f"Null value not supported for : {CHECK}"),
     ],
 )
-def test_invalid_change_blocks_its_topic_only(api_key: int, configs: list[Message], code: int, part: str) -> None:
-    world = World()
+def test_invalid_change_blocks_its_topic_only(
+    api_key: int, configs: list[Message], code: int, part: str, world: World
+) -> None:
     wrong, right = resource("orders", *configs), resource("payments", config(CHECK, "true"))
 
     answer = world.alter(api_key, wrong, right, answers=[done("payments")])
@@ -418,8 +419,7 @@ def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
 
 
 @pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
-def test_validate_only_reports_errors_and_stores_nothing(api_key: int) -> None:
-    world = World()
+def test_validate_only_reports_errors_and_stores_nothing(api_key: int, world: World) -> None:
     right, wrong = resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))
     answer = world.alter(api_key, right, wrong, answers=[done("orders")], validate_only=True)
     assert world.forwarded.validate_only is True
@@ -458,8 +458,7 @@ def test_config_of_a_newer_version_can_only_be_deleted(stored: str) -> None:
 
 
 @pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
-def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
-    world = World()
+def test_configs_of_brokers_are_none_of_ours(api_key: int, world: World) -> None:
     world.alter(api_key, resource("1", config(CHECK, "true"), kind=BROKER), answers=[done("1", kind=BROKER)])
     assert names(world.forwarded.resources[0].configs) == [CHECK]
     assert world.changes == []
@@ -514,8 +513,7 @@ def test_virtual_configs_are_shown_with_their_source(
         (["retention.ms"], []),
     ],
 )
-def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[str]) -> None:
-    world = World()
+def test_only_requested_configs_are_shown(keys: list[str] | None, shown: list[str], world: World) -> None:
     answer = world.describe(described("orders"), keys=keys)
     assert names(answer.results[0].configs) == shown
     # An empty list would query everything: the virtual names stay in it, and match nothing at Kafka.
@@ -555,8 +553,7 @@ def test_errors_and_other_resources_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("version", versions(apis.DELETE_TOPICS))
-def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
-    world = World()
+def test_what_was_deleted_is_known_by_its_id(version: int, world: World) -> None:
     topics = [Message(name="orders"), Message(name="payments")]
     deleted = Message(name="orders", topic_id=ORDERS if version >= 6 else NO_TOPIC_ID)
     denied = Message(name="payments", error_code=29)
@@ -571,8 +568,7 @@ def test_deleting_a_replaced_topic_ends_its_inheritance() -> None:
     assert world.changes == [TopicConfigChange("orders", PAYMENTS, deleted=True, inherited_from=ORDERS)]
 
 
-def test_a_topic_deleted_by_its_id() -> None:
-    world = World()
+def test_a_topic_deleted_by_its_id(world: World) -> None:
     by_id = Message(name=None, topic_id=ORDERS)
     world.delete(by_id, answers=[by_id])
     assert world.forwarded.topics[0].topic_id == ORDERS
@@ -674,9 +670,8 @@ def error_codes(message: object) -> list[int]:
 
 @pytest.mark.parametrize(("api_key", "version", "request_", "answer"), CLOSED)
 def test_state_topic_is_refused_and_the_rest_served(
-    api_key: int, version: int, request_: Message, answer: Message
+    api_key: int, version: int, request_: Message, answer: Message, world: World
 ) -> None:
-    world = World()
     assert mentions(memoryview(encode_request(api_key, version, request_)), world.known())
     reported = world.rewriter(api_key, version, request_, answer)
 

@@ -96,12 +96,16 @@ def _synced(version: int, assignment: bytes, **more: object) -> Message:
     return _over_the_wire(apis.SYNC_GROUP, version, Message(assignment=assignment, **(kind | more)))
 
 
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
 # ---- the classic protocol
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_gated_partition_is_removed_from_assignment(version: int) -> None:
-    played = Played()
+def test_gated_partition_is_removed_from_assignment(version: int, played: Played) -> None:
     answer = _synced(version, _bytes(0, 2, 3))
     outcome = played.queries_to_send(apis.SYNC_GROUP, version, _sync(version)).finish(answer)
     assert outcome.query_message == MayHave("g", "app", (P2, P3))
@@ -127,8 +131,7 @@ def test_gated_partition_is_removed_from_assignment(version: int) -> None:
         _synced(5, _bytes(2), protocol_type="connect", protocol_name="sessioned"),
     ],
 )
-def test_response_without_new_partitions_stays_unchanged(answer: Message) -> None:
-    played = Played()
+def test_response_without_new_partitions_stays_unchanged(answer: Message, played: Played) -> None:
     outcome = played.queries_to_send(apis.SYNC_GROUP, 5, _sync(5)).finish(answer)
     assert not outcome.changed
     assert outcome.query_message is None
@@ -136,9 +139,8 @@ def test_response_without_new_partitions_stays_unchanged(answer: Message) -> Non
 
 
 @pytest.mark.parametrize("assignment", [b"", b"not an assignment", _bytes(0, 1), _bytes(0, 2, tasks=bytes(range(88)))])
-def test_rejoined_member_need_not_rejoin_again(assignment: bytes) -> None:
+def test_rejoined_member_need_not_rejoin_again(assignment: bytes, played: Played) -> None:
     """Leaders may assign nothing to such members."""
-    played = Played()
     played.released()
     assert played.heartbeat() == 27
     played.queries_to_send(apis.SYNC_GROUP, 5, _sync(5)).finish(_synced(5, assignment))
@@ -153,8 +155,7 @@ def test_task_assignment_stays_unchanged_and_is_reported() -> None:
     assert answer.assignment == _bytes(0, 2, tasks=bytes(range(88)))
 
 
-def test_heartbeat_error_stays_unchanged() -> None:
-    played = Played()
+def test_heartbeat_error_stays_unchanged(played: Played) -> None:
     played.watch.track_gated("g", {P2}, (P2,))
     played.watch.synced("g", "m", 3, frozenset({P2}))
     played.watch.update("g", frozenset())
@@ -184,8 +185,7 @@ def _partitions(answer: Message) -> list[int] | None:
     return None if answer.assignment is None else [p for t in answer.assignment.topic_partitions for p in t.partitions]
 
 
-def test_consumer_receives_gated_partition_after_its_release() -> None:
-    played = Played()
+def test_consumer_receives_gated_partition_after_its_release(played: Played) -> None:
     key = apis.CONSUMER_GROUP_HEARTBEAT
     answer = _beaten(0, 2, 3)
     outcome = played.queries_to_send(key, 1, _beat(epoch=0)).finish(answer)
@@ -204,8 +204,7 @@ def test_consumer_receives_gated_partition_after_its_release() -> None:
     assert _partitions(later) == [0, 2]
 
 
-def test_revoked_gated_partition_is_acknowledged_for_consumer() -> None:
-    played = Played()
+def test_revoked_gated_partition_is_acknowledged_for_consumer(played: Played) -> None:
     key = apis.CONSUMER_GROUP_HEARTBEAT
     outcome = played.queries_to_send(key, 1, _beat(epoch=0)).finish(_beaten(0, 2))
     played.watch.track_gated("g", {P2}, (P2,))
@@ -221,9 +220,8 @@ def test_revoked_gated_partition_is_acknowledged_for_consumer() -> None:
 
 @pytest.mark.parametrize(("assigned", "gets"), [(((ID, (0, 2)),), [0, 2]), (None, None)], ids=["found", "failed query"])
 def test_consumer_from_before_restart_is_queried(
-    assigned: tuple[tuple[UUID, tuple[int, ...]], ...] | None, gets: list[int] | None
+    assigned: tuple[tuple[UUID, tuple[int, ...]], ...] | None, gets: list[int] | None, played: Played
 ) -> None:
-    played = Played()
     played.released()
     answer = _beaten(silent=True)
     outcome = played.queries_to_send(apis.CONSUMER_GROUP_HEARTBEAT, 1, _beat(silent=True)).finish(answer)
@@ -233,8 +231,7 @@ def test_consumer_from_before_restart_is_queried(
 
 
 @pytest.mark.parametrize("answer", [_beaten(silent=True, error_code=110), _beaten(1), _beaten(silent=True)])
-def test_a_consumer_of_no_concern_is_left_alone(answer: Message) -> None:
-    played = Played()
+def test_a_consumer_of_no_concern_is_left_alone(answer: Message, played: Played) -> None:
     before = encode_response(apis.CONSUMER_GROUP_HEARTBEAT, 1, answer)
     plan = played.queries_to_send(apis.CONSUMER_GROUP_HEARTBEAT, 1, _beat(0))
     assert plan.forward is None

@@ -44,6 +44,11 @@ def proposal_of(current: Talk) -> tuple[int, int, g.Claim]:
     return proposed.producer_epoch, proposed.base, proposed.claim
 
 
+@pytest.fixture
+def current() -> Talk:
+    return talk()
+
+
 def test_claimed_partition_is_pipelined_while_others_live() -> None:
     current = claimed()
     first, second = (current.sends(expecting(at, b"b")) for at in (11, 12))
@@ -66,8 +71,7 @@ def test_claimed_partition_is_not_pipelined_while_a_lost_append_may_be_queued() 
 
 
 @pytest.mark.parametrize("claim", [g.Claim.NONE, g.Claim.SHARED])
-def test_shared_partition_is_not_pipelined(claim: g.Claim) -> None:
-    current = talk()
+def test_shared_partition_is_not_pipelined(claim: g.Claim, current: Talk) -> None:
     first = current.submit(expecting(10, b"a"))
     current.snapshot(10, epoch=1, next_sequence=0, fence_base=(1, 10), claim=claim, may_claim=True)
     current.acknowledged(first, 10)
@@ -89,9 +93,8 @@ def test_claim_does_not_outlive_its_config() -> None:
     current.silent()
 
 
-def test_another_process_takes_over_at_once() -> None:
+def test_another_process_takes_over_at_once(current: Talk) -> None:
     """Its claim is after the next offset, which its marker takes."""
-    current = talk()
     pending = current.submit(expecting(12, b"a"))
     there = {"fence_base": (4, 10), "epoch": 4, "next_sequence": 2}
     current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
@@ -101,9 +104,8 @@ def test_another_process_takes_over_at_once() -> None:
     assert current.next(g.ReadBatch) == g.ReadBatch(pending, 12)  # the marker
 
 
-def test_marker_confirms_the_fence() -> None:
+def test_marker_confirms_the_fence(current: Talk) -> None:
     """The first appends after a claim are pipelined already."""
-    current = talk()
     first = current.submit(expecting(10, b"a"), wait=60.0)
     current.snapshot(10, next_sequence=10, may_claim=True)
     current.acknowledged(first, 10)
@@ -119,8 +121,7 @@ def test_marker_confirms_the_fence() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "claims"), [(6.0, False), (11.0, True)])
-def test_each_claim_needs_twice_the_time_alone(seconds: float, claims: bool) -> None:
-    current = talk()
+def test_each_claim_needs_twice_the_time_alone(seconds: float, claims: bool, current: Talk) -> None:
     current.sequencer.state.fence.bases._claims = 1
     first = current.submit(expecting(10, b"a"), wait=60.0)
     current.snapshot(10, next_sequence=10, may_claim=True)
@@ -137,18 +138,16 @@ def test_each_claim_needs_twice_the_time_alone(seconds: float, claims: bool) -> 
 
 @pytest.mark.parametrize("claim", [g.Claim.OURS, g.Claim.SHARED])
 @pytest.mark.parametrize("state", [None, (4, 7)], ids=["no producer", "an older epoch"])
-def test_claim_without_its_marker_is_not_used(claim: g.Claim, state: tuple[int, int] | None) -> None:
+def test_claim_without_its_marker_is_not_used(claim: g.Claim, state: tuple[int, int] | None, current: Talk) -> None:
     """Otherwise the first append of its epoch would not be compared. The next claim has another epoch."""
-    current = talk()
     current.submit(expecting(13, b"a"))
     epoch, next_sequence = state or (0, None)
     current.snapshot(13, fence_base=(5, 13), epoch=epoch, next_sequence=next_sequence, claim=claim, may_claim=True)
     assert proposal_of(current) == (6, 14, g.Claim.SHARED)
 
 
-def test_marker_must_be_replicated_before_the_first_append() -> None:
+def test_marker_must_be_replicated_before_the_first_append(current: Talk) -> None:
     """A leader without it would accept any first sequence."""
-    current = talk()
     pending = current.submit(expecting(13, b"a"))
     there = {"fence_base": (5, 13), "epoch": 5, "next_sequence": 0, "claim": g.Claim.SHARED, "may_claim": True}
     current.snapshot(13, **there, marker_is_replicated=False)
@@ -158,8 +157,7 @@ def test_marker_must_be_replicated_before_the_first_append() -> None:
     assert current.admitted(pending) == g.Fence(SHARED, 5, 0)
 
 
-def test_append_before_the_marker_needs_another_claim_and_is_no_violation() -> None:
-    current = talk()
+def test_append_before_the_marker_needs_another_claim_and_is_no_violation(current: Talk) -> None:
     current.submit(expecting(12, b"a"))
     current.snapshot(12, fence_base=(4, 12), epoch=4, next_sequence=0, claim=g.Claim.ANOTHERS, may_claim=True)
     assert proposal_of(current) == (5, 13, g.Claim.SHARED)
@@ -189,17 +187,15 @@ def test_process_that_appends_alone_claims(change: str) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "claim", "base"), [(13, g.Claim.SHARED, 13), (14, g.Claim.NONE, 12)])
-def test_last_epoch_of_a_producer_id_has_no_marker(epoch: int, claim: g.Claim, base: int) -> None:
-    current = talk()
+def test_last_epoch_of_a_producer_id_has_no_marker(epoch: int, claim: g.Claim, base: int, current: Talk) -> None:
     current.submit(expecting(12, b"a"))
     there = {"fence_base": (epoch, 12), "epoch": epoch, "next_sequence": 0}
     current.snapshot(12, **there, claim=g.Claim.ANOTHERS, may_claim=True)
     assert proposal_of(current) == (epoch + 1, base, claim)
 
 
-def test_last_epoch_waits_for_the_marker_before_it() -> None:
+def test_last_epoch_waits_for_the_marker_before_it(current: Talk) -> None:
     """It would take the offset that the last epoch's only append expects."""
-    current = talk()
     current.submit(expecting(12, b"a"), wait=60.0)
     there = {"fence_base": (14, 13), "epoch": 13, "next_sequence": 0, "claim": g.Claim.SHARED, "may_claim": True}
     current.snapshot(12, **there)
@@ -213,8 +209,7 @@ def test_last_epoch_waits_for_the_marker_before_it() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "claims"), [(11, True), (12, False)])
-def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claims: bool) -> None:
-    current = talk()
+def test_last_epochs_of_a_producer_id_are_not_claimed(epoch: int, claims: bool, current: Talk) -> None:
     first = current.submit(expecting(10, b"a"), wait=60.0)
     current.snapshot(10, epoch=epoch, next_sequence=0, fence_base=(epoch, 10), may_claim=True)
     current.acknowledged(first, 10)

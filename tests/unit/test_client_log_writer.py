@@ -127,6 +127,11 @@ def _values(partition: Partition) -> list[bytes]:
     return [entry[0] for entry in partition.log if entry is not None]
 
 
+@pytest.fixture
+def partition() -> Partition:
+    return Partition.quiet()
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_append_happens_once_or_fails_under_faults(seed: int) -> None:
     rng = random.Random(seed)
@@ -186,9 +191,8 @@ def test_acknowledgement_for_another_offset_is_a_violation() -> None:
         writer.append([Record(b"x")])
 
 
-def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace) -> None:
+def test_retry_repeats_write_id_and_timestamps(clock: SimpleNamespace, partition: Partition) -> None:
     """Otherwise the proxy could not recognize it."""
-    partition = Partition.quiet()
     writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
     tries: list[tuple[bytes, list[int | None]]] = []
@@ -223,11 +227,10 @@ def test_refusal_by_another_check_is_raised_at_once() -> None:
 @pytest.mark.parametrize("final", [AppendRefusedError("t", 0, "PARTITION_COUNT_REQUIRED"), ConnectionError("denied")])
 @pytest.mark.parametrize("appended", [False, True])
 def test_refused_retry_does_not_refuse_the_attempt_before_it(
-    final: Exception, appended: bool, clock: SimpleNamespace
+    final: Exception, appended: bool, clock: SimpleNamespace, partition: Partition
 ) -> None:
     """1. An attempt gets no answer. 2. The topic's checks change, and the next attempt is refused. 3. Kafka appends the
     first one."""
-    partition = Partition.quiet()
     writer = FakeLogWriter(partition, problem=0.0)
     writer.read_to_end(lambda record: None)
     tries: list[Append] = []
@@ -249,8 +252,7 @@ def test_refused_retry_does_not_refuse_the_attempt_before_it(
             writer.append([Record(b"x")])
 
 
-def test_apply_exception_propagates_and_record_is_reread() -> None:
-    partition = Partition.quiet()
+def test_apply_exception_propagates_and_record_is_reread(partition: Partition) -> None:
     partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
     writer = FakeLogWriter(partition, problem=0.0)
 
@@ -275,8 +277,7 @@ def test_missing_partition_is_reported_after_one_attempt(
     assert POLICY.attempt_seconds <= clock.seconds < POLICY.total_seconds
 
 
-def test_loop_ends_where_the_log_ended_at_its_start() -> None:
-    partition = Partition.quiet()
+def test_loop_ends_where_the_log_ended_at_its_start(partition: Partition) -> None:
     partition.log = [(b"a", b"1"), None, (b"b", b"1"), None]
     writer = FakeLogWriter(partition, problem=0.0)
     read = []
@@ -288,8 +289,7 @@ def test_loop_ends_where_the_log_ended_at_its_start() -> None:
     assert [record.offset for record in writer] == [4, 5]
 
 
-def test_record_of_an_unfinished_loop_pass_is_read_again() -> None:
-    partition = Partition.quiet()
+def test_record_of_an_unfinished_loop_pass_is_read_again(partition: Partition) -> None:
     partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
     writer = FakeLogWriter(partition, problem=0.0)
     for record in writer:
@@ -301,8 +301,7 @@ def test_record_of_an_unfinished_loop_pass_is_read_again() -> None:
     assert writer.append([Record(b"x")]) == 3
 
 
-def test_use_inside_a_loop_is_refused_and_the_loop_continues() -> None:
-    partition = Partition.quiet()
+def test_use_inside_a_loop_is_refused_and_the_loop_continues(partition: Partition) -> None:
     partition.log = [(b"a", b"1"), (b"b", b"1")]
     writer = FakeLogWriter(partition, problem=0.0)
     outer = iter(writer)
@@ -314,8 +313,7 @@ def test_use_inside_a_loop_is_refused_and_the_loop_continues() -> None:
     assert writer.append([Record(b"x")]) == 2
 
 
-def test_loop_after_close_raises() -> None:
-    partition = Partition.quiet()
+def test_loop_after_close_raises(partition: Partition) -> None:
     partition.log = [(b"a", b"1"), (b"b", b"1")]
     writer = FakeLogWriter(partition, problem=0.0)
     records = iter(writer)

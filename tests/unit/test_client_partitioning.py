@@ -13,6 +13,11 @@ from fencepost_policies.partitioners import Partitioner, partition_for
 KEYS = [random.Random(253).randbytes(n % 40) for n in range(400)]
 
 
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
 def test_keys_are_placed_where_proxy_expects(count: int) -> None:
     """Whose hashes are pinned against the clients' own (tests/unit/test_partitioners.py)."""
@@ -58,16 +63,14 @@ class Story:
         return None if send is None else (send.number, send.chosen_partition, send.partition_count)
 
 
-def test_records_are_sent_immediately_without_refusals() -> None:
-    story = Story()
+def test_records_are_sent_immediately_without_refusals(story: Story) -> None:
     assert story.submit(3)
     assert (story.records[0].chosen_partition, story.records[0].partition_count) == (1, 2)
     story.sends.ended(story.records[0])
     assert len(story.sends) == 0
 
 
-def test_refused_records_are_resent_in_order_first() -> None:
-    story = Story()
+def test_refused_records_are_resent_in_order_first(story: Story) -> None:
     for key in (2, 3, 2, 3):
         assert story.submit(key)
     first, second, third, fourth = story.records
@@ -87,8 +90,7 @@ def test_refused_records_are_resent_in_order_first() -> None:
     assert story.submit(2)
 
 
-def test_refusal_without_message_waits_for_larger_count() -> None:
-    story = Story()
+def test_refusal_without_message_waits_for_larger_count(story: Story) -> None:
     story.submit(2)
     story.sends.refuse(story.records[0])
     story.sends.update_count(2, 1.0)
@@ -97,8 +99,7 @@ def test_refusal_without_message_waits_for_larger_count() -> None:
     assert story.next() == (0, 2, 3)
 
 
-def test_second_expansion_during_resend_pauses_again() -> None:
-    story = Story()
+def test_second_expansion_during_resend_pauses_again(story: Story) -> None:
     for key in (2, 3):
         story.submit(key)
     for record in story.records:
@@ -112,16 +113,14 @@ def test_second_expansion_during_resend_pauses_again() -> None:
     assert [story.next() for _ in range(3)] == [(0, 2, 8), (1, 3, 8), (2, 5, 8)]
 
 
-def test_record_with_explicit_partition_keeps_it() -> None:
-    story = Story()
+def test_record_with_explicit_partition_keeps_it(story: Story) -> None:
     story.submit(2, partition=1)
     story.sends.refuse(story.records[0])
     story.sends.update_count(4, 1.0)
     assert story.next() == (0, 1, 4)
 
 
-def test_timed_out_record_fails_and_others_continue() -> None:
-    story = Story()
+def test_timed_out_record_fails_and_others_continue(story: Story) -> None:
     story.submit(2, deadline=5.0)
     story.sends.refuse(story.records[0])
     story.submit(2, deadline=50.0)
@@ -132,8 +131,7 @@ def test_timed_out_record_fails_and_others_continue() -> None:
     assert str(error) == "t-0: not appended: partitioned for 2 partitions, the topic has 2; tried for 5 s"
 
 
-def test_unsent_record_is_next_again() -> None:
-    story = Story()
+def test_unsent_record_is_next_again(story: Story) -> None:
     story.submit(2)
     story.sends.refuse(story.records[0])
     story.sends.update_count(4, 1.0)
@@ -143,8 +141,7 @@ def test_unsent_record_is_next_again() -> None:
     assert [story.next(), story.next()] == [(0, 2, 4), (1, 3, 4)]
 
 
-def test_closed_producer_gives_up_buffered_records() -> None:
-    story = Story()
+def test_closed_producer_gives_up_buffered_records(story: Story) -> None:
     for _ in range(2):
         story.submit(2)
     story.sends.refuse(story.records[0])

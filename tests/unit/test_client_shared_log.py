@@ -79,8 +79,12 @@ def _values(partition: Partition) -> State:
     return tuple(entry[0] for entry in partition.log if entry is not None)
 
 
-def test_waiting_decisions_share_one_append_and_see_each_other() -> None:
-    partition = Partition.quiet()
+@pytest.fixture
+def partition() -> Partition:
+    return Partition.quiet()
+
+
+def test_waiting_decisions_share_one_append_and_see_each_other(partition: Partition) -> None:
     log = StoppedLog(partition)
     sizes = _sends(log)
     seen: list[int] = []
@@ -98,8 +102,7 @@ def test_waiting_decisions_share_one_append_and_see_each_other() -> None:
     assert log.state == _values(partition)
 
 
-def test_decisions_are_made_again_after_another_writer_was_first() -> None:
-    partition = Partition.quiet()
+def test_decisions_are_made_again_after_another_writer_was_first(partition: Partition) -> None:
     log = StoppedLog(partition)
     log.submit(_add(b"first"))
     log.work()
@@ -156,8 +159,7 @@ def test_limit_holds_and_results_are_true_under_faults(seed: int) -> None:
         assert log.state == there[: len(log.state)]
 
 
-def test_failing_decision_fails_alone() -> None:
-    partition = Partition.quiet()
+def test_failing_decision_fails_alone(partition: Partition) -> None:
     log = StoppedLog(partition)
     good, full, text, reserved, also_good = log.submit(
         _add(b"a"),
@@ -174,8 +176,7 @@ def test_failing_decision_fails_alone() -> None:
     assert also_good.result(0) == Change(1, (b"a", b"c"))
 
 
-def test_records_that_do_not_fit_go_into_the_next_append() -> None:
-    partition = Partition.quiet()
+def test_records_that_do_not_fit_go_into_the_next_append(partition: Partition) -> None:
     log = StoppedLog(partition)  # 10,000 bytes at most
     sizes = _sends(log)
     outcomes = log.submit(*[_add(bytes(4000))] * 5, lambda _: [Record(bytes(11_000))], _add(b"last"))
@@ -187,8 +188,9 @@ def test_records_that_do_not_fit_go_into_the_next_append() -> None:
     assert outcomes[6].result(0).offset == 5
 
 
-def test_unknown_outcome_is_reported_to_decisions_with_records_only(clock: SimpleNamespace) -> None:
-    partition = Partition.quiet()
+def test_unknown_outcome_is_reported_to_decisions_with_records_only(
+    clock: SimpleNamespace, partition: Partition
+) -> None:
     log = StoppedLog(partition)
     send = log.log.appender.send
 
@@ -208,8 +210,7 @@ def test_unknown_outcome_is_reported_to_decisions_with_records_only(clock: Simpl
     assert again.result(0) == Change(0, (b"b",))
 
 
-def test_decision_without_records_sees_the_log_end() -> None:
-    partition = Partition.quiet()
+def test_decision_without_records_sees_the_log_end(partition: Partition) -> None:
     log = StoppedLog(partition)
     log.submit(_nothing)
     log.work()
@@ -221,8 +222,7 @@ def test_decision_without_records_sees_the_log_end() -> None:
     assert full.exception(0).args == (1,)  # type: ignore[union-attr]
 
 
-def test_refused_writer_pauses_and_gives_up_in_time(clock: SimpleNamespace) -> None:
-    partition = Partition.quiet()
+def test_refused_writer_pauses_and_gives_up_in_time(clock: SimpleNamespace, partition: Partition) -> None:
     log = StoppedLog(partition)
     send = log.log.appender.send
 
@@ -252,8 +252,7 @@ def test_full_queue_and_long_wait_are_refused(clock: SimpleNamespace) -> None:
     assert not log._log.next_offset
 
 
-def test_threads_share_a_log() -> None:
-    partition = Partition.quiet()
+def test_threads_share_a_log(partition: Partition) -> None:
     log: BlockingSharedLog[State] = BlockingSharedLog(FakeLogWriter(partition, 0.0), (), _apply)
     offsets: list[int | None] = []
 

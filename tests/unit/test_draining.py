@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fencepost_proxy.session.connection.draining import READ_SECONDS
 from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.wire.apis import FETCH, PRODUCE
@@ -41,8 +43,12 @@ class Draining(Talk):
         self.silent()
 
 
-def test_idle_connection_closes_after_the_read_time() -> None:
-    talk = Draining()
+@pytest.fixture
+def talk() -> Draining:
+    return Draining()
+
+
+def test_idle_connection_closes_after_the_read_time(talk: Draining) -> None:
     talk.drains()
     assert talk.next(m.ReadClient) == m.ReadClient(False)
     talk.silent()
@@ -50,8 +56,7 @@ def test_idle_connection_closes_after_the_read_time() -> None:
     talk.hangs_up()
 
 
-def test_connection_of_a_lost_client_is_not_closed_again() -> None:
-    talk = Draining()
+def test_connection_of_a_lost_client_is_not_closed_again(talk: Draining) -> None:
     pending = talk.sends()
     talk.drains()
     talk.report(m.ClientLost())
@@ -61,8 +66,7 @@ def test_connection_of_a_lost_client_is_not_closed_again() -> None:
     assert pending in talk.session.produce_requests[0].pending_appends.values()
 
 
-def test_log_says_why_a_connection_was_drained() -> None:
-    talk = Draining()
+def test_log_says_why_a_connection_was_drained(talk: Draining) -> None:
     talk.report(m.Drain(talk.until, "its home moved"))
     talk.drains()
     talk.next(m.ReadClient)
@@ -70,9 +74,8 @@ def test_log_says_why_a_connection_was_drained() -> None:
     assert talk.next(m.CloseClient).reason == "its home moved"
 
 
-def test_started_request_completes_and_later_ones_are_unread() -> None:
+def test_started_request_completes_and_later_ones_are_unread(talk: Draining) -> None:
     """A client that pauses within a request is cut off at the bound."""
-    talk = Draining()
     query, another = request(HEARTBEAT, 4, 1, b"x" * 100), request(HEARTBEAT, 4, 2)
     talk.client(query[:50])
     assert talk.upstream() == query[:50]
@@ -89,8 +92,7 @@ def test_started_request_completes_and_later_ones_are_unread() -> None:
     talk.hangs_up()
 
 
-def test_started_buffered_request_completes() -> None:
-    talk = Draining()
+def test_started_buffered_request_completes(talk: Draining) -> None:
     query = produce(("checked-a", 0, expecting(5, b"x")))
     talk.client(query[:-3])
     talk.drains()
@@ -106,8 +108,7 @@ def test_started_buffered_request_completes() -> None:
     assert talk.next(Call).name == "answered"
 
 
-def test_unanswered_fetch_keeps_connection_until_the_bound() -> None:
-    talk = Draining()
+def test_unanswered_fetch_keeps_connection_until_the_bound(talk: Draining) -> None:
     fetch = request(FETCH, 11, 1, b"topic")
     talk.client(fetch)
     assert talk.upstream() == fetch
@@ -120,8 +121,7 @@ def test_unanswered_fetch_keeps_connection_until_the_bound() -> None:
     talk.hangs_up()
 
 
-def test_pending_append_gets_retriable_error_before_the_bound() -> None:
-    talk = Draining()
+def test_pending_append_gets_retriable_error_before_the_bound(talk: Draining) -> None:
     pending = talk.submits(timeout_ms=60_000)
     talk.drains()
     talk.next(m.ReadClient)
@@ -138,8 +138,7 @@ def test_pending_append_gets_retriable_error_before_the_bound() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
-    talk = Draining()
+def test_unanswered_append_is_unknown_and_resolution_continues(talk: Draining) -> None:
     pending = talk.sends(timeout_ms=60_000)
     talk.drains()
     talk.next(m.ReadClient)
@@ -152,9 +151,8 @@ def test_unanswered_append_is_unknown_and_resolution_continues() -> None:
     talk.hangs_up()
 
 
-def test_a_bound_that_is_brought_forward_counts() -> None:
+def test_a_bound_that_is_brought_forward_counts(talk: Draining) -> None:
     """By a second signal."""
-    talk = Draining()
     talk.client(request(FETCH, 11, 1, b"topic"))
     talk.upstream()
     talk.drains()

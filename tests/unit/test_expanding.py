@@ -308,11 +308,15 @@ def writes_on(world: World) -> None:
     world.run(lambda: all(each.written > old + 3 for each, old in zip(world.living(), before, strict=True)))
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 # --- as it should go --------------------------------------------------------------------------------------------------
 
 
-def test_topic_expands_repeatedly_under_load() -> None:
-    world = World()
+def test_topic_expands_repeatedly_under_load(world: World) -> None:
     for to in (3, 5, 8):
         world.expand(to)
         world.run(expanded(world, to))
@@ -405,10 +409,9 @@ def test_expansion_survives_any_unanswered_query(effect: int, what: str) -> None
     assert world.kafka.created == {3: 1}
 
 
-def test_process_unknown_to_the_others_serves_no_client() -> None:
+def test_process_unknown_to_the_others_serves_no_client(world: World) -> None:
     """Its first record is in doubt and its view may be seconds old, so an expansion does not wait for it. An append
     of it would be after a threshold (`StateTopic.enter`)."""
-    world = World()
     unknown = Process(world)
     unknown.known, unknown.deaf_until = False, 6.0
     world.processes.append(unknown)
@@ -427,8 +430,7 @@ def test_process_unknown_to_the_others_serves_no_client() -> None:
 # --- given up ---------------------------------------------------------------------------------------------------------
 
 
-def test_endless_transaction_fails_expansion_and_reopens_topic() -> None:
-    world = World()
+def test_endless_transaction_fails_expansion_and_reopens_topic(world: World) -> None:
     world.kafka.transaction_until = 1e9
     world.expand(3)
     world.run(over(world))
@@ -439,8 +441,7 @@ def test_endless_transaction_fails_expansion_and_reopens_topic() -> None:
     writes_on(world)
 
 
-def test_silent_process_fails_expansion_and_retry_succeeds() -> None:
-    world = World()
+def test_silent_process_fails_expansion_and_retry_succeeds(world: World) -> None:
     world.processes[1].die()
     world.expand(3)
     world.run(over(world))
@@ -452,8 +453,7 @@ def test_silent_process_fails_expansion_and_retry_succeeds() -> None:
 
 
 @pytest.mark.parametrize("step", [ex.Step.VALIDATE, ex.Step.CREATE])
-def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
-    world = World()
+def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step, world: World) -> None:
     refusal = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
     procedure = world.expand(3)
     if step is ex.Step.CREATE:
@@ -470,11 +470,10 @@ def test_kafkas_refusal_is_reported_with_its_message(step: ex.Step) -> None:
     assert world.kafka.count == 2
 
 
-def test_stale_metadata_does_not_abandon_created_partitions() -> None:
+def test_stale_metadata_does_not_abandon_created_partitions(world: World) -> None:
     """1. A driver dies after CREATE.
     2. The next driver reads the old count from a lagging broker, and a transaction delays it.
     3. It must query the controller before it opens barriers at the old count."""
-    world = World()
     procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.LEADERS)
     world.processes[0].die()
@@ -495,8 +494,7 @@ def test_stale_metadata_does_not_abandon_created_partitions() -> None:
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
-def test_second_concurrent_expansion_is_refused_permanently() -> None:
-    world = World()
+def test_second_concurrent_expansion_is_refused_permanently(world: World) -> None:
     world.expand(3, driver=0)
     world.expand(4, driver=1)
 
@@ -524,8 +522,7 @@ def test_second_concurrent_expansion_is_refused_permanently() -> None:
         (ex.Step.ENDS, False),
     ],
 )
-def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) -> None:
-    world = World()
+def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool, world: World) -> None:
     world.kafka.leaderless_until = 20.0
     world.kafka.unreplicated = 5
     procedure = world.expand(3)
@@ -540,8 +537,7 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
     assert world.kafka.created == created_before, "its successor was expanded"
 
 
-def test_topic_deleted_through_proxy_ends_its_expansion() -> None:
-    world = World()
+def test_topic_deleted_through_proxy_ends_its_expansion(world: World) -> None:
     world.kafka.transaction_until = 1e9
     procedure = world.expand(3)
     world.run(lambda: procedure.step is ex.Step.BARRIERS)
@@ -552,8 +548,7 @@ def test_topic_deleted_through_proxy_ends_its_expansion() -> None:
     assert world.ended[0].code == Error.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_direct_expansion_during_wait_ends_as_unordered() -> None:
-    world = World()
+def test_direct_expansion_during_wait_ends_as_unordered(world: World) -> None:
     world.kafka.transaction_until = 5.0
     world.expand(3)
     world.run(lambda: world.history.pending is not None)
@@ -567,8 +562,7 @@ def test_direct_expansion_during_wait_ends_as_unordered() -> None:
     writes_on(world)
 
 
-def test_slow_driver_stops_after_takeover() -> None:
-    world = World()
+def test_slow_driver_stops_after_takeover(world: World) -> None:
     procedure, slow = world.expand(3), world.processes[0]
     world.run(lambda: procedure.step is ex.Step.LEADERS)
     slow.died_at = world.now  # so it seems to the other

@@ -41,8 +41,8 @@ from tests.support.batches import batch, expecting
 from tests.support.executors import MODULE, NATIVE, NOT_BUILT, PYTHON, each_executor, executing, needs_native
 from tests.support.mutants import Change, Mutant, edit
 from tests.support.sequencer_view import log_end_read
-from tests.unit.test_session import ServicesStandIn, Unchanged, produce, produced
-from tests.unit.test_throttling import test_fast_path_leaves_throttled_responses_and_clients
+from tests.unit import test_throttling
+from tests.unit.test_session import ServicesStandIn, Talk, Unchanged, produce, produced
 
 _PROGRAMS = 40
 #: How often each thing happens in a block of programs.
@@ -639,7 +639,7 @@ def test_defective_session_fast_path_is_noticed(defect: str, first: int) -> None
 
     def run(seed: int) -> None:
         if "throttle" in defect:
-            test_fast_path_leaves_throttled_responses_and_clients()
+            test_throttling.test_fast_path_leaves_throttled_responses_and_clients(Talk())
         else:
             _run_both(programs.program(seed), executor)
 

@@ -108,8 +108,12 @@ def _finish(talk: Talk, requested: m.ReadBatches) -> None:
     talk.report(m.BatchesRead(requested.token))
 
 
-def test_nothing_is_read_while_large_request_is_planned() -> None:
-    talk = _talk()
+@pytest.fixture
+def talk() -> Talk:
+    return _talk()
+
+
+def test_nothing_is_read_while_large_request_is_planned(talk: Talk) -> None:
     queried = _create_topics(MANY)
     assert len(queried) > HERE_BYTES_MAX
     talk.client(queried + request(HEARTBEAT, 4, 2))
@@ -129,9 +133,8 @@ def test_nothing_is_read_while_large_request_is_planned() -> None:
     assert len(talk.next(m.Store).changes) == MANY
 
 
-def test_short_answer_to_large_request_uses_thread() -> None:
+def test_short_answer_to_large_request_uses_thread(talk: Talk) -> None:
     """What is added to it is as long as the request."""
-    talk = _talk()
     talk.client(_create_topics(MANY))
     talk.read_elsewhere()
     talk.upstream()
@@ -140,16 +143,14 @@ def test_short_answer_to_large_request_uses_thread() -> None:
     talk.silent()
 
 
-def test_small_messages_need_no_thread() -> None:
-    talk = _talk()
+def test_small_messages_need_no_thread(talk: Talk) -> None:
     talk.client(_create_topics(3))
     talk.upstream()
     talk.kafka(_topics_created(3))
     talk.next(m.Store)
 
 
-def test_responses_keep_their_order_around_threaded_one() -> None:
-    talk = _talk()
+def test_responses_keep_their_order_around_threaded_one(talk: Talk) -> None:
     talk.client(_metadata_request(1) + request(HEARTBEAT, 4, 2) + _metadata_request(3))
     talk.commands.clear()
     talk.kafka(_metadata(MANY_TOPICS, 1) + response(2) + _metadata(MANY_TOPICS, 3))
@@ -181,8 +182,7 @@ def test_listeners_for_large_metadata_open_in_event_loop() -> None:
 
 
 @pytest.mark.parametrize("both_sides", [False, True])
-def test_configs_are_stored_though_client_left_meanwhile(both_sides: bool) -> None:
-    talk = _talk()
+def test_configs_are_stored_though_client_left_meanwhile(both_sides: bool, talk: Talk) -> None:
     requested = _creating(talk)
     if both_sides:
         talk.report(m.UpstreamLost("closed"))
@@ -197,8 +197,7 @@ def test_configs_are_stored_though_client_left_meanwhile(both_sides: bool) -> No
         talk.next(m.CloseUpstream)
 
 
-def test_request_of_departed_client_is_not_sent() -> None:
-    talk = _talk()
+def test_request_of_departed_client_is_not_sent(talk: Talk) -> None:
     free = talk.services.free_bytes
     talk.client(_create_topics(2_000))
     assert talk.services.free_bytes < free
@@ -210,8 +209,7 @@ def test_request_of_departed_client_is_not_sent() -> None:
     talk.silent()
 
 
-def test_session_does_not_drain_before_answer_is_made() -> None:
-    talk = _talk()
+def test_session_does_not_drain_before_answer_is_made(talk: Talk) -> None:
     _queried_metadata(talk)
     requested = talk.next(m.ReadBatches)
     talk.report(m.Drain(talk.now + 10))
@@ -225,9 +223,8 @@ def test_session_does_not_drain_before_answer_is_made() -> None:
 
 @pytest.mark.parametrize("crashes", [False, True])
 @pytest.mark.parametrize("from_client", [False, True])
-def test_unreadable_large_message_closes_its_connection(*, from_client: bool, crashes: bool) -> None:
+def test_unreadable_large_message_closes_its_connection(*, from_client: bool, crashes: bool, talk: Talk) -> None:
     """`crashes` – the thread has raised what is no protocol error: there is no result."""
-    talk = _talk()
     if from_client:
         talk.client(_create_topics(MANY)[:-1] + b"\7")
     else:
@@ -242,16 +239,14 @@ def test_unreadable_large_message_closes_its_connection(*, from_client: bool, cr
     assert talk.next(m.CloseClient).fault is fault
 
 
-def test_large_searched_only_request_needs_no_thread() -> None:
-    talk = _talk()
+def test_large_searched_only_request_needs_no_thread(talk: Talk) -> None:
     body = bytes(20_000)
     talk.client(request(FETCH, 12, 1, body)[:-1])
     talk.client(b"\0")
     assert talk.upstream() == request(FETCH, 12, 1, body)
 
 
-def test_large_request_naming_state_topic_uses_thread() -> None:
-    talk = _talk()
+def test_large_request_naming_state_topic_uses_thread(talk: Talk) -> None:
     talk.services.state_topic_marks = (b"__state",)
     talk.client(request(FETCH, 12, 1, bytes(20_000) + b"__state"))
     talk.next(m.ReadBatches)

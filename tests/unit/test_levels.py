@@ -136,6 +136,11 @@ def producer(request: ProduceRequest, topic: int = 0) -> tuple[int, int, int]:
 NO_PRODUCER = (-1, -1, -1)
 
 
+@pytest.fixture
+def talk() -> Levels:
+    return Levels()
+
+
 # --------------------------------------------------------------------------------------------------------- answers
 
 
@@ -157,16 +162,14 @@ def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
     assert (None if refusal is None else refusal.error_code) == code
 
 
-def test_idempotent_and_transactional_batches_pass() -> None:
-    talk = Levels()
+def test_idempotent_and_transactional_batches_pass(talk: Levels) -> None:
     for correlation, records in enumerate([idempotent(), idempotent(sequence=1, transactional=True)]):
         assert producer(talk.forwards(("required", 0, records), correlation=correlation))[0] == 9
         talk.says(("required", 0, 0, correlation), correlation=correlation)
         assert talk.reported() == {("required", 0): (0, correlation, None)}
 
 
-def test_malformed_records_are_refused() -> None:
-    talk = Levels()
+def test_malformed_records_are_refused(talk: Levels) -> None:
     two = bytes(idempotent()) + bytes(batch(b"v"))
     talk.produces(("required", 0, two))
     talk.fails(INVALID_RECORD, ("required", 0))
@@ -187,8 +190,7 @@ def test_topic_checks_are_hidden_from_unauthorized_clients() -> None:
 
 
 @pytest.mark.parametrize("level", [b"\0", b"\1", b"\2"])
-def test_level_field_is_removed_and_others_are_forwarded(level: bytes) -> None:
-    talk = Levels()
+def test_level_field_is_removed_and_others_are_forwarded(level: bytes, talk: Levels) -> None:
     talk.produces(("unchecked", 0, idempotent()), level=level)
     request = talk.up()
     assert request.header_tags == join_tags([(7, b"theirs"), (300, b"later")])
@@ -204,10 +206,9 @@ def test_level_is_readable_before_the_request_completes() -> None:
         assert peek.topic_count == count
 
 
-def test_level_field_affects_only_its_own_request() -> None:
+def test_level_field_affects_only_its_own_request(talk: Levels) -> None:
     """The field is in what a request begins with: the next one without is not taken for one with it, nor the other
     way round."""
-    talk = Levels()
     for correlation, level in enumerate([None, b"\2", None, b"\2"]):
         frame = query(("unchecked", 0, batch(b"v")), level=level, correlation=correlation)
         count, out = talk.session.fast_path.take_up(memoryview(frame), talk.now)
@@ -229,8 +230,7 @@ def test_level_field_affects_only_its_own_request() -> None:
 # --------------------------------------------------------------------------------------------------- sent without an id
 
 
-def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
-    talk = Levels()
+def test_batch_refused_as_idempotent_is_resent_without_id(talk: Levels) -> None:
     sent = idempotent(b"value", 7)
     assert producer(talk.forwards(("safe", 0, sent))) == (9, 0, 7)
     talk.says(("safe", 0, OLD_FORMAT, -1))
@@ -245,8 +245,7 @@ def test_batch_refused_as_idempotent_is_resent_without_id() -> None:
     assert talk.session.drained
 
 
-def test_later_batches_omit_the_id_until_expiry() -> None:
-    talk = Levels()
+def test_later_batches_omit_the_id_until_expiry(talk: Levels) -> None:
     talk.services.idempotence.refused("safe", talk.now)
     talk.produces(("safe", 1, idempotent(sequence=1)), correlation=1)
     talk.downgraded("safe")
@@ -258,9 +257,8 @@ def test_later_batches_omit_the_id_until_expiry() -> None:
     talk.silent()
 
 
-def test_refused_batch_waits_for_nothing_and_is_not_sent() -> None:
+def test_refused_batch_waits_for_nothing_and_is_not_sent(talk: Levels) -> None:
     """Its record is too old, an earlier batch is not answered, and Kafka would not accept its producer id."""
-    talk = Levels()
     talk.forwards(("safe-and-recent", 0, idempotent(timestamp_ms=100_000)), correlation=1)
     talk.services.idempotence.refused("safe-and-recent", talk.now)
     talk.produces(("safe-and-recent", 0, idempotent(sequence=1, timestamp_ms=1)), correlation=2)
@@ -277,8 +275,7 @@ def test_refused_batch_waits_for_nothing_and_is_not_sent() -> None:
         (OLD_FORMAT, True),  # a transaction is never sent without its producer
     ],
 )
-def test_other_errors_do_not_cause_a_resend(code: int, transactional: bool) -> None:
-    talk = Levels()
+def test_other_errors_do_not_cause_a_resend(code: int, transactional: bool, talk: Levels) -> None:
     talk.forwards(("safe", 0, idempotent(transactional=transactional)))
     talk.says(("safe", 0, code, -1))
     talk.commands = [each for each in talk.commands if not isinstance(each, m.TopicStale)]
@@ -296,9 +293,8 @@ def test_damaged_batch_keeps_its_wrong_crc() -> None:
     assert data.records == bytes(damaged)
 
 
-def test_requests_in_progress_keep_their_order() -> None:
+def test_requests_in_progress_keep_their_order(talk: Levels) -> None:
     """A and B are sent with their ids. A is refused; C comes, and would overtake B."""
-    talk = Levels()
     for correlation in (1, 2):
         talk.client(
             query(("safe", 0, idempotent((b"first", b"second")[correlation - 1], correlation)), correlation=correlation)
@@ -328,9 +324,8 @@ def test_requests_in_progress_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("in_socket", [False, True])
-def test_append_waiting_on_silent_broker_gets_retriable_error(in_socket: bool) -> None:
+def test_append_waiting_on_silent_broker_gets_retriable_error(in_socket: bool, talk: Levels) -> None:
     """So does the next batch if it is in the socket when the first is answered."""
-    talk = Levels()
     talk.forwards(("safe", 0, idempotent()), correlation=1)
     talk.services.idempotence.refused("safe", talk.now)
     talk.produces(("safe", 0, idempotent(sequence=1)), correlation=2)
@@ -350,10 +345,10 @@ def test_append_waiting_on_silent_broker_gets_retriable_error(in_socket: bool) -
 @pytest.mark.parametrize("producer_id", [9, MADE_UP], ids=["its own id", "an id made up here"])
 def test_batch_after_unknown_configs_refusal_is_also_refused(
     producer_id: int,
+    talk: Levels,
 ) -> None:
     """A is refused because the configs are too old. B is sent after A and read when they are fresh. B is refused, too:
     without producer ids, Kafka would append it before the retry of A."""
-    talk = Levels()
     talk.services.idempotence.refused("safe", talk.now)
     first, second = (
         query(("safe", 0, idempotent(sequence=n, producer_id=producer_id)), correlation=n + 1) for n in range(2)
@@ -376,8 +371,7 @@ def test_batch_after_unknown_configs_refusal_is_also_refused(
     assert not talk.session._core.pipelines.failed
 
 
-def test_another_partition_need_not_wait() -> None:
-    talk = Levels()
+def test_another_partition_need_not_wait(talk: Levels) -> None:
     talk.forwards(("safe", 0, idempotent()), correlation=1)
     talk.services.idempotence.refused("safe", talk.now)
     talk.produces(("safe", 1, idempotent()), correlation=2)
@@ -385,8 +379,7 @@ def test_another_partition_need_not_wait() -> None:
     assert producer(talk.up()) == NO_PRODUCER
 
 
-def test_resend_waits_for_a_streamed_frames_end() -> None:
-    talk = Levels()
+def test_resend_waits_for_a_streamed_frames_end(talk: Levels) -> None:
     talk.forwards(("safe", 0, idempotent()), correlation=1)
     streamed = query(("unchecked", 0, batch(b"v" * 500)), correlation=2)
     talk.client(streamed[:200])
@@ -400,9 +393,8 @@ def test_resend_waits_for_a_streamed_frames_end() -> None:
     assert producer(parse_produce_request(memoryview(rest[len(streamed) - 200 :])[4:])) == NO_PRODUCER
 
 
-def test_batch_reported_unknown_is_not_resent() -> None:
+def test_batch_reported_unknown_is_not_resent(talk: Levels) -> None:
     """Its client may have done so itself."""
-    talk = Levels()
     talk.forwards(("safe", 0, idempotent()))
     talk.tick(3)
     talk.fails(TIMED_OUT, ("safe", 0))
@@ -410,8 +402,7 @@ def test_batch_reported_unknown_is_not_resent() -> None:
     talk.silent()
 
 
-def test_only_safe_topics_partitions_are_resent() -> None:
-    talk = Levels()
+def test_only_safe_topics_partitions_are_resent(talk: Levels) -> None:
     talk.produces(("safe", 0, idempotent()), ("required", 0, idempotent()), ("unchecked", 0, batch(b"v")))
     assert len(talk.up().topics) == 3
     talk.says(("safe", 0, OLD_FORMAT, -1), ("required", 0, OLD_FORMAT, -1), ("unchecked", 0, 0, 4))
@@ -427,8 +418,7 @@ def test_only_safe_topics_partitions_are_resent() -> None:
     }
 
 
-def test_barrier_is_left_after_the_resend_is_answered() -> None:
-    talk = Levels()
+def test_barrier_is_left_after_the_resend_is_answered(talk: Levels) -> None:
     talk.forwards(("count-checked-safe", 0, idempotent()))
     barrier = talk.services.barrier("count-checked-safe")
     talk.says(("count-checked-safe", 0, OLD_FORMAT, -1))
@@ -440,8 +430,7 @@ def test_barrier_is_left_after_the_resend_is_answered() -> None:
     assert barrier.empty(talk.now)
 
 
-def test_acks_0_is_sent_again_too() -> None:
-    talk = Levels()
+def test_acks_0_is_sent_again_too(talk: Levels) -> None:
     talk.forwards(("safe", 0, idempotent()), acks=0)
     talk.says(("safe", 0, OLD_FORMAT, -1))
     talk.downgraded("safe")
@@ -453,8 +442,7 @@ def test_acks_0_is_sent_again_too() -> None:
 
 
 @pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")])
-def test_connection_loss_before_resend_frees_all_memory(lost: m.Event) -> None:
-    talk = Levels()
+def test_connection_loss_before_resend_frees_all_memory(lost: m.Event, talk: Levels) -> None:
     talk.forwards(("safe", 0, idempotent()))
     if isinstance(lost, m.ClientLost):
         talk.report(lost)
@@ -478,8 +466,7 @@ def test_made_up_ids_are_unique_and_not_kafkas() -> None:
     assert all(MADE_UP_IDS_FROM <= each < 1 << 63 for each in ids)
 
 
-def test_made_up_id_is_removed() -> None:
-    talk = Levels()
+def test_made_up_id_is_removed(talk: Levels) -> None:
     talk.produces(("count-checked-safe", 0, idempotent(producer_id=MADE_UP)))
     talk.downgraded("count-checked-safe", "not_permitted")
     assert producer(talk.up()) == NO_PRODUCER
@@ -491,8 +478,7 @@ def test_made_up_id_is_removed() -> None:
     assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
 
 
-def test_checked_topic_may_also_require_idempotence() -> None:
-    talk = Levels()
+def test_checked_topic_may_also_require_idempotence(talk: Levels) -> None:
     talk.produces(("checked-required", 0, expecting(4, b"v")), correlation=1)
     talk.fails(POLICY_VIOLATION, ("checked-required", 0))
     talk.produces(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2)
@@ -563,23 +549,20 @@ def _with_start(answer: bytes, start: int) -> bytes:
         ("required", 10, OUT_OF_ORDER),
     ],
 )
-def test_producer_with_all_records_deleted_may_continue(topic: str, start: int, code: int) -> None:
-    talk = Levels()
+def test_producer_with_all_records_deleted_may_continue(topic: str, start: int, code: int, talk: Levels) -> None:
     assert answered(talk, 0, 10, correlation=1, topic=topic, start=0) == 0
     assert answered(talk, OUT_OF_ORDER, -1, correlation=2, topic=topic, start=start) == code
 
 
-def test_unknown_producer_id_is_reported_once_per_batch() -> None:
+def test_unknown_producer_id_is_reported_once_per_batch(talk: Levels) -> None:
     """kafka-python 3 sends the same batch again, at once and without end. Others start again with a new epoch."""
-    talk = Levels()
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
     for reported in (UNKNOWN_PRODUCER_ID, OUT_OF_ORDER, OUT_OF_ORDER):
         assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=11) == reported
     assert answered(talk, OUT_OF_ORDER, -1, correlation=3, start=11) == UNKNOWN_PRODUCER_ID
 
 
-def test_last_known_log_start_replaces_a_missing_one() -> None:
-    talk = Levels()
+def test_last_known_log_start_replaces_a_missing_one(talk: Levels) -> None:
     assert answered(talk, 0, 10, correlation=1, start=0) == 0
     talk.services.idempotence.record_log_start(TopicPartition("required", 0), 20, talk.now)
     assert answered(talk, OUT_OF_ORDER, -1, correlation=2, start=-1) == UNKNOWN_PRODUCER_ID
@@ -589,8 +572,7 @@ def test_unknown_producers_error_is_relayed() -> None:
     assert answered(Levels(), OUT_OF_ORDER, -1, correlation=1, start=11) == OUT_OF_ORDER
 
 
-def test_checked_topic_tracks_its_producers_too() -> None:
-    talk = Levels()
+def test_checked_topic_tracks_its_producers_too(talk: Levels) -> None:
     for correlation, (code, base, start, reported) in enumerate(
         [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
     ):
@@ -604,8 +586,7 @@ def test_checked_topic_tracks_its_producers_too() -> None:
         talk.answer()
 
 
-def test_log_start_in_any_result_is_remembered() -> None:
-    talk = Levels()
+def test_log_start_in_any_result_is_remembered(talk: Levels) -> None:
     talk.produces(("checked", 0, batch(b"v")))
     pending = talk.submitted()
     talk.complete(pending, PartitionResult(0, 44, 57, log_start_offset=3, error_message="OFFSET_MISMATCH"))

@@ -53,9 +53,13 @@ def logs_in(talk: Talk, answer: bytes, version: int = 2) -> None:
     relays(talk, request(SASL_AUTHENTICATE, version, 8, b"\0\0\0\0\0"), answer)
 
 
-def test_login_waits_for_possible_resends() -> None:
+@pytest.fixture
+def talk() -> Waiting:
+    return Waiting()
+
+
+def test_login_waits_for_possible_resends(talk: Waiting) -> None:
     # Given: an append whose fence Kafka may refuse, and a login right after it.
-    talk = Waiting()
     pending = talk.sends()
     talk.client(HANDSHAKE)
     talk.silent()
@@ -82,8 +86,7 @@ def test_login_waits_for_possible_resends() -> None:
     assert talk.reads
 
 
-def test_login_waits_for_relayed_requests_but_delays_none() -> None:
-    talk = Waiting()
+def test_login_waits_for_relayed_requests_but_delays_none(talk: Waiting) -> None:
     query, after = request(HEARTBEAT, 4, 1), request(HEARTBEAT, 4, 9)
     taken, out = talk.session.fast_path.take_up(memoryview(query + HANDSHAKE), talk.now)
     assert taken == len(query)
@@ -107,9 +110,8 @@ def logged_in(lifetime_ms: int, version: int = 2) -> bytes:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_appends_end_when_the_login_expires(version: int) -> None:
+def test_appends_end_when_the_login_expires(version: int, talk: Waiting) -> None:
     # Given: a login of three seconds, and an append after two seconds, which is in flight.
-    talk = Waiting()
     logs_in(talk, logged_in(3000, version), version)
     talk.now += 2.0
     pending = talk.sends()
@@ -133,8 +135,7 @@ def test_appends_end_when_the_login_expires(version: int) -> None:
     talk.silent()
 
 
-def test_new_login_restarts_its_lifetime() -> None:
-    talk = Waiting()
+def test_new_login_restarts_its_lifetime(talk: Waiting) -> None:
     for lifetime_ms in (3000, 10_000):
         logs_in(talk, logged_in(lifetime_ms))
         talk.now += 2.9
@@ -143,8 +144,7 @@ def test_new_login_restarts_its_lifetime() -> None:
 
 
 @pytest.mark.parametrize("answer", [logged_in(0), response(8, b"what is this")])
-def test_login_without_lifetime_does_not_expire(answer: bytes) -> None:
-    talk = Waiting()
+def test_login_without_lifetime_does_not_expire(answer: bytes, talk: Waiting) -> None:
     logs_in(talk, answer)
     talk.now += 1e6
     talk.sends()
@@ -306,8 +306,7 @@ def test_complete_login_names_its_principal(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
-    talk = Waiting()
+def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int, talk: Waiting) -> None:
     begins(talk, "AWS_MSK_IAM", handshaken(33), version)
     assert talk.next(m.LoginFailed).reason == "UNSUPPORTED_SASL_MECHANISM: this listener takes PLAIN, SCRAM-SHA-256"
     assert talk.answer() == handshaken(33)
@@ -321,14 +320,12 @@ def test_bare_token_of_impossible_length_is_refused(length: int) -> None:
     assert "a login token of" in talk.next(m.CloseClient).reason
 
 
-def test_bare_tokens_of_an_unknown_mechanism_are_refused() -> None:
-    talk = Waiting()
+def test_bare_tokens_of_an_unknown_mechanism_are_refused(talk: Waiting) -> None:
     begins(talk, "CUSTOM", handshaken())
     assert "use a client that supports SaslHandshake v1" in talk.next(m.CloseClient).reason
 
 
-def test_bare_token_waits_for_the_previous_answer() -> None:
-    talk = Waiting()
+def test_bare_token_waits_for_the_previous_answer(talk: Waiting) -> None:
     talk.client(handshake("SCRAM-SHA-256") + bare(b"1") + bare(b"2"))
     assert talk.upstream() == handshake("SCRAM-SHA-256", 1)
     for number, answer in enumerate((handshaken(), authenticated(0, b"more"))):

@@ -157,6 +157,16 @@ def _key(partition: int, of: int) -> bytes:
     return next(k for k in (b"%d" % n for n in range(10_000)) if partition_for(Partitioner.MURMUR2, k, of) == partition)
 
 
+@pytest.fixture
+def talk() -> Barriers:
+    return Barriers()
+
+
+@pytest.fixture
+def process() -> InDispatcher:
+    return InDispatcher()
+
+
 # --------------------------------------------------------------------------------------------------- what a batch says
 
 
@@ -177,15 +187,13 @@ def test_partition_count_field_is_removed_and_others_kept() -> None:
     assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
 
 
-def test_topic_that_occurs_twice_ends_the_connection() -> None:
-    talk = Barriers()
+def test_topic_that_occurs_twice_ends_the_connection(talk: Barriers) -> None:
     whole, other = (parse_produce_request(memoryview(query(("count-checked", each, V)))[4:]) for each in (2, 3))
     talk.client(b"".join(encode_produce_request(replace(whole, topics=whole.topics + other.topics))))
     assert "names topic count-checked, or a partition of it, twice" in talk.next(m.CloseClient).reason
 
 
-def test_refused_count_does_not_make_a_transaction_abort_only() -> None:
-    talk = Barriers()
+def test_refused_count_does_not_make_a_transaction_abort_only(talk: Barriers) -> None:
     talk.session._core.proofs.may_use = "app"
     headers = [[("fencepost-partition-count", b"4")]]
     records = batch(b"v", headers=headers, producer=(5, 0, 0), transactional=True)
@@ -195,8 +203,7 @@ def test_refused_count_does_not_make_a_transaction_abort_only() -> None:
     assert not [each for each in talk.commands if isinstance(each, m.RecordAbortOnly)]
 
 
-def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
-    talk = Barriers()
+def test_a_tagged_field_that_occurs_twice_is_refused(talk: Barriers) -> None:
     six = struct.pack(">i", 6)
     whole = parse_produce_request(memoryview(query(("count-checked", 2, V)))[4:])
     tags = join_tags([(COUNT_FIELD, six), (COUNT_FIELD, six)])
@@ -215,8 +222,7 @@ def test_ordered_topic_without_count_check_has_a_barrier() -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4], ids=["plain", "gzip", "zstd"])
-def test_misplaced_key_is_refused_during_grace_period(codec: int) -> None:
-    talk = Barriers()
+def test_misplaced_key_is_refused_during_grace_period(codec: int, talk: Barriers) -> None:
     talk.services.just_expanded.add("hashed")
     talk.appends(batch(b"v", b"w", key=_key(5, of=6), compression=codec), "hashed")
     assert talk.refused_and_closed("misplaced_key")[2] == (
@@ -230,8 +236,7 @@ def test_misplaced_key_is_refused_during_grace_period(codec: int) -> None:
     [(True, _key(2, of=6)), (True, None), (False, _key(5, of=6))],
     ids=["correct", "no key", "misplaced after the grace period"],
 )
-def test_other_keys_are_accepted(grace: bool, key: bytes | None) -> None:
-    talk = Barriers()
+def test_other_keys_are_accepted(grace: bool, key: bytes | None, talk: Barriers) -> None:
     if grace:
         talk.services.just_expanded.add("hashed")
     talk.appends(batch(b"v", key=key), "hashed").sent_up()
@@ -244,9 +249,8 @@ def test_keys_are_decompressed_under_the_bound() -> None:
     assert talk.refusals() == ["too_large"]
 
 
-def test_client_with_older_metadata_is_refused() -> None:
+def test_client_with_older_metadata_is_refused(talk: Barriers) -> None:
     """An append without a count is taken to be placed over the partitions that the client has last seen."""
-    talk = Barriers()
     talk.services.served[("test", "count-checked")] = 3
 
     assert talk.appends(V).refused_and_closed("invalid_partition_count")[0] == INVALID_PARTITIONS
@@ -334,8 +338,7 @@ def test_unknown_topic_is_looked_up_before_the_answer(exists: bool) -> None:
         talk.silent()
 
 
-def test_count_of_opened_barrier_overrides_old_metadata() -> None:
-    talk = Barriers()
+def test_count_of_opened_barrier_overrides_old_metadata(talk: Barriers) -> None:
     talk.barrier().open(8)
     talk.appends(saying(8)).sent_up()
 
@@ -475,9 +478,8 @@ def test_acks_0_is_sent_as_all_and_tracked() -> None:
 # ---------------------------------------------------------------------------------------------------- hanging up
 
 
-def test_earlier_requests_are_answered_before_the_refusal() -> None:
+def test_earlier_requests_are_answered_before_the_refusal(talk: Barriers) -> None:
     # Given answers that are still to come
-    talk = Barriers()
     talk.client(
         query(("unchecked", 0, saying(6)), correlation=1) + query(("count-checked", 0, saying(6)), correlation=2)
     )
@@ -505,8 +507,7 @@ def test_earlier_requests_are_answered_before_the_refusal() -> None:
     talk.silent()
 
 
-def test_silent_broker_does_not_delay_the_close_indefinitely() -> None:
-    talk = Barriers()
+def test_silent_broker_does_not_delay_the_close_indefinitely(talk: Barriers) -> None:
     talk.client(query(("unchecked", 0, saying(6)), correlation=1))
     talk.upstream()
     talk.appends(saying(3), correlation=2).refusals()
@@ -537,9 +538,10 @@ def test_actual_count_is_shown_only_to_authorized_writers() -> None:
 
 @pytest.mark.parametrize("version", [3, 7, 8, 9, 12])
 @pytest.mark.parametrize("topic", ["count-checked", "ordered", "both"])
-def test_fast_path_does_not_skip_the_count_check(topic: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_path_does_not_skip_the_count_check(
+    topic: str, version: int, monkeypatch: pytest.MonkeyPatch, talk: Barriers
+) -> None:
     # Given a connection that has streamed to the topic before it was counted
-    talk = Barriers()
     monkeypatch.setitem(_POLICIES, topic, None)  # type: ignore[arg-type]
     first, second = (query((topic, 0, saying(3)), correlation=n, version=version) for n in (1, 2))
     talk.client(first)
@@ -599,8 +601,7 @@ def _sent(actions: list[Any]) -> int:
     return sum(isinstance(each, ForConnection) and isinstance(each.command, m.ToUpstream) for each in actions)
 
 
-def test_waiting_appends_continue_when_the_barrier_opens() -> None:
-    process = InDispatcher()
+def test_waiting_appends_continue_when_the_barrier_opens(process: InDispatcher) -> None:
     dispatcher = process.dispatcher
     dispatcher.close_barrier("count-checked", 100.0)
     assert _sent(process.append("count-checked", saying(6), timeout_ms=30_000)) == 0
@@ -610,8 +611,7 @@ def test_waiting_appends_continue_when_the_barrier_opens() -> None:
     assert process.waited == [1.0]
 
 
-def test_waiting_transaction_continues_once_it_is_excepted() -> None:
-    process = InDispatcher()
+def test_waiting_transaction_continues_once_it_is_excepted(process: InDispatcher) -> None:
     dispatcher = process.dispatcher
     dispatcher.close_barrier("count-checked", 100.0)
     process.append("count-checked", transactional(77), timeout_ms=30_000)
@@ -630,8 +630,7 @@ def test_unknown_topic_names_use_bounded_memory() -> None:
     assert dispatcher.barrier("busy").in_flight == 1
 
 
-def test_process_is_quiet_only_without_appends_in_flight() -> None:
-    process = InDispatcher()
+def test_process_is_quiet_only_without_appends_in_flight(process: InDispatcher) -> None:
     assert process.dispatcher.quiet
 
     # Streamed, and not answered yet
@@ -681,10 +680,9 @@ def test_late_answer_after_lost_outcome_stays_in_doubt() -> None:
     assert talk.barrier("both").empty_at == talk.now + 30
 
 
-def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
+def test_repeated_resends_keep_the_barrier_until_queued_end(process: InDispatcher) -> None:
     """A connection breaks during an append. The sequencer resends it until it gives up, each time without an answer.
     The barrier is empty only when the last resend, not the first, can no longer be appended."""
-    process = InDispatcher()
     dispatcher = process.dispatcher
     own = batch(b"v", producer=(77, 0, 0), headers=[[("fencepost-partition-count", b"6")]])
     process.append("both", own, timeout_ms=30_000)
@@ -717,8 +715,7 @@ def test_repeated_resends_keep_the_barrier_until_queued_end() -> None:
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int) -> None:
-    process = InDispatcher()
+def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int, process: InDispatcher) -> None:
     dispatcher, session = process.dispatcher, process.session
     dispatcher.barrier("count-checked")
     frame = query(("unchecked", 0, batch(bytes(100))), acks=acks)
@@ -740,9 +737,8 @@ def test_streamed_request_keeps_newly_checked_topics_barrier_occupied(acks: int)
         assert dispatcher.barrier_empty("count-checked", 1032.0)
 
 
-def test_later_requests_on_connection_occupy_no_barrier() -> None:
+def test_later_requests_on_connection_occupy_no_barrier(process: InDispatcher) -> None:
     """A producer that never pauses, to other topics."""
-    process = InDispatcher()
     process.append(correlation=1)
     process.dispatcher.past_barriers.remember("count-checked", 100.5)
     for number in range(2, 5):
@@ -752,9 +748,8 @@ def test_later_requests_on_connection_occupy_no_barrier() -> None:
         assert not process.dispatcher.quiet
 
 
-def test_tracked_appends_are_forgotten_once_answered() -> None:
+def test_tracked_appends_are_forgotten_once_answered(process: InDispatcher) -> None:
     """Hundreds of topics get partition-count checks on a busy process, but none of them is expanded."""
-    process = InDispatcher()
     dispatcher = process.dispatcher
     process.append()
     for number in range(100):
@@ -767,8 +762,7 @@ def test_tracked_appends_are_forgotten_once_answered() -> None:
 
 
 @pytest.mark.parametrize("lost", [m.ClientLost(), m.UpstreamLost("it broke")], ids=["client", "broker"])
-def test_lost_connection_leaves_the_barrier_in_doubt(lost: m.Event) -> None:
-    process = InDispatcher()
+def test_lost_connection_leaves_the_barrier_in_doubt(lost: m.Event, process: InDispatcher) -> None:
     dispatcher = process.dispatcher
     process.append()
     dispatcher.past_barriers.remember("count-checked", 100.5)
@@ -782,8 +776,7 @@ def test_lost_connection_leaves_the_barrier_in_doubt(lost: m.Event) -> None:
     assert dispatcher.barrier_empty("count-checked", 140.0)
 
 
-def test_append_waiting_at_sequencer_occupies_new_barrier() -> None:
-    talk = Barriers()
+def test_append_waiting_at_sequencer_occupies_new_barrier(talk: Barriers) -> None:
     dispatcher = Dispatcher(talk.services, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
     dispatcher.sessions[1] = talk.session
     pending = talk.appends(V, "checked").submitted()

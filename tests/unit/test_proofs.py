@@ -81,12 +81,16 @@ def allowed(**services: Any) -> Proving:
     return talk
 
 
+@pytest.fixture
+def talk() -> Proving:
+    return Proving()
+
+
 # --- before a sequencer -----------------------------------------------------------------------------------------------
 
 
-def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
+def test_kafka_authorizes_an_append_before_it_is_queued(talk: Proving) -> None:
     # Given: an append on a new connection, and a request after it.
-    talk = Proving()
     talk.appends()
     talk.client(request(HEARTBEAT, 4, 2))
 
@@ -110,8 +114,7 @@ def test_kafka_authorizes_an_append_before_it_is_queued() -> None:
     assert talk.session.drained
 
 
-def test_kafka_authorizes_once_per_connection_and_topic() -> None:
-    talk = Proving()
+def test_kafka_authorizes_once_per_connection_and_topic(talk: Proving) -> None:
     talk.queries_first()
     talk.rules(MAY)
     talk.complete(talk.submitted(), AT_5)
@@ -137,9 +140,8 @@ def test_append_without_login_never_reaches_the_sequencer() -> None:
         assert talk.services.free_bytes == 1 << 20 or not talk.session.finished
 
 
-def test_half_a_login_is_none() -> None:
+def test_half_a_login_is_none(talk: Proving) -> None:
     """The first SCRAM message of the server precedes the proof of the password."""
-    talk = Proving()
     relays(talk, HANDSHAKE, response(7, b"\0\0\0\0\0\0"))
     relays(talk, AUTHENTICATE, logged_in(0, 1))
 
@@ -148,9 +150,8 @@ def test_half_a_login_is_none() -> None:
 
 
 @pytest.mark.parametrize("code", [-1, 33, ILLEGAL_SASL_STATE, 35, 58])
-def test_answer_during_a_login_proves_no_permission(code: int) -> None:
+def test_answer_during_a_login_proves_no_permission(code: int, talk: Proving) -> None:
     """After a handshake Kafka answers 34 to any request, and closes the connection."""
-    talk = Proving()
     talk.queries_first()
     talk.rules(code)
     assert talk.reported() == {(TOPIC, 0): (code, -1, None)}
@@ -186,8 +187,7 @@ def test_append_during_reauthentication_is_not_queued(login: bytes) -> None:
 # --- without permission -----------------------------------------------------------------------------------------------
 
 
-def test_unauthorized_append_is_refused_before_it_is_queued() -> None:
-    talk = Proving()
+def test_unauthorized_append_is_refused_before_it_is_queued(talk: Proving) -> None:
     for _ in range(2):
         talk.queries_first()
         talk.rules(MAY_NOT)
@@ -219,9 +219,8 @@ def test_other_partitions_of_the_request_proceed_after_refusal(whole: bool) -> N
     assert reported == {TOPIC: (MAY_NOT, -1), "checked-b": (0, 7), "unchecked": (0, 9)}
 
 
-def test_append_sent_after_an_unauthorized_one_is_refused() -> None:
+def test_append_sent_after_an_unauthorized_one_is_refused(talk: Proving) -> None:
     """By then another writer may be at its offset, and the client may have the right."""
-    talk = Proving()
     talk.services.unread = 1000
     talk.queries_first(5)
     talk.rules(MAY_NOT)
@@ -321,8 +320,7 @@ def test_unauthorized_append_does_not_enter_the_barrier() -> None:
 # --- where Kafka does not answer --------------------------------------------------------------------------------------
 
 
-def test_unanswered_permission_query_closes_the_connection() -> None:
-    talk = Proving()
+def test_unanswered_permission_query_closes_the_connection(talk: Proving) -> None:
     talk.queries_first(timeout_ms=1000)
     assert talk.session.needs_ticks
     talk.tick(0.8)
@@ -332,8 +330,7 @@ def test_unanswered_permission_query_closes_the_connection() -> None:
     talk.silent()
 
 
-def test_client_lost_during_permission_query_is_not_queued() -> None:
-    talk = Proving()
+def test_client_lost_during_permission_query_is_not_queued(talk: Proving) -> None:
     talk.queries_first()
     talk.report(m.ClientLost())
     talk.rules(MAY)
@@ -341,15 +338,13 @@ def test_client_lost_during_permission_query_is_not_queued() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_permission_answer_without_the_topic_is_broker_error() -> None:
-    talk = Proving()
+def test_permission_answer_without_the_topic_is_broker_error(talk: Proving) -> None:
     talk.queries_first()
     talk.rules(MAY, "checked-b")
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
 
 
-def test_lost_upstream_leaves_nothing_to_wait_for() -> None:
-    talk = Proving()
+def test_lost_upstream_leaves_nothing_to_wait_for(talk: Proving) -> None:
     talk.appends()
     assert talk.session.waits_for == "Kafka's answer about permissions"
     talk.report(m.UpstreamLost("the broker closed the connection"))

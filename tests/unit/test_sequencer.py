@@ -252,6 +252,11 @@ BOTH = pytest.mark.parametrize("check", [Check.REQUIRED, Check.ON], ids=str)
 THEIRS = in_log(expecting(10, b"theirs"), 10)
 
 
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
 # ---------------------------------------------------------------------------------------------------- the happy path
 
 
@@ -260,8 +265,9 @@ THEIRS = in_log(expecting(10, b"theirs"), 10)
     [(41, {}, 41), (500, {}, 500), ((1 << 31) + 5, {"next_sequence": 5}, 5)],
     ids=["first append", "no fence state needs no base", "sequences wrap where Kafka's do"],
 )
-def test_unconfirmed_sequencer_reads_log_end_and_fences(end: int, facts: dict[str, Any], sequence: int) -> None:
-    talk = Talk()
+def test_unconfirmed_sequencer_reads_log_end_and_fences(
+    end: int, facts: dict[str, Any], sequence: int, talk: Talk
+) -> None:
     pending = talk.submit(expecting(end, b"a", b"b"))
     talk.snapshot(end, **facts)
     assert talk.admitted(pending) == g.Fence(SHARED, 0, sequence)
@@ -289,8 +295,7 @@ def test_log_end_read_ahead_admits_an_append_for_a_second() -> None:
         assert talk.admitted(pending) == g.Fence(SHARED, 0, 7)
 
 
-def test_append_waits_for_the_read_ahead() -> None:
-    talk = Talk()
+def test_append_waits_for_the_read_ahead(talk: Talk) -> None:
     _following(talk, expecting(7, b"a"))
     pending = talk.submit(expecting(7, b"a"))
     talk.snapshot(7)
@@ -962,8 +967,7 @@ def test_retry_that_became_too_old_is_not_appended(check: Check) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "noticed from the response"])
-def test_log_append_time_topic_confirms_every_success(known: bool) -> None:
-    talk = Talk()
+def test_log_append_time_topic_confirms_every_success(known: bool, talk: Talk) -> None:
     pending = talk.submit(expecting(10, b"a", timestamp_ms=0 if known else None))
     talk.snapshot(10, log_append_time=known)
     talk.kafka(pending, base_offset=10, log_append_time_ms=now_ms())
@@ -973,8 +977,7 @@ def test_log_append_time_topic_confirms_every_success(known: bool) -> None:
         talk.sends(expecting(11, b"b"))  # the fence stays confirmed: the read was only a check
 
 
-def test_append_found_in_log_leaves_log_end_unknown() -> None:
-    talk = Talk()
+def test_append_found_in_log_leaves_log_end_unknown(talk: Talk) -> None:
     first = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
     late = talk.submit(expecting(5, b"b"), connection=2)
@@ -985,8 +988,7 @@ def test_append_found_in_log_leaves_log_end_unknown() -> None:
     talk.taken(late, in_log(expecting(5, b"theirs"), 5), expected=5, actual=13)
 
 
-def test_success_not_confirmed_by_log_is_a_mismatch() -> None:
-    talk = Talk()
+def test_success_not_confirmed_by_log_is_a_mismatch(talk: Talk) -> None:
     pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10, log_append_time=True)
     talk.kafka(pending, base_offset=10, log_append_time_ms=5)
@@ -1102,9 +1104,8 @@ def test_foreign_epoch_on_true_topic_is_reported() -> None:
     assert talk.admitted(pending) == g.Fence(SHARED, LAST - 1, 2)
 
 
-def test_last_epoch_is_good_for_one_append() -> None:
+def test_last_epoch_is_good_for_one_append(talk: Talk) -> None:
     """Sequence 0 of the last epoch: from then on Kafka refuses what still comes under that producer id."""
-    talk = Talk()
     first = talk.submit(expecting(12, b"a"))
     later = talk.submit(expecting(13, b"b"))
     talk.snapshot(12, epoch=LAST - 1, next_sequence=3, fence_base=(LAST, 12))
@@ -1130,9 +1131,8 @@ def test_next_producer_id_resends_an_in_doubt_append() -> None:
     assert talk.next(g.Resend) == g.Resend(pending)
 
 
-def test_fence_bases_are_published_at_a_bounded_rate() -> None:
+def test_fence_bases_are_published_at_a_bounded_rate(talk: Talk) -> None:
     """Each appends at Kafka itself would cost an epoch: 32,767 in a quarter of an hour."""
-    talk = Talk()
     talk.submit(expecting(99_999, b"a"), wait=10_000)
     began, published = talk.now, 0
     for end in range(1, 2_000):
@@ -1205,8 +1205,7 @@ def test_unexplained_log_end_is_a_violation_on_required() -> None:
     talk.next(g.PublishBase)
 
 
-def test_log_before_the_fence_base_is_no_violation() -> None:
-    talk = Talk()
+def test_log_before_the_fence_base_is_no_violation(talk: Talk) -> None:
     pending = talk.submit(expecting(20, b"a"))
     talk.snapshot(20, fence_base=(1, 20))
     talk.acknowledged(pending, 20)
@@ -1219,8 +1218,7 @@ def test_log_before_the_fence_base_is_no_violation() -> None:
 # -------------------------------------------------------------------------------------- rules 12, 13: fence unconfirmed
 
 
-def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
-    talk = Talk()
+def test_unconfirmed_sequencer_sends_one_append_alone(talk: Talk) -> None:
     first = talk.submit(expecting(10, b"a"))
     talk.snapshot(10)
     talk.admitted(first)
@@ -1230,8 +1228,7 @@ def test_unconfirmed_sequencer_sends_one_append_alone() -> None:
     assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
 
 
-def test_unconfirmed_admission_expires() -> None:
-    talk = Talk()
+def test_unconfirmed_admission_expires(talk: Talk) -> None:
     pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10)
     talk.next(g.Admit)
@@ -1249,8 +1246,7 @@ def test_fence_becomes_unconfirmed(changes: dict[str, Any]) -> None:
     confirmed(**changes).is_unconfirmed(10)
 
 
-def test_fence_is_unconfirmed_after_the_expiration_lease() -> None:
-    talk = Talk()
+def test_fence_is_unconfirmed_after_the_expiration_lease(talk: Talk) -> None:
     first = talk.submit(expecting(9, b"a"))
     talk.snapshot(9, expiration_known_until=talk.now + 60)
     talk.acknowledged(first, 9)
@@ -2199,8 +2195,7 @@ def test_abandoned_join_is_not_notified_later() -> None:
 # ----------------------------------------------------------------------------------------------------- time and bounds
 
 
-def test_unreadable_log_end_is_retried_until_timeout() -> None:
-    talk = Talk()
+def test_unreadable_log_end_is_retried_until_timeout(talk: Talk) -> None:
     pending = talk.submit(expecting(10, b"a"), wait=1.0)
     for _ in range(3):
         talk.next(g.ReadLogEnd)
@@ -2212,8 +2207,7 @@ def test_unreadable_log_end_is_retried_until_timeout() -> None:
     talk.fails(pending, NOT_LEADER)
 
 
-def test_missing_partition_is_refused_at_once() -> None:
-    talk = Talk()
+def test_missing_partition_is_refused_at_once(talk: Talk) -> None:
     pending_appends = [talk.submit(expecting(10, b"a"), connection=i) for i in range(2)]
     talk.next(g.ReadLogEnd)
     talk.report(g.LogEndUnknown("there is no such partition", 3))
@@ -2222,9 +2216,8 @@ def test_missing_partition_is_refused_at_once() -> None:
     assert talk.sequencer.idle
 
 
-def test_missing_right_of_the_proxy_is_refused_at_once() -> None:
+def test_missing_right_of_the_proxy_is_refused_at_once(talk: Talk) -> None:
     """A retry would end in a timeout that hides the reason."""
-    talk = Talk()
     pending_appends = [talk.submit(expecting(10, b"a"), connection=i) for i in range(2)]
     talk.next(g.ReadLogEnd)
     talk.report(g.LogEndUnknown("DescribeProducers returned TOPIC_AUTHORIZATION_FAILED", 29))
@@ -2458,8 +2451,7 @@ def test_unused_fence_is_not_kept() -> None:
     assert talk.admitted(unconditional) is None
 
 
-def test_forgetting_drops_log_end_and_pending_reads() -> None:
-    talk = Talk()
+def test_forgetting_drops_log_end_and_pending_reads(talk: Talk) -> None:
     pending = talk.submit(expecting(10, b"a"))
     talk.report(g.Forget())
     talk.snapshot(7)  # requested before the topic was created again

@@ -377,11 +377,16 @@ B = ("checked-b", 1, expecting(9, b"x"))
 UNCHECKED = ("unchecked", 0, batch(b"p"))
 A_AT_5, B_AT_9 = PartitionResult(0, 0, 5), PartitionResult(1, 0, 9)
 
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
 # ---------------------------------------------------------------------------------------------------------- cut through
 
 
-def test_frame_without_handling_is_streamed_both_ways() -> None:
-    talk = Talk()
+def test_frame_without_handling_is_streamed_both_ways(talk: Talk) -> None:
     query, reply = request(HEARTBEAT, 4, 1, b"x" * 100), response(1, bytes(5) + b"y" * 100)
     for piece in (query[:20], query[20:50], query[50:]):
         talk.client(piece)
@@ -392,8 +397,7 @@ def test_frame_without_handling_is_streamed_both_ways() -> None:
     assert talk.session.drained
 
 
-def test_unchecked_produce_is_streamed_once_topic_is_known() -> None:
-    talk = Talk()
+def test_unchecked_produce_is_streamed_once_topic_is_known(talk: Talk) -> None:
     query = produce(("unchecked", 0, batch(b"v" * 1000)))
     talk.client(query[:60])
     begun = talk.upstream()
@@ -419,8 +423,7 @@ def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
     return up
 
 
-def test_fast_path_relays_only_the_last_topic_with_valid_configs() -> None:
-    talk = Talk()
+def test_fast_path_relays_only_the_last_topic_with_valid_configs(talk: Talk) -> None:
     last = produce(UNCHECKED)
     talk.client(last)
     other = produce(A)
@@ -429,8 +432,7 @@ def test_fast_path_relays_only_the_last_topic_with_valid_configs() -> None:
     assert talk.session.fast_path.take_up(memoryview(last), talk.now)[0] == 0
 
 
-def test_fast_path_keeps_the_order_of_answers() -> None:
-    talk = Talk()
+def test_fast_path_keeps_the_order_of_answers(talk: Talk) -> None:
     talk.sends()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.says(("checked-a", 0, 0, 5))  # its sequencer decides later
@@ -440,9 +442,10 @@ def test_fast_path_keeps_the_order_of_answers() -> None:
 @pytest.mark.parametrize("cut", [1, 7, 61, 400, 1 << 20])
 @pytest.mark.parametrize("version", [3, 8, 9, 12])
 @pytest.mark.parametrize("partitions", [1, 3, 101])
-def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, version: int, cut: int) -> None:
+def test_relayed_produce_with_shared_producer_id_is_refused(
+    partitions: int, version: int, cut: int, talk: Talk
+) -> None:
     """In the last of its partitions, after requests with the same beginning."""
-    talk = Talk()
     good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
     entries = [("unchecked", number, good) for number in range(partitions - 1)]
     for _ in range(2):
@@ -454,14 +457,12 @@ def test_relayed_produce_with_shared_producer_id_is_refused(partitions: int, ver
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
-def test_collected_produce_with_shared_producer_id_is_refused() -> None:
-    talk = Talk()
+def test_collected_produce_with_shared_producer_id_is_refused(talk: Talk) -> None:
     talk.produces(UNCHECKED, ("other", 0, batch(b"v", producer=(7000, 32_767, 0))))
     assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
-def test_addresses_in_a_produce_answer_become_ours() -> None:
-    talk = Talk()
+def test_addresses_in_a_produce_answer_become_ours(talk: Talk) -> None:
     talk.produces(UNCHECKED, version=10)
     talk.upstream()
     endpoint = ProduceResponse.NodeEndpoint(version=10, node_id=3, host="kafka-3.internal", port=9092, rack=None)
@@ -472,8 +473,7 @@ def test_addresses_in_a_produce_answer_become_ours() -> None:
     assert (got.node_id, got.host, got.port) == (3, "proxy.local", 19003)
 
 
-def test_acks_0_has_no_answer_to_wait_for() -> None:
-    talk = Talk()
+def test_acks_0_has_no_answer_to_wait_for(talk: Talk) -> None:
     talk.client(produce(UNCHECKED, acks=0) + request(HEARTBEAT, 4, 2))
     talk.upstream()
     talk.kafka(response(2))
@@ -494,8 +494,7 @@ def append(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> li
     return pending_appends
 
 
-def test_checked_batch_is_fenced_and_sent_as_all() -> None:
-    talk = Talk()
+def test_checked_batch_is_fenced_and_sent_as_all(talk: Talk) -> None:
     (pending,) = append(talk, acks=1)
     sent = talk.sent_up()
     assert sent.acks == -1
@@ -526,8 +525,7 @@ def test_topic_id_is_used_upstream_and_name_downstream() -> None:
     assert talk.outcomes()["checked-a", 0] == (3, -1)
 
 
-def test_requests_after_a_waiting_append_are_not_read() -> None:
-    talk = Talk()
+def test_requests_after_a_waiting_append_are_not_read(talk: Talk) -> None:
     talk.client(produce(A) + request(HEARTBEAT, 4, 2))
     pending = talk.submitted()
     assert not talk.next(m.ReadClient).on
@@ -538,8 +536,7 @@ def test_requests_after_a_waiting_append_are_not_read() -> None:
     assert request(HEARTBEAT, 4, 2) in talk.upstream()
 
 
-def test_early_answer_stays_in_the_socket() -> None:
-    talk = Talk()
+def test_early_answer_stays_in_the_socket(talk: Talk) -> None:
     pending = talk.sends()
     talk.client(request(HEARTBEAT, 4, 2))
     talk.upstream()
@@ -555,8 +552,7 @@ def test_early_answer_stays_in_the_socket() -> None:
     assert read(answers[: -len(reply)]) == {("checked-a", 0): (44, 57, "OFFSET_MISMATCH …")}
 
 
-def test_refused_fence_is_replaced_and_sent_again() -> None:
-    talk = Talk()
+def test_refused_fence_is_replaced_and_sent_again(talk: Talk) -> None:
     pending = talk.sends()
     talk.says(("checked-a", 0, 47, -1))
     talk.next(Call)
@@ -568,8 +564,7 @@ def test_refused_fence_is_replaced_and_sent_again() -> None:
     assert talk.outcomes() == {("checked-a", 0): (0, 5)}
 
 
-def test_refused_and_accepted_partitions_share_one_response() -> None:
-    talk = Talk()
+def test_refused_and_accepted_partitions_share_one_response(talk: Talk) -> None:
     talk.produces(B, A, ("unchecked", 2, batch(b"p")))
     first = talk.submitted()
     assert first.partition == TopicPartition("checked-a", 0)  # in the order of partitions, not of the request
@@ -609,8 +604,7 @@ def test_known_retry_does_not_refuse_the_whole_request() -> None:
 # ---------------------------------------------------------------------------------------------- proof of the permission
 
 
-def test_write_is_proved_once_a_connection() -> None:
-    talk = Talk()
+def test_write_is_proved_once_a_connection(talk: Talk) -> None:
     talk.refused(talk.submits())
     talk.upstream()
     talk.says(("checked-a", 0, INVALID_RECORD, -1))
@@ -640,8 +634,9 @@ TRY_AGAIN = PartitionResult(0, NOT_LEADER, error_message="TRY_AGAIN a transactio
     [(MISMATCH, "offset_mismatch"), (TRY_AGAIN, "try_again"), (A_AT_5, None)],
     ids=["mismatch", "try again", "retry of an appended batch"],
 )
-def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal: str | None, stated: int) -> None:
-    talk = Talk()
+def test_outcome_is_for_authorized_writers_only(
+    result: PartitionResult, refusal: str | None, stated: int, talk: Talk
+) -> None:
     result = replace(result, partition=0)
     talk.complete(talk.submits(), result, refusal)
     if refusal:
@@ -655,8 +650,9 @@ def test_outcome_is_for_authorized_writers_only(result: PartitionResult, refusal
 @pytest.mark.parametrize(
     ("result", "silent_seconds"), [(MISMATCH, 2.2), (TRY_AGAIN, 0.3)], ids=["mismatch", "try again"]
 )
-def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResult, silent_seconds: float) -> None:
-    talk = Talk()
+def test_silent_kafka_gives_retriable_error_without_reason(
+    result: PartitionResult, silent_seconds: float, talk: Talk
+) -> None:
     talk.complete(talk.submits(), replace(result, partition=0), "refused")
     talk.metric()
     talk.upstream()
@@ -671,8 +667,7 @@ def test_silent_kafka_gives_retriable_error_without_reason(result: PartitionResu
 
 
 @pytest.mark.parametrize("stated", [INVALID_RECORD, NOT_AUTHORIZED])
-def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
-    talk = Talk()
+def test_unauthorized_state_topic_append_costs_one_query(stated: int, talk: Talk) -> None:
     talk.produces(("__state", 0, batch(b"unguard everything")))
     talk.metric()
     query = talk.upstream()
@@ -684,9 +679,8 @@ def test_unauthorized_state_topic_append_costs_one_query(stated: int) -> None:
     talk.silent()
 
 
-def test_unproved_success_is_unknown_and_not_retriable() -> None:
+def test_unproved_success_is_unknown_and_not_retriable(talk: Talk) -> None:
     """Kafka answered -1 and appended; the sequencer found the batch; Kafka does not confirm WRITE."""
-    talk = Talk()
     pending = talk.sends()
     talk.completed(pending, produced(("checked-a", 0, -1, -1)), A_AT_5)
     assert partitions_of(talk.upstream()) == {("checked-a", 0)}  # an empty append: whether it may
@@ -720,8 +714,7 @@ def test_acks_0_append_waits_for_the_configs() -> None:
     assert talk.upstream() == query
 
 
-def test_expired_admission_is_returned_and_requested_again() -> None:
-    talk = Talk()
+def test_expired_admission_is_returned_and_requested_again(talk: Talk) -> None:
     talk.services.sequencers.admissions_hold = False
     pending = talk.submits()
     talk.admit(pending)
@@ -800,8 +793,7 @@ def test_appends_sent_before_a_refusal_fail_with_it(where: str) -> None:
     assert talk.submits(6, correlation=3).append.expected_base_offset == 6  # sent knowing it
 
 
-def test_batch_sent_before_reading_a_failure_fails_too() -> None:
-    talk = Talk()
+def test_batch_sent_before_reading_a_failure_fails_too(talk: Talk) -> None:
     first, slow = append(talk, ("checked-b", 0, expecting(9, b"y")))
     talk.upstream()
     talk.says(("checked-a", 0, 45, -1), ("checked-b", 0, 45, -1))
@@ -883,8 +875,7 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
 # ----------------------------------------------------------------------------------------------------------------- ends
 
 
-def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
-    talk = Talk()
+def test_lost_client_keeps_upstream_until_outcome_is_known(talk: Talk) -> None:
     pending = talk.sends()
     talk.report(m.ClientLost())
     talk.silent()
@@ -894,8 +885,7 @@ def test_lost_client_keeps_upstream_until_outcome_is_known() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_silent_upstream_of_lost_client_is_closed_eventually() -> None:
-    talk = Talk()
+def test_silent_upstream_of_lost_client_is_closed_eventually(talk: Talk) -> None:
     pending = talk.sends()
     talk.report(m.ClientLost())
     talk.tick(talk.services.request_timeout_seconds + 1)
@@ -903,8 +893,7 @@ def test_silent_upstream_of_lost_client_is_closed_eventually() -> None:
     talk.lost(pending)
 
 
-def test_append_on_broken_connection_is_in_doubt() -> None:
-    talk = Talk()
+def test_append_on_broken_connection_is_in_doubt(talk: Talk) -> None:
     pending = talk.sends()
     talk.report(m.UpstreamLost("the broker closed the connection"))
     talk.lost(pending)
@@ -916,8 +905,7 @@ def test_append_on_broken_connection_is_in_doubt() -> None:
 
 
 @pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("the broker closed the connection")])
-def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
-    talk = Talk()
+def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event, talk: Talk) -> None:
     first, second = talk.half_admitted()
     talk.report(end)
     talk.canceled(first, second)
@@ -928,8 +916,7 @@ def test_lost_connection_cancels_waiting_appends_at_once(end: m.Event) -> None:
     talk.silent()
 
 
-def test_unread_requests_of_lost_client_are_dropped() -> None:
-    talk = Talk()
+def test_unread_requests_of_lost_client_are_dropped(talk: Talk) -> None:
     talk.client(produce(A) + produce(B, correlation=2)[:-1])
     talk.submitted()
     talk.report(m.ClientLost())
@@ -937,8 +924,7 @@ def test_unread_requests_of_lost_client_are_dropped() -> None:
     assert talk.services.free_bytes == 1 << 20
 
 
-def test_late_outcome_is_answered_as_timed_out() -> None:
-    talk = Talk()
+def test_late_outcome_is_answered_as_timed_out(talk: Talk) -> None:
     pending = talk.sends(timeout_ms=1000)
     talk.tick(0.95)
     talk.lost(pending)  # others must not wait for a stalled broker
@@ -950,8 +936,7 @@ def test_late_outcome_is_answered_as_timed_out() -> None:
     assert talk.session.drained
 
 
-def test_unawaited_append_also_times_out() -> None:
-    talk = Talk()
+def test_unawaited_append_also_times_out(talk: Talk) -> None:
     talk.produces(("checked-a", 0, batch(b"x")), acks=0, timeout_ms=1000)
     pending = talk.admitted()
     talk.upstream()
@@ -972,8 +957,7 @@ def half_a_later_frame(talk: Talk) -> bytes:
     return LATER[40:]
 
 
-def test_permission_probe_is_not_written_within_client_frame() -> None:
-    talk = Talk()
+def test_permission_probe_is_not_written_within_client_frame(talk: Talk) -> None:
     talk.refused(talk.submits())
     assert talk.upstream()  # this queries the permission
     rest = half_a_later_frame(talk)
@@ -981,8 +965,7 @@ def test_permission_probe_is_not_written_within_client_frame() -> None:
     assert talk.upstream() == rest
 
 
-def test_permission_probe_waits_for_half_sent_frame() -> None:
-    talk = Talk()
+def test_permission_probe_waits_for_half_sent_frame(talk: Talk) -> None:
     pending = talk.sends()
     rest = half_a_later_frame(talk)
     talk.refused(pending)
@@ -1161,15 +1144,13 @@ def test_checked_topic_without_id_gets_retriable_error() -> None:
 # ------------------------------------------------------------------------------------------------------------ bad peers
 
 
-def test_unexpected_answer_ends_the_connection() -> None:
-    talk = Talk()
+def test_unexpected_answer_ends_the_connection(talk: Talk) -> None:
     talk.kafka(response(9))
     assert talk.next(m.CloseClient).fault is UpstreamProtocolError
     talk.next(m.CloseUpstream)
 
 
-def test_invalid_answer_during_close_fails_the_append() -> None:
-    talk = Talk()
+def test_invalid_answer_during_close_fails_the_append(talk: Talk) -> None:
     pending = talk.sends()
     talk.client(b"\x00")  # what follows is no frame
     talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
@@ -1180,8 +1161,7 @@ def test_invalid_answer_during_close_fails_the_append() -> None:
     talk.next(m.CloseUpstream)
 
 
-def test_an_answer_out_of_order_ends_the_connection() -> None:
-    talk = Talk()
+def test_an_answer_out_of_order_ends_the_connection(talk: Talk) -> None:
     talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2))
     talk.upstream()
     talk.kafka(response(2))
@@ -1189,8 +1169,7 @@ def test_an_answer_out_of_order_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(4, 0), (999, 0), (-1, 0), (HEARTBEAT, 99), (0, 2)])
-def test_what_is_not_advertised_ends_the_connection(api_key: int, version: int) -> None:
-    talk = Talk()
+def test_what_is_not_advertised_ends_the_connection(api_key: int, version: int, talk: Talk) -> None:
     talk.client(request(api_key, version, 1))
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.silent()

@@ -82,11 +82,15 @@ def commits(talk: Talk, decision: Decision = PASS, **how: int) -> m.ValidateComm
     return queried
 
 
+@pytest.fixture
+def talk() -> Talk:
+    return proved_talk()
+
+
 # ---- commits
 
 
-def test_commit_waits_for_its_decision() -> None:
-    talk = proved_talk()
+def test_commit_waits_for_its_decision(talk: Talk) -> None:
     talk.client(end_txn() + request(HEARTBEAT, 4, 2))
     assert talk.next(m.ValidateCommit) == m.ValidateCommit(1, TXN, ID, EPOCH, 3)
     assert talk.next(m.ReadClient) == m.ReadClient(False)
@@ -102,8 +106,9 @@ def test_commit_waits_for_its_decision() -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize(("decision", "error"), [(REFUSE, None), (LATER, CONCURRENT), (ELSEWHERE, NOT_COORDINATOR)])
-def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, error: int | None, version: int) -> None:
-    talk = proved_talk()
+def test_undecided_or_refused_commit_is_answered_locally(
+    decision: Decision, error: int | None, version: int, talk: Talk
+) -> None:
     commits(talk, decision, version=version)
     refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
     if decision is REFUSE:
@@ -116,8 +121,7 @@ def test_undecided_or_refused_commit_is_answered_locally(decision: Decision, err
     talk.silent()
 
 
-def test_its_answer_waits_for_those_before_it() -> None:
-    talk = proved_talk()
+def test_its_answer_waits_for_those_before_it(talk: Talk) -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     commits(talk, REFUSE, correlation=2)
@@ -129,15 +133,13 @@ def test_its_answer_waits_for_those_before_it() -> None:
     assert code(answer[len(response(1)) :]) == UNKNOWN_PRODUCER_ID
 
 
-def test_an_abort_goes_to_kafka_at_once() -> None:
-    talk = proved_talk()
+def test_an_abort_goes_to_kafka_at_once(talk: Talk) -> None:
     talk.client(end_txn(commit=False))
     assert talk.upstream() == end_txn(commit=False)
 
 
-def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
+def test_v1_abort_is_answered_after_abort_only_cleared(talk: Talk) -> None:
     """The next transaction has the same epoch."""
-    talk = proved_talk()
     talk.client(end_txn(commit=False))
     talk.upstream()
     talk.kafka(ended(OK))
@@ -148,8 +150,7 @@ def test_v1_abort_is_answered_after_abort_only_cleared() -> None:
 
 
 @pytest.mark.parametrize("commit", [False, True])
-def test_v2_need_not_wait_for_that(commit: bool) -> None:
-    talk = proved_talk()
+def test_v2_need_not_wait_for_that(commit: bool, talk: Talk) -> None:
     talk.client(end_txn(commit=commit, version=5))
     if commit:
         talk.next(m.ValidateCommit)
@@ -160,8 +161,7 @@ def test_v2_need_not_wait_for_that(commit: bool) -> None:
     assert talk.answer() == ended(OK, version=5)
 
 
-def test_end_refused_by_kafka_changes_nothing() -> None:
-    talk = proved_talk()
+def test_end_refused_by_kafka_changes_nothing(talk: Talk) -> None:
     land(talk)
     for correlation, commit in ((2, False), (3, True)):
         talk.client(end_txn(commit=commit, correlation=correlation))
@@ -177,9 +177,8 @@ def test_end_refused_by_kafka_changes_nothing() -> None:
 
 
 @each_end
-def test_commit_on_broken_connection_counts_as_queued_temporarily(end: m.Event) -> None:
+def test_commit_on_broken_connection_counts_as_queued_temporarily(end: m.Event, talk: Talk) -> None:
     """The commit may take effect and may be repeated elsewhere. Under v1 the next transaction has the same epoch."""
-    talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     land(talk)
     assert not commits(talk, correlation=2).may_be_committed
@@ -197,9 +196,8 @@ def test_commit_on_broken_connection_counts_as_queued_temporarily(end: m.Event) 
 
 
 @pytest.mark.parametrize("end", [None, m.ClientLost(), m.UpstreamLost("it broke")])
-def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -> None:
+def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None, talk: Talk) -> None:
     """This process has no state of the transaction; its commit is on its way to Kafka."""
-    talk = proved_talk()
     talk.services.transactions = Table(queued_seconds=35.0)
     assert not commits(talk).may_be_committed
     talk.upstream()
@@ -216,9 +214,8 @@ def test_commit_validated_elsewhere_also_counts_as_queued(end: m.Event | None) -
 
 
 @pytest.mark.parametrize(("appended", "error"), [(False, CONCURRENT), (True, OK)])
-def test_answered_commit_leaves_no_state(appended: bool, error: int) -> None:
+def test_answered_commit_leaves_no_state(appended: bool, error: int, talk: Talk) -> None:
     """If it was refused, state of what this process has appended stays: `test_end_refused_by_kafka_changes_nothing`."""
-    talk = proved_talk()
     if appended:
         land(talk)
     commits(talk, correlation=2)
@@ -229,8 +226,7 @@ def test_answered_commit_leaves_no_state(appended: bool, error: int) -> None:
 
 
 @each_end
-def test_late_commit_decision_changes_nothing(end: m.Event) -> None:
-    talk = proved_talk()
+def test_late_commit_decision_changes_nothing(end: m.Event, talk: Talk) -> None:
     talk.client(end_txn())
     talk.next(m.ValidateCommit)
     talk.report(end)
@@ -239,9 +235,8 @@ def test_late_commit_decision_changes_nothing(end: m.Event) -> None:
     assert not any(isinstance(command, m.ToUpstream | m.ToClient) for command in talk.commands)
 
 
-def test_a_client_that_left_commits_nothing_more() -> None:
+def test_a_client_that_left_commits_nothing_more(talk: Talk) -> None:
     """The client may have committed elsewhere and begun its next transaction."""
-    talk = proved_talk()
     talk.client(append() + end_txn(correlation=2))
     pending = talk.submitted()
     talk.commands.clear()
@@ -313,15 +308,13 @@ def prove(talk: Talk) -> None:
         talk.kafka(produced(("checked-a", 0, 87, -1), version=9))
 
 
-def test_appended_batch_is_recorded_in_its_transaction() -> None:
-    talk = proved_talk()
+def test_appended_batch_is_recorded_in_its_transaction(talk: Talk) -> None:
     land(talk)
     assert [(w.first_offset, w.last_sequence) for w in transaction(talk).written.values()] == [(5, 0)]
     talk.silent()
 
 
-def test_refusal_is_recorded_before_it_is_answered() -> None:
-    talk = proved_talk()
+def test_refusal_is_recorded_before_it_is_answered(talk: Talk) -> None:
     abort_only = refuse(talk)
     assert (abort_only.transactional_id, abort_only.producer_id, abort_only.producer_epoch) == (TXN, ID, EPOCH)
     assert abort_only.pending is None
@@ -329,8 +322,7 @@ def test_refusal_is_recorded_before_it_is_answered() -> None:
     assert recorded(talk) == (POLICY_VIOLATION, 57, "OFFSET_MISMATCH …")
 
 
-def test_unstorable_refusal_becomes_a_retriable_error() -> None:
-    talk = proved_talk()
+def test_unstorable_refusal_becomes_a_retriable_error(talk: Talk) -> None:
     refuse(talk)
     error, base_offset, message = recorded(talk, stored=False)
     assert (error, base_offset) == (NOT_LEADER, -1)
@@ -360,9 +352,8 @@ def test_repeated_refusal_is_recorded_once() -> None:
         assert len(transaction(talk).names) == 1
 
 
-def test_retriable_refusal_replaces_no_other_record() -> None:
+def test_retriable_refusal_replaces_no_other_record(talk: Talk) -> None:
     """It says nothing about the outcome of the others."""
-    talk = proved_talk()
     refuse(talk, NOT_LEADER)
     talk.report(m.AbortOnlyRecorded(1, True))
     talk.answer()
@@ -372,8 +363,7 @@ def test_retriable_refusal_replaces_no_other_record() -> None:
     assert not talk.next(m.RecordAbortOnly).instead_of
 
 
-def test_late_abort_only_record_gives_retriable_error() -> None:
-    talk = proved_talk()
+def test_late_abort_only_record_gives_retriable_error(talk: Talk) -> None:
     refuse(talk)
     talk.tick(3)
     talk.fails(NOT_LEADER, version=11)
@@ -382,15 +372,13 @@ def test_late_abort_only_record_gives_retriable_error() -> None:
     assert talk.session.drained
 
 
-def test_retriable_error_is_answered_even_if_unrecorded() -> None:
-    talk = proved_talk()
+def test_retriable_error_is_answered_even_if_unrecorded(talk: Talk) -> None:
     abort_only = refuse(talk, NOT_LEADER)
     assert abort_only.pending is not None
     assert recorded(talk, stored=False) == (NOT_LEADER, 57, "OFFSET_MISMATCH …")
 
 
-def test_failed_unconditional_append_is_not_a_refusal() -> None:
-    talk = proved_talk()
+def test_failed_unconditional_append_is_not_a_refusal(talk: Talk) -> None:
     talk.client(append(expected=None))
     pending = talk.admitted(fenced=False)
     talk.upstream()
@@ -399,8 +387,7 @@ def test_failed_unconditional_append_is_not_a_refusal() -> None:
     assert transaction(talk).refused is None
 
 
-def test_unreadable_batch_is_handled_as_conditional() -> None:
-    talk = proved_talk()
+def test_unreadable_batch_is_handled_as_conditional(talk: Talk) -> None:
     talk.client(append(corrupt=True))
     talk.metric()
     abort_only = talk.next(m.RecordAbortOnly).abort_only
@@ -408,8 +395,7 @@ def test_unreadable_batch_is_handled_as_conditional() -> None:
     assert recorded(talk)[0] == 2
 
 
-def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
-    talk = proved_talk()
+def test_unanswered_append_is_pending_until_outcome_is_known(talk: Talk) -> None:
     pending = send(talk)
     talk.tick(3)
     talk.lost(pending)
@@ -424,8 +410,7 @@ def test_unanswered_append_is_pending_until_outcome_is_known() -> None:
     talk.silent()
 
 
-def test_a_client_that_left_is_not_waited_for() -> None:
-    talk = proved_talk()
+def test_a_client_that_left_is_not_waited_for(talk: Talk) -> None:
     pending = send(talk)
     talk.report(m.ClientLost())
     violation = PartitionResult(0, POLICY_VIOLATION, 6, error_message="OFFSET_VIOLATION")
@@ -434,8 +419,7 @@ def test_a_client_that_left_is_not_waited_for() -> None:
     talk.next(m.CloseUpstream)
 
 
-def test_a_broken_connection_leaves_it_to_the_log() -> None:
-    talk = proved_talk()
+def test_a_broken_connection_leaves_it_to_the_log(talk: Talk) -> None:
     talk.client(append())
     pending = talk.submitted()
     talk.admit_again(pending)
@@ -445,9 +429,8 @@ def test_a_broken_connection_leaves_it_to_the_log() -> None:
 
 
 @each_end
-def test_unsent_refusal_does_not_delay_the_commit(end: m.Event) -> None:
+def test_unsent_refusal_does_not_delay_the_commit(end: m.Event, talk: Talk) -> None:
     """The first partition refuses, the append to the second waits, and the connection breaks."""
-    talk = proved_talk()
     talk.client(append(0, 1))
     talk.refused(talk.submitted())
     talk.submitted()
@@ -457,17 +440,15 @@ def test_unsent_refusal_does_not_delay_the_commit(end: m.Event) -> None:
     assert len(transaction(talk).pending) == 2
 
 
-def test_refusal_with_a_lost_append_delays_no_commit() -> None:
+def test_refusal_with_a_lost_append_delays_no_commit(talk: Talk) -> None:
     """The first partition refuses, the append to the second was sent, and the upstream connection breaks."""
-    talk = proved_talk()
     send_beside_a_refusal(talk)
     talk.report(m.UpstreamLost("it broke"))
     assert transaction(talk).under_way is None
     assert len(transaction(talk).pending) == 2
 
 
-def test_unstored_refusal_with_unanswered_append_becomes_retriable() -> None:
-    talk = proved_talk()
+def test_unstored_refusal_with_unanswered_append_becomes_retriable(talk: Talk) -> None:
     pending = send_beside_a_refusal(talk)
     talk.tick(3)
     talk.lost(pending)
@@ -493,9 +474,8 @@ def send_beside_a_refusal(talk: Talk) -> g.PendingAppend:
     return pending
 
 
-def test_append_during_its_commit_gets_retriable_error() -> None:
+def test_append_during_its_commit_gets_retriable_error(talk: Talk) -> None:
     """The commit was validated without it."""
-    talk = proved_talk()
     land(talk)
     talk.services.transactions.commit_sent(TXN, ID, EPOCH)
     talk.client(append(sequence=1, correlation=1))
@@ -506,8 +486,7 @@ def test_append_during_its_commit_gets_retriable_error() -> None:
     assert "a commit of its transaction is being sent" in (message or "")
 
 
-def test_several_partitions_are_answered_together() -> None:
-    talk = proved_talk()
+def test_several_partitions_are_answered_together(talk: Talk) -> None:
     talk.client(append(0, 1))
     talk.complete(talk.submitted(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="OFFSET_MISMATCH"), "x")
     talk.metric()

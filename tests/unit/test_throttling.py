@@ -75,6 +75,11 @@ def a_response(api_key: int, version: int, throttle: int) -> bytes:
     return struct.pack(">i", 1) + (b"\0" if response_header_is_flexible(api_key, version) else b"") + body
 
 
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
 @pytest.mark.parametrize(("api_key", "version"), list(versions()))
 def test_throttle_time_is_read_from_every_response(api_key: int, version: int) -> None:
     stated = 0 if api_key in WITHOUT or version < SINCE.get(api_key, 0) else 12_345
@@ -105,8 +110,7 @@ def throttled_once(talk: Talk) -> None:
     talk.silent()
 
 
-def test_append_of_throttled_client_waits_before_its_partition() -> None:
-    talk = Talk()
+def test_append_of_throttled_client_waits_before_its_partition(talk: Talk) -> None:
     throttled_once(talk)
     talk.produces(("checked-a", 0, expecting(6, b"y")), correlation=2)
     assert not talk.next(m.ReadClient).on
@@ -117,8 +121,7 @@ def test_append_of_throttled_client_waits_before_its_partition() -> None:
 
 
 @pytest.mark.parametrize("cut", [4, 9, 12, 13, 200])
-def test_throttle_time_of_a_relayed_response_counts(cut: int) -> None:
-    talk = Talk()
+def test_throttle_time_of_a_relayed_response_counts(cut: int, talk: Talk) -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     reply = response(1, THROTTLED + bytes(30))
@@ -134,8 +137,7 @@ def test_throttle_time_of_a_relayed_response_counts(cut: int) -> None:
     talk.submitted()
 
 
-def test_fast_path_leaves_throttled_responses_and_clients() -> None:
-    talk = Talk()
+def test_fast_path_leaves_throttled_responses_and_clients(talk: Talk) -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()
     fast_path = talk.session.fast_path
@@ -148,9 +150,8 @@ def test_fast_path_leaves_throttled_responses_and_clients() -> None:
     assert fast_path.take_down(memoryview(free), talk.now)[0]
 
 
-def test_client_is_muted_for_a_bounded_time() -> None:
+def test_client_is_muted_for_a_bounded_time(talk: Talk) -> None:
     """Any four bytes may be a throttle time, of up to 24 days."""
-    talk = Talk()
     pending = talk.sends()
     throttled(talk, 2**31 - 1)
     talk.next(m.Throttled)
@@ -165,9 +166,8 @@ def test_client_is_muted_for_a_bounded_time() -> None:
     talk.submitted()
 
 
-def test_throttled_client_has_one_request_at_a_time_for_a_while() -> None:
+def test_throttled_client_has_one_request_at_a_time_for_a_while(talk: Talk) -> None:
     """Any answer may mute what was sent after its request."""
-    talk = Talk()
     throttled_once(talk)
     talk.now += 2.1
     second = talk.sends(at=6, correlation=2)
@@ -181,16 +181,14 @@ def test_throttled_client_has_one_request_at_a_time_for_a_while() -> None:
     talk.answer()
 
 
-def test_pipelines_again_after_a_time_without_throttling() -> None:
-    talk = Talk()
+def test_pipelines_again_after_a_time_without_throttling(talk: Talk) -> None:
     throttled_once(talk)
     talk.now += 2.1 + WATCHED_SECONDS
     talk.sends(at=6, correlation=2)
     talk.submits(at=7, correlation=3)
 
 
-def test_append_that_waits_for_its_partition_leaves_it_when_client_is_throttled() -> None:
-    talk = Talk()
+def test_append_that_waits_for_its_partition_leaves_it_when_client_is_throttled(talk: Talk) -> None:
     first = talk.sends()
     talk.produces(("checked-b", 0, expecting(5, b"y")), correlation=2)
     second = talk.submitted()
@@ -210,8 +208,7 @@ def test_append_that_waits_for_its_partition_leaves_it_when_client_is_throttled(
     talk.upstream()
 
 
-def test_partitions_admitted_before_throttling_are_free_again() -> None:
-    talk = Talk()
+def test_partitions_admitted_before_throttling_are_free_again(talk: Talk) -> None:
     first = talk.sends()
     talk.produces(("checked-b", 0, expecting(5, b"y")), ("checked-c", 0, expecting(5, b"y")), correlation=2)
     admitted = talk.submitted()
@@ -247,9 +244,8 @@ def test_muted_append_is_answered_in_time() -> None:
 
 
 @pytest.mark.parametrize("api_key", [FETCH, HEARTBEAT, 11])
-def test_append_waits_for_requests_whose_time_the_client_chooses(api_key: int) -> None:
+def test_append_waits_for_requests_whose_time_the_client_chooses(api_key: int, talk: Talk) -> None:
     """1. The client sends Fetch with a long max_wait_ms, then an append. 2. Kafka handles them in order."""
-    talk = Talk()
     talk.client(request(api_key, 4, 1, bytes(30)))
     talk.upstream()
     talk.produces(("checked-a", 0, expecting(5, b"x")), correlation=2)
@@ -273,8 +269,7 @@ def late(talk: Talk) -> g.PendingAppend:
     return pending
 
 
-def test_late_append_is_resolved_from_the_log_and_holds_its_client_back() -> None:
-    talk = Talk()
+def test_late_append_is_resolved_from_the_log_and_holds_its_client_back(talk: Talk) -> None:
     pending = late(talk)
     talk.complete(pending, PartitionResult(0, 0, 5))  # found, or sent again
     assert talk.outcomes() == {("checked-a", 0): (0, 5)}
@@ -295,8 +290,7 @@ def test_late_append_without_proved_permission_is_waited_for() -> None:
     talk.silent()
 
 
-def test_late_first_append_is_resolved_where_clients_do_not_log_in() -> None:
-    talk = Talk()
+def test_late_first_append_is_resolved_where_clients_do_not_log_in(talk: Talk) -> None:
     pending = talk.sends()
     talk.report(m.AppendsLate((pending,)))
     talk.next(m.LateAppends)
@@ -305,9 +299,8 @@ def test_late_first_append_is_resolved_where_clients_do_not_log_in() -> None:
 
 
 @pytest.mark.parametrize("bit", [Full.CLIENT, Full.UPSTREAM])
-def test_append_waits_while_a_socket_is_full(bit: int) -> None:
+def test_append_waits_while_a_socket_is_full(bit: int, talk: Talk) -> None:
     """1. The client reads nothing, or Kafka does not. 2. An append sent now would stand still, with its partition."""
-    talk = Talk()
     talk.session.state.full |= bit
     talk.produces(("checked-a", 0, expecting(5, b"x")))
     assert not talk.next(m.ReadClient).on
@@ -319,8 +312,7 @@ def test_append_waits_while_a_socket_is_full(bit: int) -> None:
     assert talk.next(m.ReadClient).on
 
 
-def test_append_that_waits_for_its_partition_leaves_it_when_a_socket_is_full() -> None:
-    talk = Talk()
+def test_append_that_waits_for_its_partition_leaves_it_when_a_socket_is_full(talk: Talk) -> None:
     pending = talk.submits()
     talk.session.state.full |= Full.CLIENT
     talk.admit(pending)
@@ -339,8 +331,7 @@ def test_append_is_not_sent_again_while_a_socket_is_full() -> None:
     assert "the client does not read its responses" in str(talk.commands[-1])
 
 
-def test_fast_path_takes_no_request_while_a_socket_is_full() -> None:
-    talk = Talk()
+def test_fast_path_takes_no_request_while_a_socket_is_full(talk: Talk) -> None:
     heartbeat = memoryview(request(HEARTBEAT, 4, 1))
     talk.session.state.full |= Full.UPSTREAM
     assert talk.session.fast_path.take_up(heartbeat, talk.now) == (0, [])
@@ -348,8 +339,7 @@ def test_fast_path_takes_no_request_while_a_socket_is_full() -> None:
     assert talk.session.fast_path.take_up(heartbeat, talk.now)[0]
 
 
-def test_kafka_is_read_for_answers_to_appends_only() -> None:
-    talk = Talk()
+def test_kafka_is_read_for_answers_to_appends_only(talk: Talk) -> None:
     assert not talk.session.fast_path.awaits_append
     talk.client(request(FETCH, 4, 1, bytes(30)))
     talk.upstream()
@@ -360,9 +350,8 @@ def test_kafka_is_read_for_answers_to_appends_only() -> None:
     assert talk.session.fast_path.awaits_append
 
 
-def test_late_append_is_not_sent_again_on_its_connection() -> None:
+def test_late_append_is_not_sent_again_on_its_connection(talk: Talk) -> None:
     """The first attempt's answer would be taken for the second one's."""
-    talk = Talk()
     pending = late(talk)
     talk.admit(pending)
     assert "over a quota" in str(talk.commands) or [each for each in talk.commands if isinstance(each, m.Count)]

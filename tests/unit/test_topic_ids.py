@@ -77,8 +77,12 @@ def is_looked_up(session: Ids, names: Mapping[UUID, str | int], correlation: int
     session.kafka(encode_response_frame(METADATA, header.api_version, correlation, answer))
 
 
-def test_unchecked_topic_is_looked_up_once_and_relayed_unchanged() -> None:
-    session = Ids()
+@pytest.fixture
+def session() -> Ids:
+    return Ids()
+
+
+def test_unchecked_topic_is_looked_up_once_and_relayed_unchanged(session: Ids) -> None:
     sent = produce((OTHER, 0, batch(b"x")))
     session.client(sent)
     is_looked_up(session, {OTHER: "plain"})
@@ -94,8 +98,7 @@ def test_unchecked_topic_is_looked_up_once_and_relayed_unchanged() -> None:
     assert session.upstream() == again[-1:]
 
 
-def test_checked_append_keeps_the_clients_topic_id() -> None:
-    session = Ids()
+def test_checked_append_keeps_the_clients_topic_id(session: Ids) -> None:
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     is_looked_up(session, {T_ID: "checked-a"})
     pending = session.admitted()
@@ -108,8 +111,7 @@ def test_checked_append_keeps_the_clients_topic_id() -> None:
 
 
 @pytest.mark.parametrize(("error", "reported"), [(100, UNKNOWN_TOPIC_ID), (3, UNKNOWN_TOPIC_ID), (29, DENIED)])
-def test_topic_without_a_name_is_refused_as_kafka_does(error: int, reported: int) -> None:
-    session = Ids()
+def test_topic_without_a_name_is_refused_as_kafka_does(error: int, reported: int, session: Ids) -> None:
     session.client(produce((OTHER, 0, batch(b"x")), (OTHER, 1, batch(b"x"))))
     is_looked_up(session, {OTHER: error})
     session.metric()
@@ -146,8 +148,7 @@ def test_unknown_id_is_not_looked_up_again_for_a_moment() -> None:
     other_client.upstream()
 
 
-def test_denied_id_is_looked_up_each_time() -> None:
-    session = Ids()
+def test_denied_id_is_looked_up_each_time(session: Ids) -> None:
     for correlation in (1, 2):
         session.client(produce((OTHER, 0, batch(b"x")), correlation=correlation))
         is_looked_up(session, {OTHER: 29}, correlation)
@@ -205,8 +206,7 @@ def test_unknown_topic_id_of_kafka_is_reported_as_it_is() -> None:
     assert session.reported()[T_ID, 0][0] == UNKNOWN_TOPIC_ID
 
 
-def test_append_sent_after_an_unknown_topic_id_fails_too() -> None:
-    session = Ids()
+def test_append_sent_after_an_unknown_topic_id_fails_too(session: Ids) -> None:
     second = produce((T_ID, 0, expecting(6, b"y")), correlation=2)
     session.client(produce((T_ID, 0, expecting(5, b"x"))))
     session.services.unread = len(second)
@@ -222,8 +222,7 @@ def test_append_sent_after_an_unknown_topic_id_fails_too() -> None:
     session.submitted()
 
 
-def test_next_request_waits_for_the_lookup() -> None:
-    session = Ids()
+def test_next_request_waits_for_the_lookup(session: Ids) -> None:
     sent = produce((OTHER, 0, batch(b"x")))
     session.client(sent + request(HEARTBEAT, 4, 2))
     assert not session.next(m.ReadClient).on
@@ -239,8 +238,7 @@ def test_state_topic_is_closed_by_its_id() -> None:
     assert session.reported()[OTHER, 0][0] == DENIED
 
 
-def test_unknown_topic_id_without_acks_closes_the_connection() -> None:
-    session = Ids()
+def test_unknown_topic_id_without_acks_closes_the_connection(session: Ids) -> None:
     session.client(produce((OTHER, 0, batch(b"x")), acks=0))
     is_looked_up(session, {OTHER: 100})
     assert "acks=0" in session.next(m.CloseClient).reason

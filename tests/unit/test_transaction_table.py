@@ -48,11 +48,15 @@ def recorded(table: Table, transaction: Transaction) -> AbortOnly:
     return record
 
 
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
 # ---- ownership of partitions
 
 
-def test_transaction_owns_partitions_after_possible_append() -> None:
-    table = Table()
+def test_transaction_owns_partitions_after_possible_append(table: Table) -> None:
     assert not table.owns(TXN, 7, 3)
     for happens, owns in (
         (lambda: table.submitted(TXN, ONE), False),
@@ -67,8 +71,7 @@ def test_transaction_owns_partitions_after_possible_append() -> None:
         assert table.owns(TXN, 7, 3) is owns
 
 
-def test_a_newer_epoch_is_another_transaction() -> None:
-    table = Table()
+def test_a_newer_epoch_is_another_transaction(table: Table) -> None:
     table.appended_batch(TXN, ONE, 10)
     table.submitted(TXN, replace(ONE, producer_epoch=4))
     assert table.of(TXN, 7, 3) is None
@@ -84,8 +87,7 @@ def test_least_recently_used_transaction_is_dropped() -> None:
 # ---- what was appended
 
 
-def test_batches_that_follow_each_other_are_whole() -> None:
-    table = Table()
+def test_batches_that_follow_each_other_are_whole(table: Table) -> None:
     for sequence, at in ((0, 10), (2, 12), (2, 12), (0, 10), (4, 14)):  # with retries of the second and the first
         table.appended_batch(TXN, replace(ONE, base_sequence=sequence, expected_base_offset=at), at)
     transaction = known(table)
@@ -99,9 +101,8 @@ def test_batches_that_follow_each_other_are_whole() -> None:
 # ---- what is recorded
 
 
-def test_each_refusal_is_recorded_under_another_name() -> None:
+def test_each_refusal_is_recorded_under_another_name(table: Table) -> None:
     """The next transaction may have begun, and the first record may be about to be cleared."""
-    table = Table()
     transaction = table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
     first = recorded(table, transaction)
     table.failed(TXN, ONE, 44, "OFFSET_MISMATCH", was_sent=False)
@@ -114,8 +115,7 @@ def test_each_refusal_is_recorded_under_another_name() -> None:
     assert table.of(TXN, 7, 3) is None
 
 
-def test_retriable_batch_is_recorded_once() -> None:
-    table = Table()
+def test_retriable_batch_is_recorded_once(table: Table) -> None:
     assert recorded(table, table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)).pending == {(A, 0)}
     table.submitted(TXN, ONE)
     assert table.record_to_store(table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)) is None
@@ -123,8 +123,7 @@ def test_retriable_batch_is_recorded_once() -> None:
     assert recorded(table, other).pending == {(A, 0), (A, 2)}
 
 
-def test_unstored_record_is_made_again_until_appended() -> None:
-    table = Table()
+def test_unstored_record_is_made_again_until_appended(table: Table) -> None:
     transaction = table.failed(TXN, ONE, 6, "TRY_AGAIN", was_sent=False)
     table.not_recorded(transaction, recorded(table, transaction))
     table.not_recorded(transaction, recorded(table, transaction))
@@ -133,8 +132,7 @@ def test_unstored_record_is_made_again_until_appended() -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_too_many_pending_appends_count_as_refusal(answered: bool) -> None:
-    table = Table()
+def test_too_many_pending_appends_count_as_refusal(answered: bool, table: Table) -> None:
     for sequence in range(PENDING_MAX + 2):
         one = replace(ONE, base_sequence=2 * sequence)
         if answered:
@@ -148,8 +146,7 @@ def test_too_many_pending_appends_count_as_refusal(answered: bool) -> None:
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_broken_connection_leaves_the_append_pending(sent: bool) -> None:
-    table = Table()
+def test_broken_connection_leaves_the_append_pending(sent: bool, table: Table) -> None:
     table.submitted(TXN, ONE)
     if sent:
         table.sent(TXN, ONE)
@@ -161,8 +158,7 @@ def test_broken_connection_leaves_the_append_pending(sent: bool) -> None:
     table.over(TXN, replace(ONE, producer_id=8))  # unknown
 
 
-def test_end_of_request_keeps_reported_outcomes() -> None:
-    table = Table()
+def test_end_of_request_keeps_reported_outcomes(table: Table) -> None:
     refused, later = replace(ONE, base_sequence=2), replace(ONE, base_sequence=4)
     for each in (ONE, refused, later):
         table.submitted(TXN, each)
@@ -175,17 +171,15 @@ def test_end_of_request_keeps_reported_outcomes() -> None:
     assert transaction.refused == "OFFSET_MISMATCH"
 
 
-def test_foreign_transactional_id_ends_no_append_in_flight() -> None:
-    table = Table()
+def test_foreign_transactional_id_ends_no_append_in_flight(table: Table) -> None:
     table.submitted(TXN, ONE)
     table.over("another", ONE)
     assert known(table).under_way == (A, 0)
 
 
 @pytest.mark.parametrize("code", [49, 53])
-def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
+def test_unauthorized_append_does_not_affect_the_transaction(code: int, table: Table) -> None:
     """Kafka assigns the batch to no transaction of this producer."""
-    table = Table()
     table.appended_batch(TXN, ONE, 10)
     foreign = replace(ONE, base_sequence=9)
     table.submitted(TXN, foreign)
@@ -197,8 +191,7 @@ def test_unauthorized_append_does_not_affect_the_transaction(code: int) -> None:
 
 @pytest.mark.parametrize("other_first", [False, True])
 @pytest.mark.parametrize("epoch", [3, 4])
-def test_producer_id_is_tracked_per_transactional_id(other_first: bool, epoch: int) -> None:
-    table = Table()
+def test_producer_id_is_tracked_per_transactional_id(other_first: bool, epoch: int, table: Table) -> None:
     if not other_first:
         table.appended_batch(TXN, ONE, 10)
     foreign = replace(ONE, producer_epoch=epoch, base_sequence=2)
@@ -217,9 +210,8 @@ def test_producer_id_is_tracked_per_transactional_id(other_first: bool, epoch: i
     assert table.of(TXN, 7, 3) is transaction
 
 
-def test_sequencers_producer_id_refusal_counts_for_named_id() -> None:
+def test_sequencers_producer_id_refusal_counts_for_named_id(table: Table) -> None:
     """The sequencer's knowledge may be outdated."""
-    table = Table()
     assert table.failed(TXN, ONE, 49, "ANOTHERS_PRODUCER", was_sent=False).refused == "ANOTHERS_PRODUCER"
 
 

@@ -134,6 +134,11 @@ class Cluster:
         )
 
 
+@pytest.fixture
+def kafka() -> Cluster:
+    return hanging()
+
+
 # ---- what is open
 
 
@@ -229,8 +234,7 @@ def hanging(**settings: object) -> Cluster:
     [(True, "payments", UNKNOWN_TO_COORDINATOR), (False, None, NOT_LISTED)],
     ids=["ended", "expired or hidden"],
 )
-def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why: str) -> None:
-    kafka = hanging()
+def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why: str, kafka: Cluster) -> None:
     if not listed:
         kafka.transactions[TWO] = []
     kafka.run(60)
@@ -240,8 +244,7 @@ def test_what_no_coordinator_knows_of_hangs(listed: bool, name: str | None, why:
     assert kafka.report.hanging_by_reason[why] == 1
 
 
-def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
-    kafka = hanging()
+def test_aborted_hanging_transaction_is_no_longer_reported(kafka: Cluster) -> None:
     kafka.run(60)
     kafka.probes[P0] = PartitionProbe(Offset(7), Offset(7), 1)
     kafka.run(11)
@@ -250,17 +253,17 @@ def test_aborted_hanging_transaction_is_no_longer_reported() -> None:
 
 
 @pytest.mark.parametrize(("partition", "hangs"), [(P0, 0), (P1, 1)])
-def test_coordinators_transaction_hangs_only_on_other_partitions(partition: TopicPartition, hangs: int) -> None:
-    kafka = hanging()
+def test_coordinators_transaction_hangs_only_on_other_partitions(
+    partition: TopicPartition, hangs: int, kafka: Cluster
+) -> None:
     kafka.transactions[TWO] = [described("payments", partition, started_at=kafka.now)]
     kafka.run(60)
     assert len(kafka.report.hanging) == hangs
 
 
 @pytest.mark.parametrize("inquiry", [1, 2])
-def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
+def test_a_marker_that_comes_late_is_waited_for(inquiry: int, kafka: Cluster) -> None:
     # Given a leader whose log shows the transaction until just after the query of its coordinator
-    kafka = hanging()
     inquiries = []
 
     def marker(query_message: Query) -> None:
@@ -277,10 +280,8 @@ def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
     assert len(inquiries) == inquiry
 
 
-def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
+def test_consecutive_transactions_on_a_partition_do_not_hang(kafka: Cluster) -> None:
     # Given a producer with a new transaction at each probe, which has ended at each query of its coordinator
-    kafka = hanging()
-
     def another(query_message: Query) -> None:
         assert not kafka.report.hanging
         # Nor is an earlier transaction queried.
@@ -293,8 +294,9 @@ def test_consecutive_transactions_on_a_partition_do_not_hang() -> None:
 
 
 @pytest.mark.parametrize(("silent", "coordinators"), [({ONE}, True), ({TWO}, True), (set(), False)])
-def test_nothing_is_concluded_without_brokers_or_coordinators(silent: set[NodeId], coordinators: bool) -> None:
-    kafka = hanging()
+def test_nothing_is_concluded_without_brokers_or_coordinators(
+    silent: set[NodeId], coordinators: bool, kafka: Cluster
+) -> None:
     kafka.run(5)  # probed once
     kafka.silent, kafka.coordinators = silent, coordinators
     kafka.run(90)
@@ -304,9 +306,8 @@ def test_nothing_is_concluded_without_brokers_or_coordinators(silent: set[NodeId
     assert len(kafka.report.hanging) == 1
 
 
-def test_moving_coordinator_does_not_make_transactions_hang() -> None:
+def test_moving_coordinator_does_not_make_transactions_hang(kafka: Cluster) -> None:
     # Given an open transaction that no broker lists at the one moment when it is inquired about
-    kafka = hanging()
     there = [described("payments", P0, started_at=kafka.now)]
     inquiries = []
 
@@ -402,8 +403,7 @@ def test_unauthorized_partitions_are_reported_as_unreadable() -> None:
     assert (kafka.report.partitions, kafka.report.partitions_unreadable) == (2, 0)
 
 
-def test_a_topic_that_was_deleted_is_forgotten() -> None:
-    kafka = hanging()
+def test_a_topic_that_was_deleted_is_forgotten(kafka: Cluster) -> None:
     kafka.run(60)
     assert (kafka.report.producer_ids, len(kafka.report.hanging)) == (1, 1)
     del kafka.probes[P0]
