@@ -140,7 +140,6 @@ async def test_too_few_that_answer_confirm_nothing() -> None:
 
 
 @pytest.mark.parametrize(("in_sync", "enough"), [(1, True), (2, False)])
-@in_event_loop
 async def test_dead_replica_is_not_needed_where_one_is_in_sync(in_sync: int, enough: bool) -> None:
     async with brokers_and_client() as (kafka, client):
         # Given metadata without the other replicas
@@ -149,7 +148,6 @@ async def test_dead_replica_is_not_needed_where_one_is_in_sync(in_sync: int, eno
         assert await confirmed(ConfirmedLeader(client), in_sync, seconds=60.0 if enough else 0.6) == enough
 
 
-@in_event_loop
 async def test_leaders_of_several_topics_are_confirmed_together() -> None:
     async with brokers_and_client(replicas=2, in_sync=1) as (kafka, client):
         topics = [f"t{number}" for number in range(3)]
