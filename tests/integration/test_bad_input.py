@@ -574,3 +574,18 @@ def test_short_connections_leak_no_memory_or_sockets(proxy: ProxyProcess, listen
     query_once_accepted(listener, METADATA, 9, {"Topics": []})  # the last connection is served
     await_sockets(proxy, sockets)
     assert rss_bytes(proxy.pid) - before < NOISE_BYTES
+
+
+@pytest.mark.parametrize("prefix", ["plain", "checked"])
+def test_closing_after_requests_with_acks_0_loses_none(
+    prefix: str, listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
+) -> None:
+    """As without the proxy: the broker handles what it has received. The first one waits for a read of the log end."""
+    for count in (1, 2, 10):
+        topic = make_topic(unique_topic(prefix))
+        with RawConnection(listener) as connection:
+            connection.socket.sendall(
+                b"".join(encode_request(PRODUCE, 9, each, _produce(topic, b"x", acks=0)) for each in range(count))
+            )
+        with RawConnection(listener) as connection:
+            until(lambda: _log_end(connection, topic) == count, "all records")  # noqa: B023

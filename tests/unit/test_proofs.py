@@ -37,7 +37,7 @@ from tests.unit.test_session import (
 )
 
 TOPIC = "checked-a"
-MAY, MAY_NOT, ILLEGAL_SASL_STATE = INVALID_RECORD, NOT_AUTHORIZED, 34
+MAY, MAY_NOT, ILLEGAL_SASL_STATE, OUT_OF_ORDER = INVALID_RECORD, NOT_AUTHORIZED, 34, 45
 AT_5 = PartitionResult(0, 0, 5)
 
 
@@ -87,6 +87,48 @@ def talk() -> Proving:
 
 
 # --- before a sequencer -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_append_with_acks_0_is_sent_after_its_client_has_disconnected(is_queued: bool, talk: Proving) -> None:
+    # Given: its client disconnects while Kafka is queried, or while it waits for its sequencer.
+    talk.produces((TOPIC, 0, batch(b"x")), acks=0)
+    assert talk.queried() == [TOPIC]
+    if is_queued:
+        talk.rules(MAY)
+        pending = talk.submitted()
+        talk.report(m.ClientLost())
+    else:
+        talk.report(m.ClientLost())
+        talk.rules(MAY)
+        pending = talk.submitted()
+    talk.silent()
+
+    # Then: it is sent, and again with another sequence if its sequencer decides so.
+    talk.admit(pending)
+    talk.sent(pending)
+    talk.upstream()
+    talk.rules(OUT_OF_ORDER)
+    assert talk.next(Call).name == "answered"
+    talk.admit(pending, sequence=6)
+    talk.sent(pending)
+    talk.upstream()
+
+    # And: Kafka's answer ends the connection.
+    talk.completed(pending, produced((TOPIC, 0, 0, 6)), PartitionResult(0, 0, 6))
+    talk.next(m.CloseUpstream)
+    talk.silent()
+    assert talk.session.finished
+    assert talk.services.free_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_waiting_append_of_lost_client_is_not_sent(acks: int, talk: Proving) -> None:
+    talk.queries_first(acks=acks)
+    talk.report(m.ClientLost())
+    talk.next(m.CloseUpstream)
+    assert talk.session.finished
+    assert talk.services.free_bytes == 1 << 20
 
 
 def test_kafka_authorizes_an_append_before_it_is_queued(talk: Proving) -> None:

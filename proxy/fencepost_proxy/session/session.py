@@ -324,7 +324,11 @@ class Session:
             if self._core.draining.may_close(now):
                 self._queue.close(holds.draining_because, hang_up=True)
         if state.client_closed and not (
-            state.upstream_closed or self._queue.in_flight or holds.waiting_produce or self._core.threads.answers
+            state.upstream_closed
+            or self._queue.in_flight
+            or holds.waiting_produce
+            or holds.is_silent
+            or self._core.threads.answers
         ):
             self._leave_all()
             state.commands.append(CloseUpstream())
@@ -342,10 +346,11 @@ class Session:
     # ---- ends
 
     def _client_lost(self, now: float) -> None:
-        """Keep reading from upstream to learn the outcomes of the appends in flight."""
+        """Keep reading from upstream to learn the outcomes of the appends in flight. A waiting request with acks=0 is
+        still sent, as a broker handles what it received before a connection ended."""
         self.state.client_closed = True
         self._lost_until = now + self.state.services.request_timeout_seconds
-        if self._appends.made:
+        if self._appends.made and not self._holds.is_silent:
             self._appends.admission.cancel_waiting()
         self._queue.client_lost()
 

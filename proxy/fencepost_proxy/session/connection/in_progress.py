@@ -51,7 +51,8 @@ class InProgress:
         if self._waits.get(steps) is not wait:
             return  # it was too late, or its connection has ended
         state = self._state
-        if wait.before_sending and (state.client_closed or state.upstream_closed or state.closing):
+        client_closed = state.client_closed and not self._holds.is_silent
+        if wait.before_sending and (client_closed or state.upstream_closed or state.closing):
             return  # nothing more is sent; `end` comes
         self._take(steps)
         self._proceed(steps, partial(steps.send, result))

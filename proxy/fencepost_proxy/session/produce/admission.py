@@ -159,7 +159,8 @@ class Admission:
             self._resume(None)
             return
         sent = self._completion.sent_produce_of(pending)
-        if sent is None or sent.pending_response.done or self._state.client_closed or self._state.upstream_closed:
+        client_closed = self._state.client_closed and sent is not None and not sent.silent
+        if sent is None or sent.pending_response.done or client_closed or self._state.upstream_closed:
             self._sequencers.cancel(pending)
             return
         # Kafka refused its fence, the sequencer read the log, and the expected offset still holds: resend it.
