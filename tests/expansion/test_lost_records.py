@@ -25,7 +25,7 @@ from tests.support.expanded import ExpandedTopic
 from tests.support.expanding import expand, expansions
 from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.kafka import running_kafka, unique_topic
-from tests.support.members import MEMBERS
+from tests.support.members import MEMBERS, Member
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
 
@@ -117,7 +117,7 @@ def _append(address: str, topic: str, partition: int, values: list[bytes]) -> No
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("client", [*LIBRARIES, "librdkafka-eager", "librdkafka-consumer-protocol"])
+@pytest.mark.parametrize("client", [*LIBRARIES, "librdkafka-eager", "librdkafka-consumer"])
 def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, tmp_path: Path) -> None:
     # Given a prior partition with two replicas: the second is down while the last records are written, and the
     # expansion's threshold lies after them. (State topic and groups are on the first broker, which stays.)
@@ -158,6 +158,6 @@ def test_unclean_leader_truncates_prior_partition_below_threshold(client: str, t
         consumer_of_group = confluent_kafka.Consumer({"bootstrap.servers": first, "group.id": group})
         consumer_of_group.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 5)], asynchronous=False)
         consumer_of_group.close()
-        with MEMBERS[client](proxy.bootstrap, topic, group, "earliest") as member:
+        with Member(MEMBERS[client], proxy.bootstrap, topic, group) as member:
             until(lambda: len(member.read_of(1)) == 3, f"the new partition's records: {member.errors}")
             assert [each.partition for each in member.read] == [1] * 3

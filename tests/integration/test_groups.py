@@ -73,7 +73,7 @@ def _commit_until(member: Member, condition: Callable[[], bool], proxy: ProxyPro
 
 
 #: In Kafka 3.9 the new protocol is a preview without librdkafka support, with and without a proxy.
-_TOO_NEW = {"librdkafka-consumer-protocol"} if kafka_version().startswith("3.") else set()
+_TOO_NEW = {"librdkafka-consumer"} if kafka_version().startswith("3.") else set()
 
 
 @pytest.mark.brokers
@@ -85,7 +85,7 @@ def test_new_partition_is_assigned_after_prior_partition_commits(
     group = f"{client}-{topic.name}"
     topic.write(0, 5)
     topic.write(1, 5)
-    with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
+    with Member(MEMBERS[client], proxy.bootstrap, topic.name, group) as member:
         until(lambda: len(member.read) == 10, f"only {member.read} was read: {member.errors}")
         member.commit()
         topic.write(0, 5)
@@ -112,12 +112,12 @@ def test_new_partition_is_assigned_after_prior_partition_commits(
 # ---- conditions that could block a group or make it skip records
 
 
-#: This client starts fast, runs in this process, and commits only the last record's offset plus one.
+#: This client starts fast, and commits only the last record's offset plus one.
 _CLIENT = "librdkafka-eager"
 
 
 def _member(proxy: ProxyProcess, topic: ExpandedTopic, group: str, reset: str = "earliest") -> Member:
-    return MEMBERS[_CLIENT](proxy.bootstrap, topic.name, group, reset)
+    return Member(MEMBERS[_CLIENT], proxy.bootstrap, topic.name, group, reset)
 
 
 def _commit(kafka: KafkaCluster, group: str, topic: str, offsets: dict[int, int]) -> None:
@@ -229,11 +229,11 @@ def test_compacted_records_are_not_waited_for_after_reading(groups_kafka: KafkaC
         _gets_the_new_partition(member, 4, proxy)
 
 
-@pytest.mark.parametrize("client", ["librdkafka-eager", "java-eager", "java-consumer-protocol"])
+@pytest.mark.parametrize("client", ["librdkafka-eager", "java-eager", "java-consumer"])
 def test_latest_group_reads_whole_new_partition(client: str, topic: ExpandedTopic, proxy: ProxyProcess) -> None:
     # Given a group with auto.offset.reset=latest, the clients' default.
     group = f"latest-{client}-{topic.name}"
-    with MEMBERS[client](proxy.bootstrap, topic.name, group, "latest") as member:
+    with Member(MEMBERS[client], proxy.bootstrap, topic.name, group, "latest") as member:
         until(lambda: member.assigned == {0, 1}, f"{member.errors}")
         while not member.read:
             topic.write(0, 1)
@@ -300,7 +300,7 @@ def test_several_expansions_open_one_after_the_other(
         assert first == [0, 2, 3]
 
 
-@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol", "java-consumer-protocol"])
+@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer", "java-consumer"])
 def test_restarted_proxy_assigns_what_it_had_gated(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     with ProxyProcess(groups_kafka.bootstrap, tmp_path) as proxy:
         topic = ExpandedTopic(groups_kafka.bootstrap, proxy.bootstrap, f"restart-{uuid4().hex[:8]}", 2)
@@ -308,7 +308,7 @@ def test_restarted_proxy_assigns_what_it_had_gated(client: str, groups_kafka: Ka
         topic.write(0, 5)
         topic.expand(3)
         topic.write(2, 5)
-        with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
+        with Member(MEMBERS[client], proxy.bootstrap, topic.name, group) as member:
             # Given a member with fewer partitions than its coordinator assigned, and whose proxy dies.
             until(lambda: len(member.read_of(0)) == 5 and _gated(proxy, group), f"{member.errors}\n{proxy.log}")
             proxy.kill()
@@ -472,7 +472,7 @@ def _waiting(proxy: ProxyProcess, group: str) -> list[dict[str, Any]]:
 # ---- members that join and leave
 
 
-@pytest.mark.parametrize("client", ["librdkafka-consumer-protocol", "java-consumer-protocol"])
+@pytest.mark.parametrize("client", ["librdkafka-consumer", "java-consumer"])
 def test_gated_partition_moving_between_members_is_eventually_read(
     client: str, topic: ExpandedTopic, proxy: ProxyProcess
 ) -> None:
@@ -480,8 +480,7 @@ def test_gated_partition_moving_between_members_is_eventually_read(
     group = f"moves-{client}-{topic.name}"
     # It joined before the expansion, and has reported its partitions before any was gated.
     topic.write(0, 3)
-    start = MEMBERS[client]
-    with start(proxy.bootstrap, topic.name, group, "earliest") as one:
+    with Member(MEMBERS[client], proxy.bootstrap, topic.name, group) as one:
         until(lambda: one.assigned == {0, 1} and len(one.read) == 3, f"{one.errors}\n{proxy.log}")
         topic.expand(4)
         topic.write(2, 3)
@@ -489,7 +488,7 @@ def test_gated_partition_moving_between_members_is_eventually_read(
         until(lambda: _gated(proxy, group, 2) and _gated(proxy, group, 3), proxy.log)
         # When a second one joins: the coordinator revokes partitions from the first, possibly gated ones, and assigns
         # them to the second as soon as the first has released them.
-        with start(proxy.bootstrap, topic.name, group, "earliest") as two:
+        with Member(MEMBERS[client], proxy.bootstrap, topic.name, group) as two:
             until(lambda: _both_stable(proxy, topic, group), "the coordinator waits for a member")
             until(lambda: one.assigned | two.assigned == {0, 1}, f"{one.assigned} {two.assigned}")
             # Then both get their partitions, once the prior partitions are read.
@@ -557,18 +556,15 @@ def test_streams_application_is_not_gated_but_logged(
             process.kill()
 
 
-@pytest.mark.parametrize(
-    "client", [pytest.param("librdkafka-eager", marks=pytest.mark.soak), "librdkafka-consumer-protocol"]
-)
+@pytest.mark.parametrize("client", [pytest.param("librdkafka-eager", marks=pytest.mark.soak), "librdkafka-consumer"])
 def test_assignments_are_gated_across_two_proxies(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     # Given a group with two members, each connected to another proxy.
     with _with_page(groups_kafka, tmp_path) as first, _with_page(groups_kafka, tmp_path) as second:
         topic = ExpandedTopic(groups_kafka.bootstrap, first.bootstrap, f"shared-{uuid4().hex[:8]}", 2)
         group = f"{client}-{topic.name}"
-        start = MEMBERS[client]
         with (
-            start(first.bootstrap, topic.name, group, "earliest") as one,
-            start(second.bootstrap, topic.name, group, "earliest") as two,
+            Member(MEMBERS[client], first.bootstrap, topic.name, group) as one,
+            Member(MEMBERS[client], second.bootstrap, topic.name, group) as two,
         ):
             until(lambda: len(one.assigned) == len(two.assigned) == 1, f"{one.errors} {two.errors}")
             topic.write(0, 3)
@@ -594,14 +590,14 @@ def test_assignments_are_gated_across_two_proxies(client: str, groups_kafka: Kaf
                 )
 
 
-@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol"])
+@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer"])
 def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -> None:
     with KafkaCluster(3, properties=_BROKER) as kafka, ProxyProcess(kafka.bootstrap, tmp_path) as proxy:
         # Given a group that waits for a new partition.
         topic = ExpandedTopic(kafka.bootstrap, proxy.bootstrap, f"moved-{uuid4().hex[:8]}", 2, replicas=3)
         group = f"{client}-{topic.name}"
         topic.write(0, 3)
-        with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
+        with Member(MEMBERS[client], proxy.bootstrap, topic.name, group) as member:
             until(lambda: len(member.read_of(0)) == 3, f"{member.errors}")
             topic.expand(4)
             topic.write(2, 3)

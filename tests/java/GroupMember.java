@@ -1,93 +1,121 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Collection;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Properties;
-import java.util.TreeSet;
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.Set;
+import java.util.stream.Collectors;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.errors.WakeupException;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
 /**
- * A member of a consumer group that prints its events. Arguments: topic, then consumer configs as name=value.
+ * A member of a consumer group. Arguments: TOPIC COMMIT-SECONDS KEY=VALUE ...
  *
- * <p>Lines: {@code assigned t-0,t-1}, {@code revoked t-0}, {@code lost t-0}, {@code record t 0 17 key value}. A line
- * {@code commit} on stdin commits the records read, and prints {@code committed}. It leaves the group when stdin ends.
+ * Its lines are those of tests/support/group_member.py, with System.nanoTime(), the system's monotonic clock.
  */
 public final class GroupMember {
-    private static synchronized void say(String line) {
-        System.out.println(line);
-        System.out.flush();
-    }
-
-    private static String names(Collection<TopicPartition> partitions) {
-        TreeSet<String> names = new TreeSet<>();
-        partitions.forEach(each -> names.add(each.toString()));
-        return String.join(",", names);
-    }
+    private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
+    private static volatile boolean ended = false;
+    private static volatile boolean requested = false;
+    private static volatile double paceSeconds = 0;
+    private static volatile int paceBelow = 0;
 
     public static void main(String[] args) throws Exception {
-        Properties properties = new Properties();
-        properties.put("key.deserializer", StringDeserializer.class.getName());
-        properties.put("value.deserializer", StringDeserializer.class.getName());
-        for (int index = 1; index < args.length; index++) {
-            String[] pair = args[index].split("=", 2);
-            properties.put(pair[0], pair[1]);
+        Properties settings = new Properties();
+        for (String arg : List.of(args).subList(2, args.length)) {
+            String[] setting = arg.split("=", 2);
+            settings.put(setting[0], setting[1]);
         }
-        AtomicBoolean commit = new AtomicBoolean();
-        AtomicBoolean end = new AtomicBoolean();
-        Thread orders = new Thread(() -> {
-            try (java.io.BufferedReader reader = new java.io.BufferedReader(new java.io.InputStreamReader(System.in))) {
-                for (String line = reader.readLine(); line != null; line = reader.readLine()) {
-                    if (line.equals("commit")) {
-                        commit.set(true);
-                    }
-                }
-            } catch (java.io.IOException error) {
-                say("error " + error);
-            }
-            end.set(true);
-        });
+        double commitSeconds = Double.parseDouble(args[1]);
+        boolean commits = commitSeconds > 0;
+        Thread orders = new Thread(GroupMember::obey);
         orders.setDaemon(true);
         orders.start();
-        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(properties)) {
-            consumer.subscribe(List.of(args[0]), new ConsumerRebalanceListener() {
-                @Override
-                public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
-                    say("assigned " + names(partitions));
-                }
+        KafkaConsumer<String, String> consumer =
+            new KafkaConsumer<>(settings, new StringDeserializer(), new StringDeserializer());
+        consumer.subscribe(List.of(args[0]), new ConsumerRebalanceListener() {
+            @Override
+            public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
+                if (commits) commit(consumer);
+                onPartitionsLost(partitions);
+            }
 
-                @Override
-                public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
-                    say("revoked " + names(partitions));
-                }
+            @Override
+            public void onPartitionsLost(Collection<TopicPartition> partitions) {
+                Set<TopicPartition> left = new HashSet<>(consumer.assignment());
+                left.removeAll(partitions);
+                has("R", left);
+            }
 
-                @Override
-                public void onPartitionsLost(Collection<TopicPartition> partitions) {
-                    say("lost " + names(partitions));
-                }
-            });
-            while (!end.get()) {
-                for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(100))) {
-                    say("record " + record.topic() + " " + record.partition() + " " + record.offset() + " "
-                            + record.key() + " " + record.value());
-                }
-                if (commit.getAndSet(false)) {
-                    try {
-                        consumer.commitSync();
-                        say("committed");
-                    } catch (org.apache.kafka.common.KafkaException error) {
-                        say("error " + error);
-                    }
+            @Override
+            public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+                has("A", consumer.assignment());
+            }
+        });
+        long committed = System.nanoTime();
+        boolean dirty = false;
+        while (!ended) {
+            for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(100))) {
+                if (record.partition() < paceBelow) Thread.sleep((long) (paceSeconds * 1000));
+                say("S " + System.nanoTime() + " " + record.partition() + " " + record.offset() + " " + record.key()
+                    + " " + record.value());
+                dirty = true;
+            }
+            if (requested) {
+                commit(consumer);
+            } else if (commits && dirty && System.nanoTime() - committed >= commitSeconds * 1e9) {
+                if (commit(consumer)) dirty = false;
+                committed = System.nanoTime();
+            }
+        }
+        if (commits) commit(consumer);
+        consumer.close();
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static boolean commit(KafkaConsumer<String, String> consumer) {
+        try {
+            consumer.commitSync();
+        } catch (RuntimeException late) {
+            say("E commit: " + late);
+            return false;
+        }
+        requested = false;
+        say("C");
+        return true;
+    }
+
+    private static void has(String event, Collection<TopicPartition> partitions) {
+        say(event + " " + System.nanoTime() + " "
+            + partitions.stream().map(tp -> "" + tp.partition()).sorted().collect(Collectors.joining(",")));
+    }
+
+    private static void say(String line) {
+        OUT.println(line.replace('\n', ' '));
+        OUT.flush();
+    }
+
+    private static void obey() {
+        try (BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
+            for (String line = in.readLine(); line != null; line = in.readLine()) {
+                String[] words = line.split(" ");
+                if (words[0].equals("commit")) {
+                    requested = true;
+                } else {
+                    paceSeconds = Double.parseDouble(words[1]);
+                    paceBelow = Integer.parseInt(words[2]);
                 }
             }
-        } catch (WakeupException error) {
-            say("error " + error);
+        } catch (java.io.IOException gone) {
+            // The same as its end.
         }
-        say("left");
-        Runtime.getRuntime().halt(0);
+        ended = true;
     }
 }

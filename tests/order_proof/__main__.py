@@ -13,8 +13,9 @@ import sys
 
 from tests.kit.proofs import Proof
 from tests.order_proof import run as proof
-from tests.order_proof.members import AppendMode, kinds_named
+from tests.order_proof.members import kinds_named
 from tests.order_proof.observed import Decision
+from tests.support.members import Kind
 
 
 def main() -> int:
@@ -36,8 +37,8 @@ def main() -> int:
     plan = proof.KILLS if options.kills else proof.SHORT if options.short else proof.LONG
     with proof.stage(this.directory, options.brokers, options.proxies) as stage:
         for number in range(1, options.rounds + 1):
-            on: dict[AppendMode, Decision] = {}
-            off: dict[AppendMode, Decision] = {}
+            on: dict[Kind, Decision] = {}
+            off: dict[Kind, Decision] = {}
             results: list[proof.Result] = []
             for kinds in _batched(kinds_named(options.kinds), options.at_once):
                 print(", ".join(kind.name for kind in kinds), flush=True)
@@ -72,7 +73,7 @@ def main() -> int:
     return this.end(holds, keep=options.keep)
 
 
-def _batched(kinds: tuple[AppendMode, ...], size: int) -> list[tuple[AppendMode, ...]]:
+def _batched(kinds: tuple[Kind, ...], size: int) -> list[tuple[Kind, ...]]:
     return [kinds[i : i + size] for i in range(0, len(kinds), size)]
 
 

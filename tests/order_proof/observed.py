@@ -72,14 +72,6 @@ class Decision:
         return not (self.early or self.late or self.missing)
 
 
-def parse(line: str, member: str = "") -> Observed | None:
-    """Parse a member's line; None if it is not about a record."""
-    match line.split():
-        case ["S", nanos, partition, offset, key, counter]:
-            return Observed(int(nanos), int(partition), int(offset), key, int(counter), member)
-    return None
-
-
 def validate(
     observed: Iterable[Observed],
     written: Mapping[str, int],

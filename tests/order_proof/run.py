@@ -32,12 +32,13 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_policies.partitioners import Partitioner, partition_for
 from tests.kit import stage as kit
 from tests.kit.waiting import NeverHappened, until
-from tests.order_proof.members import BROKER_PROPERTIES, AppendMode, Group
+from tests.order_proof.members import BROKER_PROPERTIES, Group
 from tests.order_proof.observed import NANOS, WARM_UP, Decision, Expanded, Observed, validate
 from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Place, Querying, Work, Writer
 from tests.support.expanding import expand as ask_to_grow
 from tests.support.expanding import expansions, partition_count
 from tests.support.kafka import running_kafka, unique_topic
+from tests.support.members import Kind
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed
 
@@ -153,7 +154,7 @@ BETWEEN_OLD = Plan(2, (Step(3),), keys=24)
 
 @dataclass(slots=True)
 class Result:
-    decisions: dict[AppendMode, Decision]
+    decisions: dict[Kind, Decision]
     #: Kind of writer → its records in all groups together, and how many were refused and resent.
     writers: dict[str, Decision]
     refused: dict[str, int]
@@ -292,7 +293,7 @@ def stage(directory: Path, brokers: int = 1, proxies: int = 1) -> Iterator[Stage
 
 
 def run(
-    stage: Stage, kinds: Sequence[AppendMode], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
+    stage: Stage, kinds: Sequence[Kind], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
 ) -> Result:
     """Raises AssertionError if an event did not happen at all. The result lists records that were read out of order."""
     topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else SEQUENCED)
@@ -440,7 +441,7 @@ def _disturb(groups: Sequence[Group], event: str, plan: Plan) -> None:
         if event == "kill":
             group.running[0].kill()
         elif event == "leave":
-            group.running[0].stop_reading_orders()
+            group.running[0].end_input()
         else:
             group.join(plan.commit_seconds[0])
 
@@ -467,7 +468,7 @@ def _until_each(
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def table(on: dict[AppendMode, Decision], off: dict[AppendMode, Decision]) -> list[str]:
+def table(on: dict[Kind, Decision], off: dict[Kind, Decision]) -> list[str]:
     """`on` and `off` – the decisions with the feature on and off; either may lack a kind."""
     head = ("client", "protocol", "keys", "records", "redelivered", "missing", "out of order: on", "off", "longest")
     rows = [head]

@@ -12,8 +12,8 @@ import pytest
 
 from tests.order_proof import __main__ as command
 from tests.order_proof import run as proof
-from tests.order_proof.members import KINDS
 from tests.order_proof.observed import Decision, Observed
+from tests.support.members import KINDS
 
 _OBSERVED = Observed(1, 0, 0, "k", 2)
 

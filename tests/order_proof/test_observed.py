@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.order_proof.observed import NANOS, WARM_UP, Assigned, Expanded, Observed, parse, validate
+from tests.order_proof.observed import NANOS, WARM_UP, Assigned, Expanded, Observed, validate
 
 ONE_TO_TWO = Expanded(1, 2, 10 * NANOS, 11 * NANOS)
 
@@ -57,11 +57,6 @@ def test_unobserved_record_is_missing() -> None:
     decision = validate(observations((0, 1), (0, 2)), {"k": 3, "never": 2}, [ONE_TO_TWO])
     assert decision.missing == 3
     assert not decision.holds
-
-
-def test_a_line_of_a_member() -> None:
-    assert parse("S 5 1 7 k 3\n") == Observed(5, 1, 7, "k", 3)
-    assert parse("A 5 0,1") is None
 
 
 def test_warm_up_records_are_not_validated() -> None:

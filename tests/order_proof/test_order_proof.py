@@ -13,8 +13,9 @@ import pytest
 from kafka import KafkaAdminClient
 
 from tests.order_proof import run as proof
-from tests.order_proof.members import KINDS, AppendMode, Group, kinds_named
+from tests.order_proof.members import Group, kinds_named
 from tests.support.kafka import unique_topic
+from tests.support.members import KINDS, Kind
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
@@ -84,7 +85,7 @@ def test_while_proxies_and_brokers_are_killed(tmp_path: Path, client: str, say: 
 
 def test_kinds_are_chosen_by_name_prefix() -> None:
     assert kinds_named("") == KINDS
-    chosen: tuple[AppendMode, ...] = kinds_named("java consumer,aiokafka")
+    chosen: tuple[Kind, ...] = kinds_named("java consumer,aiokafka")
     assert [kind.name for kind in chosen] == ["java consumer", "aiokafka eager"]
 
 

@@ -40,7 +40,7 @@ def main() -> int:
             stage,
             continue_meanwhile=QUERY_THE_OTHER if options.stay_away else stage.continue_meanwhile,
             rolls=options.rolls,
-            readers=(*READERS, "java-consumer-protocol"),
+            readers=(*READERS, "java-consumer"),
             say=this.say,
         )
     print(f"\nclients were given the address of {options.know}\n\n{result.table()}", flush=True)

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 150.0
 _CONTINUE = 30
 _COMMIT_EVERY_SECONDS = 0.5
 #: One for each client.
-READERS = ("java-eager", "kafka-python", "aiokafka", "librdkafka-eager")
+READERS = ("java-eager", "kafka-python-eager", "aiokafka-eager", "librdkafka-eager")
 #: Clients that try the other addresses of `bootstrap.servers` when all known brokers are unreachable: librdkafka
 #: immediately, Java within a minute. kafka-python and aiokafka only retry the brokers that they know.
 QUERY_THE_OTHER = ("java", "confluent-kafka", "librdkafka")
@@ -138,7 +138,7 @@ def run(
         ]
         stack.callback(finish, writers)
         groups = {
-            name: stack.enter_context(MEMBERS[name](bootstrap, unchecked, f"{name}-{unchecked}", "earliest"))
+            name: stack.enter_context(Member(MEMBERS[name], bootstrap, unchecked, f"{name}-{unchecked}"))
             for name in readers
         }
         with working(*(partial(_commit, each) for each in groups.values()), seconds=PATIENCE_SECONDS):
@@ -204,7 +204,6 @@ def _commit(member: Member, over: threading.Event) -> None:
 def _read(name: str, member: Member, stored: Collection[str | None]) -> Read:
     times = Counter((each.partition, each.offset) for each in member.read)
     values = {each.value for each in member.read}
-    errors = [each for each in member.errors if not each.startswith("[")]  # log lines of Java clients, not commits
     return Read(
         name,
         len(stored),
@@ -212,6 +211,6 @@ def _read(name: str, member: Member, stored: Collection[str | None]) -> Read:
         sum(value not in values for value in stored),
         sum(count - 1 for count in times.values()),
         member.commits,
-        len(errors),
-        tuple(dict.fromkeys(error[:160] for error in errors))[:3],
+        len(member.errors),
+        tuple(dict.fromkeys(error[:160] for error in member.errors))[:3],
     )

@@ -1,326 +1,160 @@
-"""Members of consumer groups, of every client, with one interface: assignment, records, commits.
-
-Each runs in a separate thread or process, and commits only on request.
-"""
+"""Members of consumer groups of every client, each a process with one interface: records, assignment, commits."""
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import threading
-from collections.abc import Callable
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import confluent_kafka
-from aiokafka import AIOKafkaConsumer
-from kafka import KafkaConsumer
-from kafka.errors import KafkaConnectionError
+from typing import Any, NamedTuple
 
 from fencepost_dev.tools import compile_java, java_command
-from tests.kit.closing import Closing
+from tests.kit.lines import LineProcess
 from tests.kit.waiting import until
-from tests.support.rejoining import keep_on_joining
+from tests.support.kafka import kafka_version
 
 WAIT_SECONDS = 90.0
-_SOURCE = Path(__file__).parent.parent / "java" / "GroupMember.java"
+_JAVA = Path(__file__).parents[1] / "java" / "GroupMember.java"
 _ASSIGNORS = "org.apache.kafka.clients.consumer."
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A client with a group protocol. `settings`: in addition to those of every client, by the client's names."""
+
+    client: str
+    protocol: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.client} {self.protocol}"
+
+    @property
+    def is_classic(self) -> bool:
+        return self.protocol != "consumer"
+
+
+def _strategy(name: str) -> dict[str, str]:
+    return {"partition.assignment.strategy": name}
+
+
+KINDS = (
+    Kind("java", "eager", _strategy(f"{_ASSIGNORS}RangeAssignor")),
+    Kind("java", "cooperative", _strategy(f"{_ASSIGNORS}CooperativeStickyAssignor")),
+    Kind("java", "consumer", {"group.protocol": "consumer"}),
+    Kind("librdkafka", "eager", _strategy("range")),
+    Kind("librdkafka", "cooperative", _strategy("cooperative-sticky")),
+    Kind("librdkafka", "consumer", {"group.protocol": "consumer"}),
+    Kind("kafka-python", "eager"),
+    Kind("kafka-python", "cooperative", {"assignor": "cooperative"}),
+    Kind("aiokafka", "eager"),
+)
+#: By client and protocol: "java-eager".
+MEMBERS = {f"{kind.client}-{kind.protocol}": kind for kind in KINDS}
+
+
 class Read(NamedTuple):
+    """A record. `nanos` – when it was handled, by the system's monotonic clock."""
+
     partition: int
     offset: int
     key: str
     value: str
+    nanos: int = 0
 
 
-class Commits(Protocol):
-    def __call__(self) -> None: ...
+class Assigned(NamedTuple):
+    """The partitions that a member has from this time on, as reported to it."""
+
+    nanos: int
+    partitions: frozenset[int]
 
 
-class Member(Closing):
-    """Close it, or use it in `with`. `read` has every record in the order received."""
+class Member(LineProcess):
+    """Close it, or use it in `with`; it then leaves its group. `read` has every record in the order received.
 
-    def __init__(self) -> None:
+    `commit_seconds` – how often it commits; 0: on request. `heartbeat_ms`, `session_ms` – in the classic protocol.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        bootstrap: str,
+        topic: str,
+        group: str,
+        reset: str = "earliest",
+        *,
+        commit_seconds: float = 0.0,
+        metadata_ms: int = 500,
+        heartbeat_ms: int = 300,
+        session_ms: int | None = None,
+        log: Path | None = None,
+        **settings: Any,
+    ) -> None:
         self.read: list[Read] = []
-        self.assigned: set[int] = set()
+        #: Those of which it read a record.
+        self.partitions: set[int] = set()
+        self.assigned: frozenset[int] = frozenset()
+        self.assignments: list[Assigned] = []
         self.errors: list[str] = []
         self.commits = 0
-        self._commit_requested = threading.Event()
-        self._end = threading.Event()
+        settings = {name.replace("_", "."): value for name, value in settings.items()} | {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "client.id": f"{kind.client}-{group}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": reset,
+        }
+        if kind.is_classic:
+            settings["heartbeat.interval.ms"] = heartbeat_ms
+            if session_ms is not None:
+                settings["session.timeout.ms"] = session_ms
+        age = "topic.metadata.refresh.interval.ms" if kind.client == "librdkafka" else "metadata.max.age.ms"
+        settings |= {age: metadata_ms, **kind.settings}
+        super().__init__(_command(kind, topic, commit_seconds, settings), self._received, log=log)
 
     def commit(self) -> None:
         """Commit the records read so far, and wait for that."""
         before = self.commits
-        self._commit_requested.set()
-        until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
+        with contextlib.suppress(OSError):  # it has ended
+            self.send("commit")
+        until(lambda: self.commits > before or not self.running, lambda: f"{self} to commit: {self.errors}")
 
-    @property
-    def live(self) -> bool:
-        return not self._end.is_set()
+    def pace(self, seconds: float, below: int) -> None:
+        """Set how long the member takes for a record of a partition below `below`."""
+        with contextlib.suppress(OSError):  # it is leaving
+            self.send(f"pace {seconds} {below}")
 
     def read_of(self, partition: int) -> list[Read]:
         return [each for each in self.read if each.partition == partition]
 
-
-class _Threaded(Member):
-    def __init__(self) -> None:
-        super().__init__()
-        self._thread = threading.Thread(target=self._checked, daemon=True)
-        self._thread.start()
-
-    def _checked(self) -> None:
-        try:
-            self._run()
-        except Exception as error:
-            self.errors.append(repr(error))
-        finally:
-            self._end.set()
-
-    def _run(self) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self._end.set()
-        self._thread.join(WAIT_SECONDS)
+    def _received(self, line: str | None) -> None:
+        match line and line.split(" "):
+            case ["S", nanos, partition, offset, key, value]:
+                self.read.append(Read(int(partition), int(offset), key, value, int(nanos)))
+                self.partitions.add(int(partition))
+            case [("A" | "R") as event, nanos, partitions]:
+                self.assigned = frozenset(map(int, partitions.split(","))) if partitions else frozenset()
+                if event == "A":
+                    self.assignments.append(Assigned(int(nanos), self.assigned))
+            case ["C"]:
+                self.commits += 1
+            case [_, *text]:
+                self.errors.append(" ".join(text))
+            case _:
+                self.assigned = frozenset()
 
 
-class ConfluentMember(_Threaded):
-    def __init__(self, bootstrap: str, topic: str, group: str, reset: str, **configs: Any) -> None:
-        classic = {} if configs.get("group.protocol") == "consumer" else {"heartbeat.interval.ms": 300}
-        self._configs = {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "client.id": f"librdkafka-{group}",
-            "auto.offset.reset": reset,
-            "enable.auto.commit": False,
-            "topic.metadata.refresh.interval.ms": 500,
-            **classic,
-            **configs,
-        }
-        self._topic = topic
-        super().__init__()
-
-    def _run(self) -> None:
-        consumer = confluent_kafka.Consumer(self._configs)
-        incremental = self._configs.get("group.protocol") == "consumer" or (
-            "cooperative-sticky" in str(self._configs.get("partition.assignment.strategy"))
-        )
-
-        def assigned(_: object, partitions: list[Any]) -> None:
-            numbers = {each.partition for each in partitions}
-            self.assigned = self.assigned | numbers if incremental else numbers
-
-        def revoked(_: object, partitions: list[Any]) -> None:
-            self.assigned = self.assigned - {each.partition for each in partitions}
-
-        consumer.subscribe([self._topic], on_assign=assigned, on_revoke=revoked, on_lost=revoked)
-        while not self._end.is_set():
-            message = consumer.poll(0.05)
-            if message is not None and message.error():
-                self.errors.append(str(message.error()))
-            elif message is not None:
-                key, value = message.key() or b"", message.value() or b""
-                self.read.append(Read(message.partition(), message.offset(), key.decode(), value.decode()))
-            if self._commit_requested.is_set():
-                self._commit_requested.clear()
-                try:
-                    consumer.commit(asynchronous=False)
-                    self.commits += 1
-                except confluent_kafka.KafkaException as error:
-                    self.errors.append(str(error))
-                    if error.args[0].code() == confluent_kafka.KafkaError._NO_OFFSET:
-                        self.commits += 1
-                    else:
-                        self._commit_requested.set()
-        consumer.close()
-
-
-class KafkaPythonMember(_Threaded):
-    def __init__(self, bootstrap: str, topic: str, group: str, reset: str) -> None:
-        self._arguments = (bootstrap, topic, group, reset)
-        super().__init__()
-
-    def _run(self) -> None:
-        bootstrap, topic, group, reset = self._arguments
-        consumer = KafkaConsumer(
-            topic,
-            bootstrap_servers=bootstrap,
-            group_id=group,
-            client_id=f"kafka-python-{group}",
-            auto_offset_reset=reset,
-            enable_auto_commit=False,
-            heartbeat_interval_ms=300,
-            metadata_max_age_ms=500,
-        )
-        try:
-            while not self._end.is_set():
-                try:
-                    polled = consumer.poll(50)
-                except KafkaConnectionError as error:
-                    # kafka-python raises this while a port is closed; users poll again.
-                    self.errors.append(repr(error))
-                    continue
-                for records in polled.values():
-                    self.read += [
-                        Read(each.partition, each.offset, (each.key or b"").decode(), (each.value or b"").decode())
-                        for each in records
-                    ]
-                keep_on_joining(consumer)
-                self.assigned = {each.partition for each in consumer.assignment()}
-                if self._commit_requested.is_set():
-                    self._commit_requested.clear()
-                    try:
-                        consumer.commit()
-                        self.commits += 1
-                    except Exception as error:
-                        self.errors.append(repr(error))
-                        self._commit_requested.set()
-        finally:
-            consumer.close(autocommit=False)
-
-
-class AiokafkaMember(_Threaded):
-    def __init__(self, bootstrap: str, topic: str, group: str, reset: str) -> None:
-        self._arguments = (bootstrap, topic, group, reset)
-        super().__init__()
-
-    def _run(self) -> None:
-        asyncio.run(self._consume())
-
-    async def _consume(self) -> None:
-        bootstrap, topic, group, reset = self._arguments
-        consumer = AIOKafkaConsumer(
-            topic,
-            bootstrap_servers=bootstrap,
-            group_id=group,
-            client_id=f"aiokafka-{group}",
-            auto_offset_reset=reset,
-            enable_auto_commit=False,
-            heartbeat_interval_ms=300,
-            metadata_max_age_ms=500,
-        )
-        await consumer.start()
-        while not self._end.is_set():
-            for records in (await consumer.getmany(timeout_ms=50)).values():
-                self.read += [
-                    Read(each.partition, each.offset, (each.key or b"").decode(), (each.value or b"").decode())
-                    for each in records
-                ]
-            self.assigned = {each.partition for each in consumer.assignment()}
-            if self._commit_requested.is_set():
-                self._commit_requested.clear()
-                try:
-                    await consumer.commit()
-                    self.commits += 1
-                except Exception as error:
-                    self.errors.append(repr(error))
-                    self._commit_requested.set()
-        await consumer.stop()
-
-
-class JavaMember(Member):
-    def __init__(self, bootstrap: str, topic: str, group: str, reset: str, **configs: str) -> None:
-        super().__init__()
-        classic = {} if configs.get("group.protocol") == "consumer" else {"heartbeat.interval.ms": "300"}
-        properties = {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "client.id": f"java-{group}",
-            "auto.offset.reset": reset,
-            "enable.auto.commit": "false",
-            "metadata.max.age.ms": "500",
-            **classic,
-            **configs,
-        }
-        arguments = [topic, *(f"{name}={value}" for name, value in properties.items())]
-        command = java_command("GroupMember", arguments, classes=compile_java([_SOURCE]))
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._readers = [
-            threading.Thread(target=self._follow, daemon=True),
-            threading.Thread(target=self._complaints, daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _follow(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                kind, _, rest = line.rstrip("\n").partition(" ")
-                if kind == "record":
-                    _, partition, offset, key, value = rest.split(" ")
-                    self.read.append(Read(int(partition), int(offset), key, value))
-                elif kind == "assigned":
-                    self.assigned |= _numbers(rest)
-                elif kind in ("revoked", "lost"):
-                    self.assigned -= _numbers(rest)
-                elif kind == "committed":
-                    self.commits += 1
-                elif kind == "error":
-                    self.errors.append(rest)
-                    if self.live and self._commit_requested.is_set():
-                        self._write("commit")
-        self._end.set()
-
-    def _complaints(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
-            for line in lines:
-                self.errors.append(line.rstrip())
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-
-    def commit(self) -> None:
-        before = self.commits
-        self._commit_requested.set()
-        self._write("commit")
-        until(lambda: self.commits > before or not self.live, f"{self} did not commit: {self.errors}")
-        self._commit_requested.clear()
-
-    def crash(self) -> None:
-        self._process.kill()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(WAIT_SECONDS)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
-        for reader in self._readers:
-            reader.join(WAIT_SECONDS)
-
-
-def _numbers(names: str) -> set[int]:
-    return {int(name.rpartition("-")[2]) for name in names.split(",") if name}
-
-
-Start = Callable[[str, str, str, str], Member]
-
-
-def _confluent(**configs: Any) -> Start:
-    return lambda bootstrap, topic, group, reset: ConfluentMember(bootstrap, topic, group, reset, **configs)
-
-
-def _java(**configs: str) -> Start:
-    return lambda bootstrap, topic, group, reset: JavaMember(bootstrap, topic, group, reset, **configs)
-
-
-#: Every client and protocol: bootstrap, topic, group, auto.offset.reset → member.
-MEMBERS: dict[str, Start] = {
-    "java-eager": _java(**{"partition.assignment.strategy": f"{_ASSIGNORS}RangeAssignor"}),
-    "java-cooperative": _java(**{"partition.assignment.strategy": f"{_ASSIGNORS}CooperativeStickyAssignor"}),
-    "java-consumer-protocol": _java(**{"group.protocol": "consumer"}),
-    "librdkafka-eager": _confluent(**{"partition.assignment.strategy": "range"}),
-    "librdkafka-cooperative": _confluent(**{"partition.assignment.strategy": "cooperative-sticky"}),
-    "librdkafka-consumer-protocol": _confluent(**{"group.protocol": "consumer"}),
-    "kafka-python": KafkaPythonMember,
-    "aiokafka": AiokafkaMember,
-}
+def _command(kind: Kind, topic: str, commit_seconds: float, settings: Mapping[str, Any]) -> list[str]:
+    if kind.client == "java":
+        shown = [f"{name}={str(value).lower() if value is False else value}" for name, value in settings.items()]
+        classes = compile_java([_JAVA], version=kafka_version())
+        words = [topic, str(commit_seconds), *shown, "max.poll.records=10"]
+        return java_command("GroupMember", words, classes=classes, version=kafka_version())
+    if kind.client != "librdkafka":
+        settings = {name.replace(".", "_"): value for name, value in settings.items()}
+    words = [kind.client, topic, str(commit_seconds), json.dumps(settings)]
+    return [sys.executable, "-m", "tests.support.group_member", *words]
