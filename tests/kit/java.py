@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import subprocess
-import threading
 from concurrent.futures import Future
 from pathlib import Path
 
-from fencepost_dev.process import supervised
 from fencepost_dev.tools import compile_java, java_command
-from tests.kit.closing import Closing
+from tests.kit.lines import LineProcess
 from tests.support.kafka import kafka_version
 
 _SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducer.java"
-_END_SECONDS = 10.0
 
 
 class JavaError(Exception):
@@ -28,46 +23,21 @@ class JavaError(Exception):
         self.message = message
 
 
-class JavaProducers(Closing):
-    """Start it in a thread that lives as long. Thread-safe."""
+class JavaProducers(LineProcess):
+    """Thread-safe."""
 
     def __init__(self, log: Path = Path(os.devnull)) -> None:
         classes = compile_java([_SOURCE], version=kafka_version())
-        with log.open("a") as errors:
-            self._process = subprocess.Popen(
-                supervised(java_command("ScriptedProducer", [], classes=classes, version=kafka_version())),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
+        command = java_command("ScriptedProducer", [], classes=classes, version=kafka_version())
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
         self._waiting: dict[str, Future[list[int]]] = {}
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def close(self) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError):
-            stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_END_SECONDS)
+        super().__init__(command, self._answered, log=log)
 
     def query(self, verb: str, name: str, *words: str) -> Future[list[int]]:
         """The future has the response's numbers (of a send: offset and partition), or raises JavaError."""
         number = str(next(self._numbers))
-        stdin = self._process.stdin
-        assert stdin is not None
-        future: Future[list[int]] = Future()
-        with self._lock:
-            self._waiting[number] = future
-            stdin.write("\t".join((number, verb, name, *words)) + "\n")
-            stdin.flush()
+        future = self._waiting[number] = Future()
+        self.send("\t".join((number, verb, name, *words)))
         return future
 
     @staticmethod
@@ -77,22 +47,18 @@ class JavaProducers(Closing):
             for key, value in settings.items()
         ]
 
-    def _read(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        with stdout:
-            for line in stdout:
-                number, what, *rest = line.rstrip("\n").split("\t", 3)
-                with self._lock:
-                    future = self._waiting.pop(number, None)
-                if future is None or future.done():
-                    continue
-                if what == "ok":
-                    future.set_result([int(word) for each in rest for word in each.split("\t")])
-                else:
-                    future.set_exception(JavaError(rest[0], rest[1] if len(rest) > 1 else ""))
-        with self._lock:
-            left, self._waiting = self._waiting, {}
-        for future in left.values():
-            if not future.done():
-                future.set_exception(JavaError("Ended", "the JVM has ended"))
+    def _answered(self, line: str | None) -> None:
+        if line is None:
+            while self._waiting:
+                _, future = self._waiting.popitem()
+                if not future.done():
+                    future.set_exception(JavaError("Ended", "the JVM has ended"))
+            return
+        number, what, *rest = line.split("\t", 3)
+        future = self._waiting.pop(number)
+        if future.done():
+            return
+        if what == "ok":
+            future.set_result([int(word) for each in rest for word in each.split("\t")])
+        else:
+            future.set_exception(JavaError(rest[0], rest[1] if len(rest) > 1 else ""))

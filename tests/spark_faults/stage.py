@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,7 @@ from fencepost_dev.cluster import KafkaCluster
 from fencepost_dev.jars import fetch
 from fencepost_dev.java import find_jdk
 from tests.kit import reading, waiting
+from tests.kit.lines import LineProcess
 from tests.kit.waiting import NeverHappened
 from tests.spark_faults import gates
 from tests.spark_faults.query import FENCEPOST, ROWS_AT_ONCE
@@ -84,7 +84,7 @@ class QueryFailed(Exception):
 # --- Spark ------------------------------------------------------------------------------------------------------------
 
 
-class Driver:
+class Driver(LineProcess):
     """Runs `python -m tests.spark_faults.driver`; ready on construction."""
 
     def __init__(self, directory: Path, master: str, extra: Mapping[str, str]) -> None:
@@ -108,20 +108,9 @@ class Driver:
             "spark.local.dir": str(directory / "spark"),
             **extra,
         }
-        with self.log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark_faults.driver", master, json.dumps(settings)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=directory,
-                env=_environment(directory),
-                start_new_session=True,
-            )
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        command = [sys.executable, "-m", "tests.spark_faults.driver", master, json.dumps(settings)]
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        super().__init__(command, self._lines.put, log=self.log, cwd=directory, environment=_environment(directory))
         try:
             assert self._observe_record() == "ready"
         except BaseException:
@@ -129,25 +118,18 @@ class Driver:
             raise
 
     def report(self, what: str, **more: Any) -> Any:
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(json.dumps({"do": what, **more}) + "\n")
-        stdin.flush()
+        self.send(json.dumps({"do": what, **more}))
         answer = self._observe_record()
         if "error" in answer:
             raise QueryFailed(answer["error"])
         return answer["ok"]
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def kill(self) -> None:
         """Send SIGKILL to the driver's Python process and JVM, but not to its workers."""
         ours = self.processes()
-        for pid in (self._process.pid, *(pid for pid, (parent, _) in ours.items() if parent == self._process.pid)):
+        for pid in (self.process.pid, *(pid for pid, (parent, _) in ours.items() if parent == self.process.pid)):
             _signal(pid, signal.SIGKILL)
-        self._process.wait()
+        self.process.wait()
 
     def executors(self) -> list[int]:
         return [pid for pid, (_, command) in self.processes().items() if "CoarseGrainedExecutorBackend" in command]
@@ -157,41 +139,27 @@ class Driver:
 
     def processes(self) -> dict[int, tuple[int, str]]:
         """Parent and command of each live process of its session."""
-        return session_of(self._process.pid)
+        return session_of(self.process.pid)
 
     def end(self) -> None:
         while members := self.processes():
             for pid in members:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
-        self._process.wait()
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError):
-            stdin.close()
-        self._listener.join(PATIENCE_SECONDS)
-
-    def _listen(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        with stdout:
-            for line in stdout:
-                self._lines.put(line)
-        self._lines.put("")
+        self.close()
 
     def _observe_record(self) -> Any:
         try:
             line = self._lines.get(timeout=PATIENCE_SECONDS)
         except queue.Empty:
-            line = ""
-        if not line:
+            line = None
+        if line is None:
             raise NeverHappened(f"the driver did not respond:\n{self.log.read_text()[-3000:]}")
         return json.loads(line)
 
 
 def _environment(directory: Path) -> dict[str, str]:
     return {
-        **os.environ,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "PYTHONWARNINGS": "ignore",
@@ -206,7 +174,7 @@ class Standalone:
         port = free_ports_in_a_row(2)
         self.url = f"spark://127.0.0.1:{port}"
         self._directory = directory
-        self._environment = {**environment, "SPARK_DAEMON_JAVA_OPTS": _JVM, "SPARK_HOME": str(_spark_home())}
+        self._environment = {**os.environ, **environment, "SPARK_DAEMON_JAVA_OPTS": _JVM, "SPARK_HOME": str(_spark_home())}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._log = directory / "standalone.log"

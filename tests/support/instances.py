@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from fencepost_dev.tools import compile_java, java_command
+from tests.kit.lines import LineProcess
 from tests.support.kafka import kafka_version
 
 CLIENTS = ("java", "confluent-kafka", "kafka-python", "aiokafka")
@@ -38,7 +34,7 @@ class Reported(NamedTuple):
         return "" if self.ok else self.text.split(" ")[0]
 
 
-class Process:
+class Process(LineProcess):
     def __init__(self, client: str, bootstrap: str, directory: Path) -> None:
         self.client = client
         if client == "java":
@@ -46,31 +42,12 @@ class Process:
             command = java_command("TransactionalWorker", [bootstrap], version=kafka_version(), classes=classes)
         else:
             command = [sys.executable, "-m", "tests.support.transactional_worker", client, bootstrap]
-        self._lines: queue.Queue[str] = queue.Queue()
+        self._lines: queue.Queue[str | None] = queue.Queue()
         self.log = directory / f"{client}-{next(_numbers)}.log"
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=os.environ | _JAVA_ENVIRONMENT,
-                text=True,
-                bufsize=1,
-            )
-        threading.Thread(target=self._listen, daemon=True).start()
+        super().__init__(command, self._lines.put, log=self.log, environment=_JAVA_ENVIRONMENT)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self, seconds: float = 0.0) -> None:
         self.kill()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
 
     @property
     def at(self) -> str:
@@ -80,14 +57,12 @@ class Process:
 
     def probe(self) -> None:
         """Make it log its stack traces."""
-        self._process.send_signal(signal.SIGQUIT if self.client == "java" else signal.SIGUSR1)
+        self.process.send_signal(signal.SIGQUIT if self.client == "java" else signal.SIGUSR1)
         time.sleep(_PROBE_SECONDS)
 
     def report(self, *command: object) -> None:
         """Send a command; `apply_records` returns its response."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(" ".join(map(str, command)) + "\n")
-        self._process.stdin.flush()
+        self.send(" ".join(map(str, command)))
 
     def apply_records(self, within_seconds: float = _PATIENCE_SECONDS) -> Reported | None:
         """None: it ended, or sent no response."""
@@ -95,10 +70,10 @@ class Process:
             line = self._lines.get(timeout=within_seconds)
         except queue.Empty:
             return None
-        if not line:
-            self._lines.put("")
+        if line is None:
+            self._lines.put(None)
             return None
-        state, _, text = line.rstrip("\n").partition(" ")
+        state, _, text = line.partition(" ")
         assert state in ("ok", "error"), line
         return Reported(state == "ok", text)
 
@@ -113,17 +88,3 @@ class Process:
         reported = self.query(*command)
         assert reported.ok, f"{self.client}: {command}: {reported.text}"
         return reported.text
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(20)
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout:
-            for line in self._process.stdout:
-                self._lines.put(line)
-        self._lines.put("")
