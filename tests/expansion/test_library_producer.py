@@ -13,14 +13,11 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 import fencepost
-import fencepost.aiokafka
-import fencepost.confluent
-import fencepost.kafka_python
 from fencepost import CheckIsOffError, PartitionExpansion
 from fencepost._partitioning import Partitioner, crc32, murmur2
 from tests.expansion.test_library_consumer import create, expand
+from tests.kit.producers import ORDERED, failures, ordered, start
 from tests.support.clients import LIBRARIES
-from tests.support.ordered_producers import producer
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka]
@@ -70,11 +67,12 @@ def in_order(
 @each_library
 def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProcess, topic: str) -> None:
     keys, counts, rounds = [f"key{i}" for i in range(16)], [2, 4, 8], 120
-    with closing(producer(library, growing.bootstrap)) as sender:
+    with closing(ordered(library, growing.bootstrap)) as sender:
         grower: threading.Thread | None = None
+        sent = []
         for number in range(1, rounds + 1):
             for key in keys:
-                sender.send(topic, key, str(number))
+                sent.append(sender.send(topic, str(number), key=key, partition=None))
             if number in (30, 70):
                 # Concurrently with the producer, which continues to send with the count that it knows.
                 grower = threading.Thread(target=expand, args=(growing, topic, counts[1 if number == 30 else 2]))
@@ -83,7 +81,7 @@ def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProces
             if number in (60, 100):
                 assert grower is not None
                 grower.join()
-        assert sender.resolve() == []
+        assert failures(sent) == []
     found = read(growing, topic, counts[-1])
     with closing(KafkaAdminClient(bootstrap_servers=growing.bootstrap)) as admin:
         expansions = fencepost.partition_expansions(admin, topic)
@@ -95,13 +93,10 @@ def test_keys_stay_in_order_across_expansions(library: str, growing: ProxyProces
 
 @each_library
 def test_explicit_partition_is_kept_after_expansion(library: str, growing: ProxyProcess, topic: str) -> None:
-    with closing(producer(library, growing.bootstrap)) as sender:
-        sender.send(topic, "a", "1", partition=1)
-        assert sender.resolve() == []
+    with closing(ordered(library, growing.bootstrap)) as sender:
+        assert failures([sender.send(topic, "1", key="a", partition=1)]) == []
         expand(growing, topic, 6)
-        sender.send(topic, "a", "2", partition=1)
-        sender.send(topic, "a", "3", partition=1)
-        assert sender.resolve() == []
+        assert failures([sender.send(topic, value, key="a", partition=1) for value in ("2", "3")]) == []
     assert read(growing, topic, 6)[1] == [("a", 1), ("a", 2), ("a", 3)]
 
 
@@ -111,25 +106,21 @@ def test_topic_without_partition_count_check_is_refused(
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)
     with (
-        closing(producer(library, growing.bootstrap)) as sender,
+        closing(ordered(library, growing.bootstrap)) as sender,
         pytest.raises(CheckIsOffError, match=r"add-config fencepost\.check\.partition\.count=true"),
     ):
-        sender.send(topic, "a", "1")
+        sender.send(topic, "1", key="a", partition=None)
 
 
 @each_library
 def test_what_cannot_be_kept_in_order_is_refused(library: str, growing: ProxyProcess) -> None:
-    kinds: dict[str, Callable[..., Any]] = {
-        "kafka-python": lambda **o: fencepost.kafka_python.OrderedProducer(bootstrap_servers=growing.bootstrap, **o),
-        "aiokafka": lambda **o: fencepost.aiokafka.OrderedProducer(bootstrap_servers=growing.bootstrap, **o),
-        "confluent-kafka": lambda **o: fencepost.confluent.OrderedProducer(
-            {"bootstrap.servers": growing.bootstrap} | {name.replace("_", "."): value for name, value in o.items()}
-        ),
-    }
+    def open_with(**settings: Any) -> None:
+        start(library, None, growing.bootstrap, kind=ORDERED[library], **settings)
+
     with pytest.raises(ValueError, match="acks=0"):
-        kinds[library](acks=0)
+        open_with(acks=0)
     with pytest.raises(ValueError, match="transactions"):
-        kinds[library](transactional_id="t")
+        open_with(transactional_id="t")
     if library != "confluent-kafka":
         with pytest.raises(ValueError, match="idempotent producer"):
-            kinds[library](enable_idempotence=True)
+            open_with(enable_idempotence=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from types import MappingProxyType
@@ -31,6 +31,12 @@ OURS: Mapping[str, Any] = {
     "kafka-python": fencepost.kafka_python.ConditionalProducer,
     "aiokafka": fencepost.aiokafka.ConditionalProducer,
     "confluent-kafka": fencepost.confluent.ConditionalProducer,
+}
+#: Its producers that keep keys in order across expansions.
+ORDERED: Mapping[str, Any] = {
+    "kafka-python": fencepost.kafka_python.OrderedProducer,
+    "aiokafka": fencepost.aiokafka.OrderedProducer,
+    "confluent-kafka": fencepost.confluent.OrderedProducer,
 }
 CLIENTS = ("java", "kafka-python", "aiokafka", "confluent-kafka")
 _numbers = itertools.count(1)
@@ -286,6 +292,8 @@ class Confluent:
         self._thread.join()
         self._producer.purge()
         self._producer.flush(self._seconds)
+        if self._ours:
+            self._producer.close()
 
 
 class Java:
@@ -345,6 +353,18 @@ def start(client: str, java: JavaProducers | None, bootstrap: str, **settings: A
         case "aiokafka":
             return Aiokafka(bootstrap, **settings)
     return Confluent(bootstrap, **settings)
+
+
+def ordered(library: str, bootstrap: str, **options: Any) -> Producer:
+    """`options` – of the library's ordered producer."""
+    more = {"options": options} if library == "confluent-kafka" else options
+    return start(library, None, bootstrap, kind=ORDERED[library], seconds=2 * WAIT_SECONDS, **more)
+
+
+def failures(sent: Iterable[Future[Any]], seconds: float = 2 * WAIT_SECONDS) -> list[Exception]:
+    """Wait for all outcomes."""
+    outcomes = [outcome(each, seconds) for each in sent]
+    return [each for each in outcomes if isinstance(each, Exception)]
 
 
 def outcome(future: Future[Any], seconds: float) -> int | Exception | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +22,10 @@ import confluent_kafka
 from aiokafka.errors import KafkaError as AiokafkaError
 from kafka.errors import KafkaError as KafkaPythonError
 
+from tests.kit import producers
 from tests.kit.java import JavaError
 from tests.kit.threads import Worker
 from tests.support.keyed import Keyed
-from tests.support.ordered_producers import producer
 
 INVALID_PARTITIONS = 37
 #: (key, count) → partition.
@@ -215,7 +216,7 @@ class Library(Writer):
 
     def _open(self) -> None:
         place = self._partition
-        self._producer = producer(
+        self._producer = producers.ordered(
             self._library,
             self._bootstrap,
             partitioner=lambda key, count: place(key.decode(), count),
@@ -226,21 +227,21 @@ class Library(Writer):
         self._producer.close()
 
     def _round(self) -> None:
+        sent = []
         for number in range(1, _BURST + 1):
-            for key, before in self.written.items():
-                self._send(key, f"{before + number}")
+            sent += [self._send(key, f"{before + number}") for key, before in self.written.items()]
             time.sleep(self._pause)
-        failed = self._producer.resolve()
+        failed = producers.failures(sent)
         assert not failed, f"{self.name}: {failed[:3]}"
         for key in self.written:
             self.written[key] += _BURST
 
-    def _send(self, key: str, value: str) -> None:
+    def _send(self, key: str, value: str) -> Future[producers.Placed]:
         """The library checks now and then whether the check is still on. It sends nothing while it cannot."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                return self._producer.send(self._topic, key, value)
+                return self._producer.send(self._topic, value, key=key, partition=None)
             except (KafkaPythonError, AiokafkaError, confluent_kafka.KafkaException):
                 if time.monotonic() >= deadline:
                     raise
