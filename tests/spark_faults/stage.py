@@ -174,7 +174,12 @@ class Standalone:
         port = free_ports_in_a_row(2)
         self.url = f"spark://127.0.0.1:{port}"
         self._directory = directory
-        self._environment = {**os.environ, **environment, "SPARK_DAEMON_JAVA_OPTS": _JVM, "SPARK_HOME": str(_spark_home())}
+        self._environment = {
+            **os.environ,
+            **environment,
+            "SPARK_DAEMON_JAVA_OPTS": _JVM,
+            "SPARK_HOME": str(_spark_home()),
+        }
         self._processes: list[subprocess.Popen[bytes]] = []
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._log = directory / "standalone.log"
