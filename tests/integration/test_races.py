@@ -14,21 +14,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit import stage as kit
+from tests.kit.history import OK as ACCEPTED
+from tests.kit.history import REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Reported
 from tests.kit.waiting import until
 from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import CHECKED_BY_NAME, CHECKED_WITH_LONG_LEASE, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import (
     GZIP,
     Answer,
-    Closed,
     Connection,
     Log,
     Producer,
@@ -37,7 +37,7 @@ from tests.support.raw import (
     final_answer,
     produce_request,
 )
-from tests.support.writers import expected_of, value_of
+from tests.support.writers import Ledger, expected_of, offsets, under_load, value_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
@@ -47,64 +47,10 @@ SEQUENCER_WAIT_MAX_SECONDS = 1.0
 TRIES_MAX = 20
 TAKEOVER = "takeover_seconds = 0.5\n"  # tests here start and stop proxies
 FENCED = f"{CHECKED_WITH_LONG_LEASE}\n[limits]\nsequencer_wait_max_seconds = {SEQUENCER_WAIT_MAX_SECONDS}\n{TAKEOVER}"
+_numbers = itertools.count()
 NAIVE = "unsafe_disable_fencing = true\n" + FENCED
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class Tally:
-    """Responses to writers. Values are unique."""
-
-    accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset in its response
-    refused: set[bytes] = field(default_factory=set)
-    unknown: set[bytes] = field(default_factory=set)
-    violated: dict[bytes, int] = field(default_factory=dict)
-    codes: Counter[int] = field(default_factory=Counter)
-
-    def note(self, value: bytes, answer: Answer) -> None:
-        self.codes[answer.error_code] += 1
-        if answer.error_code == OK:
-            self.accepted[value] = answer.base_offset
-        elif answer.error_code == TIMED_OUT:
-            self.unknown.add(value)
-        elif (answer.message or "").startswith("OFFSET_VIOLATION"):
-            self.violated[value] = answer.base_offset
-        else:
-            assert answer.error_code in (POLICY_VIOLATION, NOT_LEADER), answer
-            self.refused.add(value)
-
-    def take(self, *others: Tally) -> Tally:
-        """Add other tallies to this one. Return itself."""
-        for each in others:
-            self.accepted |= each.accepted
-            self.refused |= each.refused
-            self.unknown |= each.unknown
-            self.violated |= each.violated
-            self.codes.update(each.codes)
-        return self
-
-    def check(self, log: Log, topic: str) -> list[bytes]:
-        """Check that the log agrees with the responses and has no other values. Return the values at a wrong offset."""
-        there = offsets(log, topic)
-        assert {value: there.get(value) for value in self.accepted} == self.accepted
-        assert {value: there.get(value) for value in self.violated} == self.violated
-        assert not self.refused & there.keys()
-        unauthorized_clients = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
-        assert not unauthorized_clients
-        return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
-
-
-def offsets(log: Log, topic: str) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    for each in log.batches(topic):
-        for delta, value in enumerate(each.values):
-            assert value is not None
-            if not value.strip(b"\0"):
-                continue  # padding that makes the batch large
-            assert value not in found, f"{value!r} is in the log twice"
-            found[value] = each.base_offset + delta
-    return found
 
 
 #: Another proxy of the same cluster as `proxy`.
@@ -127,8 +73,7 @@ def together(*writers: Callable[[], None]) -> None:
 def conditional_writer(
     name: str,
     address: str,
-    topic: str,
-    tally: Tally,
+    ledger: Ledger,
     rounds: int,
     *,
     least: int = 0,
@@ -139,18 +84,15 @@ def conditional_writer(
     chance."""
 
     def write() -> None:
-        end = number = 0
+        end = number = accepted = 0
         with Connection(address) as connection:
-            while end < rounds or len(tally.accepted) < least:
+            while end < rounds or accepted < least:
                 line_up(start_line)
                 number += 1
-                value = value_of(name, number, end)
-                answer = connection.append(topic, batch(value, expected=end))
-                tally.note(value, answer)
-                if answer.error_code == OK:
-                    end = answer.base_offset + 1
-                elif answer.error_code == POLICY_VIOLATION:
-                    end = answer.base_offset
+                answer = ledger.append(connection, value_of(name, number, end))
+                accepted += answer.error_code == OK
+                if answer.base_offset >= 0:
+                    end = answer.base_offset + (answer.error_code == OK)
         if start_line is not None:
             start_line.abort()  # the remaining writers continue without it
 
@@ -192,28 +134,22 @@ def test_each_offset_has_one_winner(  # noqa: PLR0917
     log = Log(kafka.bootstrap)
     topic = create(proxy.bootstrap, log, unique_topic("required"))
     addresses = [proxy.bootstrap, second_proxy.bootstrap][:proxies]
-    tallies = [Tally() for _ in range(writers)]
+    ledger, names = Ledger(topic), [f"w{i}" for i in range(writers)]
     start_line = threading.Barrier(writers)
     together(
         *(
-            conditional_writer(f"w{i}", addresses[i % proxies], topic, tally, rounds, start_line=start_line)
-            for i, tally in enumerate(tallies)
+            conditional_writer(name, addresses[i % proxies], ledger, rounds, start_line=start_line)
+            for i, name in enumerate(names)
         )
     )
-    winners: Counter[int] = Counter()
-    for tally in tallies:
-        winners.update(tally.accepted.values())
-    all_of_them = Tally().take(*tallies)
-    say(
-        f"{writers} writers, {proxies} proxies: {len(winners)} offsets won, by "
-        f"{' + '.join(str(len(tally.accepted)) for tally in tallies)}; {len(all_of_them.refused)} refused"
-    )
-    assert set(winners.values()) == {1}
-    assert not all_of_them.unknown
-    assert all_of_them.check(log, topic) == []
-    assert log.end(topic) == len(winners) >= rounds
-    assert all(tally.accepted for tally in tallies), "one writer never succeeded: this was no race"
-    assert len(all_of_them.refused) > rounds / 2, "too few appends were refused: this was no race"
+    say(f"{proxies} proxies: {ledger}")
+    ledger.check(log)
+    outcomes = ledger.outcomes()
+    assert outcomes.keys() <= {ACCEPTED, REFUSED, TRY_AGAIN}
+    assert ledger.misplaced() == 0
+    assert log.end(topic) == outcomes[ACCEPTED] >= rounds
+    assert all(map(ledger.accepted, names)), "one writer never succeeded: this was no race"
+    assert outcomes[REFUSED] > rounds / 2, "too few appends were refused: this was no race"
 
 
 @pytest.mark.parametrize("proxies", [1, 2])
@@ -232,28 +168,30 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
     log = Log(kafka.bootstrap)
     topic = create(proxy.bootstrap, log, unique_topic("required"))
     addresses = [proxy.bootstrap, [proxy, second_proxy][proxies - 1].bootstrap]
-    tallies = [Tally(), Tally()]
+    ledger = Ledger(topic)
     won_whole = torn = 0
     start_line = threading.Barrier(2)
 
-    def writer(name: str, address: str, tally: Tally) -> Callable[[], None]:
+    def writer(name: str, address: str) -> Callable[[], None]:
         def write() -> None:
             nonlocal won_whole, torn
             end = number = 0
             with Connection(address) as connection:
                 while end < 1000:
                     line_up(start_line)
-                    pipeline_key = [value_of(name, number + i, end + i) for i in range(10)]
+                    pipeline = [value_of(name, number + i, end + i) for i in range(10)]
                     number += 10
+                    for value in pipeline:
+                        ledger.sent(value, pipeline_key=f"{name}/{number}")
                     requests = [
                         produce_request({topic: {0: batch(value, expected=end + i)}})
-                        for i, value in enumerate(pipeline_key)
+                        for i, value in enumerate(pipeline)
                     ]
                     # One write, since requests sent after a refusal do not belong to the pipeline.
                     connection.socket.sendall(b"".join(connection.frame(request, 9)[1] for request in requests))
-                    answers = [connection.receive_produce()[1][topic, 0] for _ in pipeline_key]
-                    for value, answer in zip(pipeline_key, answers, strict=True):
-                        tally.note(value, answer)
+                    answers = [connection.receive_produce()[1][topic, 0] for _ in pipeline]
+                    for value, answer in zip(pipeline, answers, strict=True):
+                        ledger.note(value, answer)
                     codes = [answer.error_code for answer in answers]
                     assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}
                     won_whole += codes == [OK] * 10
@@ -263,16 +201,12 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
 
         return write
 
-    together(*(writer(name, address, tally) for name, address, tally in zip("ab", addresses, tallies, strict=True)))
-    both = Tally().take(*tallies)
-    say(
-        f"pipelines of ten, {proxies} proxies: {len(both.accepted)} appends accepted, {len(both.refused)} refused; "
-        f"{won_whole} pipelines won whole, {torn} torn"
-    )
-    assert both.check(log, topic) == []
-    assert log.end(topic) == len(both.accepted)
-    assert both.accepted
-    assert both.refused
+    together(*(writer(name, address) for name, address in zip("ab", addresses, strict=True)))
+    say(f"pipelines of ten, {proxies} proxies: {ledger}; {won_whole} pipelines won whole, {torn} torn")
+    ledger.check(log)
+    assert ledger.misplaced() == 0
+    assert log.end(topic) == ledger.outcomes()[ACCEPTED] > 0
+    assert ledger.outcomes()[REFUSED]
     assert torn == 0
 
 
@@ -290,7 +224,9 @@ def test_unconfirmed_fences_of_two_proxies_agree(
         ]
         for topic in topics:
             waiting = {value_of(f"c{i}", 0, 0): connection for i, connection in enumerate(connections)}
-            tally = Tally()
+            ledger = Ledger(topic)
+            for value in waiting:
+                ledger.sent(value)
             deadline = time.monotonic() + 60
             while waiting:
                 assert time.monotonic() < deadline, f"no proxy knows the log end offset of {topic}"
@@ -298,12 +234,12 @@ def test_unconfirmed_fences_of_two_proxies_agree(
                     connection.send_produce({topic: {0: batch(value, expected=0)}})
                 answers = {value: each.receive_produce()[1][topic, 0] for value, each in waiting.items()}
                 for value, answer in answers.items():
+                    codes[answer.error_code] += 1
                     if answer.error_code != NOT_LEADER:  # otherwise the loop sends it again
-                        tally.note(value, answer)
+                        ledger.note(value, answer)
                         del waiting[value]
-            codes.update(tally.codes)
-            assert len(tally.accepted) == 1
-            assert tally.check(log, topic) == []
+            assert ledger.outcomes()[ACCEPTED] == 1
+            ledger.check(log)
     say(f"{len(topics)} unconfirmed partitions, four writers each: answers {dict(codes)}")
     assert codes[OK] == len(topics)
 
@@ -325,29 +261,34 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
     log = Log(kafka.bootstrap)
     topic = create(proxy.bootstrap, log, unique_topic("checked"))
     rounds = 600
-    tallies = [Tally() for _ in range(4)]
+    ledger = Ledger(topic)
     other = [proxy, second_proxy][proxies - 1].bootstrap
     done = threading.Event()
 
-    def unconditional(name: str, address: str, tally: Tally, *, idempotent: bool) -> Callable[[], None]:
+    def unconditional(name: str, address: str, *, idempotent: bool) -> Callable[[], None]:
         def write() -> None:
             with Connection(address) as connection:
                 producer = connection.init_producer_id() if idempotent else Producer(-1, -1, -1)
                 number = 0
-                while not done.is_set() or not tally.accepted:
+                while not done.is_set() or not number:
                     value = value_of(name, number, None)
+                    ledger.sent(value, idempotent=idempotent)
                     who = producer._replace(sequence=number) if idempotent else None
-                    answer = connection.append(topic, batch(value, producer=who))
-                    assert answer.error_code in (OK, NOT_LEADER), answer
-                    if answer.error_code == OK:
-                        tally.note(value, answer)
-                        number += 1
+                    until(lambda v=value, w=who: accepted(connection, v, w), f"{name} to append", pause_seconds=0.003)
+                    number += 1
                     time.sleep(0.003)
 
         return write
 
-    def conditional(name: str, address: str, tally: Tally) -> Callable[[], None]:
-        race = conditional_writer(name, address, topic, tally, rounds, least=1)
+    def accepted(connection: Connection, value: bytes, who: Producer | None) -> bool:
+        answer = connection.append(topic, batch(value, producer=who))
+        assert answer.error_code in (OK, NOT_LEADER), answer
+        if answer.error_code == OK:
+            ledger.note(value, answer)
+        return answer.error_code == OK
+
+    def conditional(name: str, address: str) -> Callable[[], None]:
+        race = conditional_writer(name, address, ledger, rounds, least=1)
 
         def write() -> None:
             try:
@@ -358,24 +299,19 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
         return write
 
     together(
-        conditional("c0", proxy.bootstrap, tallies[0]),
-        conditional("c1", other, tallies[1]),
-        unconditional("plain", other, tallies[2], idempotent=False),
-        unconditional("idempotent", proxy.bootstrap, tallies[3], idempotent=True),
+        conditional("c0", proxy.bootstrap),
+        conditional("c1", other),
+        unconditional("plain", other, idempotent=False),
+        unconditional("idempotent", proxy.bootstrap, idempotent=True),
     )
-    total = Tally().take(*tallies)
-    misplaced = total.check(log, topic)
-    say(
-        f"{proxies} proxies: conditional {len(tallies[0].accepted)} + {len(tallies[1].accepted)} accepted, "
-        f"{len(total.refused)} refused, {len(total.violated)} violated; plain {len(tallies[2].accepted)}, "
-        f"idempotent {len(tallies[3].accepted)}"
-    )
-    assert not total.unknown
-    assert all(expected_of(value) in (None, offset) for value, offset in total.accepted.items())
-    assert set(misplaced) == total.violated.keys()
+    say(f"{proxies} proxies: {ledger}")
+    ledger.check(log)
+    outcomes = ledger.outcomes()
+    assert not outcomes[UNKNOWN]
+    assert ledger.misplaced() == outcomes[VIOLATION]
     if proxies == 1:
-        assert not total.violated
-    assert all(tally.accepted for tally in tallies)
+        assert not outcomes[VIOLATION]
+    assert all(map(ledger.accepted, ("c0", "c1", "plain", "idempotent")))
 
 
 # --- a broker that is paused, disconnected or killed ------------------------------------------------------------------
@@ -409,19 +345,17 @@ def test_proxies_started_together_share_one_producer_id(stage: Stage, unique_top
     assert len(fences) == 1
 
 
-def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tally) -> int:
+def warm_up(stage: Stage, proxy: ProxyProcess, run: int, ledger: Ledger) -> int:
     """Append twice through the proxy, so that it confirms its fence. Return the log end offset. The fence is confirmed
     for older connections only. A newer one might lead to a restarted broker."""
-    end = stage.log.end(topic)
+    end = stage.log.end(ledger.name)
     succeeded = 0
     deadline = time.monotonic() + 60
     with Connection(proxy.bootstrap) as connection:
         for attempt in itertools.count():
             if time.monotonic() > deadline:
                 break
-            value = value_of(f"warm{run}", attempt, end)
-            answer = connection.append(topic, batch(value, expected=end))
-            tally.note(value, answer)
+            answer = ledger.append(connection, value_of(f"warm{run}", attempt, end))
             if answer.error_code == OK:
                 end, succeeded = end + 1, succeeded + 1
                 if succeeded == 2:
@@ -430,7 +364,7 @@ def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tall
             if answer.base_offset >= 0:
                 end = answer.base_offset
             time.sleep(0.01)
-    raise AssertionError(f"the fence of {topic} is not confirmed: {answer}")
+    raise AssertionError(f"the fence of {ledger.name} is not confirmed: {answer}")
 
 
 def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, words: bytes) -> bool:
@@ -452,44 +386,48 @@ def is_queued(stage: Stage, client: Connection, topic: str, records: bytes, word
     return True
 
 
-def one_run(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int, tally: Tally) -> Answer:
-    tries = (one_try(stage, proxies, topic, run, tally) for _ in range(TRIES_MAX))
+def one_run(stage: Stage, proxies: Sequence[ProxyProcess], run: int, ledger: Ledger) -> Answer:
+    tries = (one_try(stage, proxies, run, ledger) for _ in range(TRIES_MAX))
     return next(answer for answer in tries if answer is not None)
 
 
-def one_try(stage: Stage, proxies: Sequence[ProxyProcess], topic: str, run: int, tally: Tally) -> Answer | None:
+def one_try(stage: Stage, proxies: Sequence[ProxyProcess], run: int, ledger: Ledger) -> Answer | None:
     """Queue A's append in the paused broker, break a connection, and append B at the same offset. Return None if A was
     refused. The runs alternate. 1: A's client disconnects. 2: the proxy loses its broker connection, and B uses the
     same proxy. 3: like 2, but B uses another proxy, which appended last and has a confirmed fence."""
-    through_another = run % 3 == 2
+    topic, through_another = ledger.name, run % 3 == 2
     first, second = proxies[0], proxies[int(through_another)]
     with Connection(first.bootstrap) as a, Connection(second.bootstrap) as b:
         for each in (a, b):
             each.api_versions()  # connects the proxy to Kafka
-        end = warm_up(stage, second, topic, run, tally)
-        value_a, value_b = value_of("a", run, end), value_of("b", run, end)
+        end = warm_up(stage, second, run, ledger)
+        number = next(_numbers)
+        value_a, value_b, padded = value_of("a", number, end), value_of("b", number, end), b"padded/%d/" % number
         # The broker needs a moment to validate this batch, so a later one may overtake it.
-        heavy = batch(Record(value_a, expected=end), b"\0" * 4_000_000, codec=GZIP)
+        heavy = batch(Record(value_a, expected=end), Record(padded, key=b"\0" * 4_000_000), codec=GZIP)
         # The refusal makes A's proxy read the log end. It may then send one append without another read.
-        value = value_of("far", run, end + 1000)
-        tally.note(value, final_answer(a, topic, batch(value, expected=end + 1000)))
+        value = value_of("far", number, end + 1000)
+        ledger.sent(value)
+        ledger.note(value, final_answer(a, topic, batch(value, expected=end + 1000)))
         a.client_id = mark = f"a/{run}/{end}/{topic}"
         stage.kafka.pause(1)
         try:
+            ledger.sent(value_a, padded)
             if not is_queued(stage, a, topic, heavy, mark.encode()):
-                tally.refused.add(value_a)
+                ledger.reported(ledger.by_value[value_a], Reported(REFUSED))
                 return None
-            tally.unknown.add(value_a)  # its client does not wait for the response
+            # its client does not wait for the response
             if run % 3 == 0:
                 a.reset()
             else:
                 stage.pipes[1].cut_after(mark.encode())
+            ledger.sent(value_b)
             b.send_produce({topic: {0: batch(value_b, expected=end)}})
             time.sleep(0.02)
         finally:
             stage.kafka.resume(1)
         answer = b.receive_produce()[1][topic, 0]
-    tally.note(value_b, answer)
+    ledger.note(value_b, answer)
     return answer
 
 
@@ -501,43 +439,47 @@ def test_a_queued_append_whose_connection_died(
     """Reading the log again does not cover requests in the broker's queue. Kafka's sequence check does."""
     proxies = stage.proxies if fenced else stage.naive
     topic = create(proxies[0].bootstrap, stage.log, unique_topic("required"))
-    tally = Tally()
+    ledger = Ledger(topic)
     answers: Counter[str] = Counter()
     for run in range(runs):
-        answer = one_run(stage, proxies, topic, run, tally)
+        answer = one_run(stage, proxies, run, ledger)
         answers[f"{answer.error_code} {(answer.message or '').split(' ')[0]}".strip()] += 1
-    misplaced = tally.check(stage.log, topic)
-    queued = sum(value.startswith(b"a/") for value in offsets(stage.log, topic))
+    there = offsets(stage.log.batches(topic))
+    misplaced = sum(expected_of(value) not in (None, offset) for value, offset in there.items())
+    queued = sum(value.startswith(b"a/") for value in there)
     say(
         f"{'fenced' if fenced else 'not fenced'}: {runs} runs, {queued} queued appends are in the log, "
-        f"{len(misplaced)} at a wrong offset; second writers got {dict(answers)}"
+        f"{misplaced} at a wrong offset; second writers got {dict(answers)}"
     )
     if fenced:
-        assert misplaced == []
+        ledger.check(stage.log)
+        assert not misplaced
     else:
-        assert len(misplaced) > runs // 25, "too few appends were misplaced without a fence: these runs prove nothing"
+        assert misplaced > runs // 25, "too few appends were misplaced without a fence: these runs prove nothing"
 
 
-def proxy_killed(stage: Stage, topic: str, run: int, tally: Tally) -> bool:
+def proxy_killed(stage: Stage, run: int, ledger: Ledger) -> bool:
     """False if the proxy refused the append instead of sending it."""
     first, second = stage.proxies
+    topic, number = ledger.name, next(_numbers)
     with Connection(first.bootstrap) as a, Connection(second.bootstrap) as b:
         for each in (a, b):
             each.api_versions()
-        end = warm_up(stage, first, topic, run, tally)
-        value_a, value_b = value_of("a", run, end), value_of("b", run, end)
+        end = warm_up(stage, first, run, ledger)
+        value_a, value_b = value_of("a", number, end), value_of("b", number, end)
         stage.kafka.pause(1)
         try:
+            ledger.sent(value_a)
             if not is_queued(stage, a, topic, batch(value_a, expected=end), value_a):
-                tally.refused.add(value_a)
+                ledger.reported(ledger.by_value[value_a], Reported(REFUSED))
                 return False
-            tally.unknown.add(value_a)
             first.kill()
+            ledger.sent(value_b)
             b.send_produce({topic: {0: batch(value_b, expected=end)}})
             time.sleep(0.02)
         finally:
             stage.kafka.resume(1)
-        tally.note(value_b, b.receive_produce()[1][topic, 0])
+        ledger.note(value_b, b.receive_produce()[1][topic, 0])
     return True
 
 
@@ -545,61 +487,25 @@ def test_proxy_killed_with_queued_append_misplaces_nothing(
     stage: Stage, unique_topic: Callable[..., str], say: Say
 ) -> None:
     first = stage.proxies[0]
-    topic = create(first.bootstrap, stage.log, unique_topic("required"))
-    tally = Tally()
+    ledger = Ledger(create(first.bootstrap, stage.log, unique_topic("required")))
     for run in range(6):
-        assert any(proxy_killed(stage, topic, run, tally) for _ in range(TRIES_MAX))
+        assert any(proxy_killed(stage, run, ledger) for _ in range(TRIES_MAX))
         first.restart()
-    assert tally.check(stage.log, topic) == []
-    say(f"proxy killed: 6 runs, answers {dict(tally.codes)}")
+    say(f"proxy killed: 6 runs, {ledger}")
+    ledger.check(stage.log)
+    assert ledger.misplaced() == 0
 
 
 def test_the_broker_is_killed_while_writers_race(stage: Stage, unique_topic: Callable[..., str], say: Say) -> None:
     topic = create(stage.proxies[0].bootstrap, stage.log, unique_topic("required"))
-    tallies = [Tally() for _ in range(3)]
-    done = threading.Event()
-
-    def writer(name: str, address: str, tally: Tally) -> Callable[[], None]:
-        def write() -> None:
-            end = number = 0
-            while not done.is_set():
-                with suppress(Closed, OSError), Connection(address) as connection:
-                    while not done.is_set():
-                        number += 1
-                        value = value_of(name, number, end)
-                        tally.unknown.add(value)
-                        answer = connection.append(topic, batch(value, expected=end))
-                        tally.unknown.discard(value)
-                        tally.note(value, answer)
-                        if answer.error_code == OK:
-                            end = answer.base_offset + 1
-                        elif answer.base_offset >= 0:
-                            end = answer.base_offset
-                        else:
-                            time.sleep(0.02)
-                time.sleep(0.02)
-
-        return write
-
-    def kill_and_restart() -> None:
-        try:
-            until(lambda: stage.log.end(topic) >= 100, "the writers to get on")
-            stage.kafka.kill(1)
-            stage.kafka.restart(1)
-            before = stage.log.end(topic)
-            until(lambda: stage.log.end(topic) >= before + 100, "the writers to get on after the restart")
-        finally:
-            done.set()
-
-    together(
-        kill_and_restart,
-        *(writer(f"w{i}", stage.proxies[i % 2].bootstrap, tally) for i, tally in enumerate(tallies)),
-    )
-    total = Tally().take(*tallies)
-    say(f"broker killed: {len(total.accepted)} accepted, {len(total.unknown)} unknown, answers {dict(total.codes)}")
-    assert total.check(stage.log, topic) == []
-    assert not total.violated
-    assert len(set(total.accepted.values())) == len(total.accepted)
+    with under_load(stage, topic) as load:
+        load.more(100)
+        stage.kafka.kill(1)
+        stage.kafka.restart(1)
+        load.more(100)
+    say(f"broker killed: {load.ledger}")
+    assert load.ledger.lost
+    assert load.ledger.misplaced() == 0
 
 
 # --- unknown state ----------------------------------------------------------------------------------------------------

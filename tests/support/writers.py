@@ -78,11 +78,19 @@ class Ledger(History):
         self.topic(topic, "required" if "required" in topic else "true", may_lose=may_lose)
         self.by_value: dict[bytes, Operation] = {}
 
-    def sent(self, value: bytes, *, named: bool = False, idempotent: bool = False, pipeline_key: str = "") -> None:
+    def sent(
+        self,
+        value: bytes,
+        *more: bytes,
+        named: bool = False,
+        idempotent: bool = False,
+        pipeline_key: str = "",
+    ) -> None:
+        """`more` – values of further records of the batch."""
         self.by_value[value] = self.call(
             value.decode().rsplit("/", 2)[0],
             self.name,
-            [value.decode()],
+            [each.decode() for each in (value, *more)],
             expected=expected_of(value),
             manner=Manner(named=named, idempotent=idempotent),
             pipeline_key=pipeline_key or None,
@@ -106,6 +114,16 @@ class Ledger(History):
         if reported.outcome == REFUSED and not refused:
             reported = replace(reported, outcome=UNKNOWN)
         self.reported(operation, reported)
+
+    def append(self, connection: Connection, value: bytes) -> Answer:
+        """Append it with the expected offset that it states."""
+        self.sent(value)
+        answer = connection.append(self.name, batch(value, expected=expected_of(value)))
+        self.note(value, answer)
+        return answer
+
+    def accepted(self, writer: str) -> int:
+        return self.counts()[writer, ACCEPTED]
 
     def is_unknown(self, value: bytes) -> bool:
         return self.by_value[value].outcome == UNKNOWN
