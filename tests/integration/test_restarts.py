@@ -22,10 +22,12 @@ import pytest
 from kafka.protocol.admin import DeleteRecordsRequest
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.threads import working
 from tests.kit.waiting import until
 from tests.support.fixtures import kafka_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch
+from tests.support.writers import Ledger, Writer, writing
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(480)]
 
@@ -77,87 +79,7 @@ def reported(client: Connection, topic: str, records: bytes) -> Answer:
     return found
 
 
-# --- persistent writers -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Reported:
-    """The final response to each value. `lost`: attempts whose connection closed before the response."""
-
-    answers: dict[bytes, Answer] = field(default_factory=dict)
-    lost: int = 0
-
-    @property
-    def accepted(self) -> int:
-        return sum(answer.error_code == OK for answer in list(self.answers.values()))
-
-
-def tried_until_reported(
-    address: Callable[[], str], topic: str, value: bytes, records: bytes, reported: Reported
-) -> Answer:
-    """Send the same bytes until the outcome is known."""
-    while True:
-        try:
-            with Connection(address(), timeout_seconds=30) as connection:
-                answer = connection.append(topic, records, timeout_ms=3000)
-        except (OSError, Closed):
-            reported.lost += 1
-            time.sleep(0.05)
-            continue
-        if answer.error_code not in (UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT):
-            reported.answers[value] = answer
-            return answer
-
-
-def conditional_writer(
-    address: Callable[[], str], topic: str, name: str, reported: Reported, done: threading.Event
-) -> None:
-    end = 0
-    for number in itertools.count():
-        if done.is_set():
-            return
-        value = b"%s/%d/%d" % (name.encode(), number, end)
-        records = batch(value, expected=end, write_id=uuid.uuid4().bytes)
-        answer = tried_until_reported(address, topic, value, records, reported)
-        appended_batch = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
-        end = answer.base_offset + appended_batch
-
-
-def idempotent_writer(
-    address: Callable[[], str], producer: Producer, topic: str, reported: Reported, done: threading.Event
-) -> None:
-    for number in itertools.count():
-        if done.is_set():
-            return
-        value = b"idempotent/%d/" % number
-        tried_until_reported(address, topic, value, batch(value, producer=producer._replace(sequence=number)), reported)
-        time.sleep(0.005)
-
-
-def check(log: Log, topic: str, reported: Reported, *, violations: bool) -> Counter[str]:
-    """`violations`: whether appends may be at a wrong offset if the response reports it."""
-    there: dict[bytes, int] = {}
-    for each in log.batches(topic):
-        for delta, value in enumerate(each.values):
-            assert value is not None
-            assert value not in there, f"{value!r} is in {topic} twice"
-            there[value] = each.base_offset + delta
-    stated: Counter[str] = Counter()
-    for value, answer in reported.answers.items():
-        expected = value.rpartition(b"/")[2]
-        word = "accepted" if answer.error_code == OK else (answer.message or "").split()[0]
-        stated[word] += 1
-        if word == "accepted":
-            assert there.get(value) == answer.base_offset, (value, answer, there.get(value))
-            assert not expected or int(expected) == answer.base_offset, (value, answer)
-        elif word == "OFFSET_VIOLATION":
-            assert violations, (value, answer)
-            assert there.get(value) == answer.base_offset, (value, answer, there.get(value))
-        else:
-            assert (answer.error_code, word) == (POLICY_VIOLATION, "OFFSET_MISMATCH"), (value, answer)
-            assert value not in there, (value, answer, there[value])
-    assert there.keys() == {value for value, answer in reported.answers.items() if value in there}
-    return stated
+# --- the proxy is killed ----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -230,67 +152,57 @@ def test_the_proxy_is_killed_at_any_moment(
 ) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    required = checked_topic(proxy, log, unique_topic("restarts"), "required")
-    checked = checked_topic(proxy, log, unique_topic("restarts"), "true")
-    probed = checked_topic(proxy, log, unique_topic("restarts"), "required")
-    with Connection(proxy.bootstrap) as client:
-        producer = client.init_producer_id()
-
-    def address() -> str:
-        return f"127.0.0.1:{proxy.port}"
-
-    reported = {name: Reported() for name in ("a", "b", "c", "idempotent")}
-    probes = Probes(address, probed)
-    done = threading.Event()
+    probed, *topics = (
+        checked_topic(proxy, log, unique_topic(f"restarts-{check}"), check)
+        for check in ("required", "required", "true")
+    )
+    required, checked = map(Ledger, topics)
+    named, idempotent = {"named": True}, {"idempotent": True, "conditional": False, "pause_seconds": 0.005}
+    writers = [
+        Writer(name, [proxy], ledger, timeout_ms=3000, **settings)
+        for name, ledger, settings in (
+            ("a", required, named),
+            ("b", required, named),
+            ("c", checked, named),
+            ("idempotent", checked, idempotent),
+        )
+    ]
+    probes = Probes(lambda: f"127.0.0.1:{proxy.port}", probed)
     restarts = Restarts(proxy, rng)
-    with ThreadPoolExecutor(5) as pool:
-        tasks = [
-            pool.submit(conditional_writer, address, required, "a", reported["a"], done),
-            pool.submit(conditional_writer, address, required, "b", reported["b"], done),
-            pool.submit(conditional_writer, address, checked, "c", reported["c"], done),
-            pool.submit(idempotent_writer, address, producer, checked, reported["idempotent"], done),
-            pool.submit(probes.run, done),
-        ]
 
-        def on_with_it() -> None:
-            before = [each.accepted for each in reported.values()]
-            until(
-                lambda: (
-                    sum(now.accepted > then for now, then in zip(reported.values(), before, strict=True)) >= 3
-                    or any(task.done() for task in tasks)
-                ),
-                "the writers to get on",
-                seconds=PATIENCE_SECONDS,
-            )
+    def continue_appending() -> None:
+        before = [each.ledger.accepted(each.name) for each in writers]
 
+        def continued() -> bool:
+            for each in writers:
+                each.raise_error()
+            now = [each.ledger.accepted(each.name) for each in writers]
+            return sum(later > earlier for later, earlier in zip(now, before, strict=True)) >= 3
+
+        until(continued, "the writers to get on", seconds=PATIENCE_SECONDS)
+
+    with writing(*writers), working(probes.run):
         try:
             for number in range(times):
                 if number % 4 == 3:
                     restarts.kill_while_it_starts()
                     restarts.bring_back()
                 else:
-                    on_with_it()
+                    continue_appending()
                     restarts.kill_while_it_serves()
                     if number % 4 != 2:
                         restarts.bring_back()
-            on_with_it()
+            continue_appending()
         finally:
-            done.set()
             restarts.close()
             if not proxy.running:
                 proxy.restart()
-        for task in tasks:
-            task.result()
-
-    everything = Reported({**reported["a"].answers, **reported["b"].answers})
-    print(f"killed {dict(restarts.counts)}; lost answers { ({name: each.lost for name, each in reported.items()}) }")
-    print(f"required: {dict(check(log, required, everything, violations=False))}")
-    both = Reported({**reported["c"].answers, **reported["idempotent"].answers})
-    print(f"true: {dict(check(log, checked, both, violations=True))}; probes: {dict(probes.answers)}")
+    print(f"killed {dict(restarts.counts)}; probes: {dict(probes.answers)}\nrequired: {required}\ntrue: {checked}")
+    for ledger in (required, checked):
+        ledger.check(log)
+    assert required.misplaced() == 0
     probes.check(log)
-    assert sum(each.lost for each in reported.values()) > times / 2, (
-        "too few responses were lost: the kills had no effect"
-    )
+    assert required.lost + checked.lost > times / 2, "too few responses were lost: the kills had no effect"
 
 
 def test_takeover_waits_for_possibly_queued_appends(
