@@ -31,20 +31,16 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import (
-    LEVEL_TAG,
     TO_BE_READ,
-    PartitionData,
     PartitionResult,
     ProduceRequest,
-    TopicData,
-    encode_produce_request,
     parse_produce_request,
     peek_produce,
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.support.sequencer_calls import Call
-from tests.unit.test_session import ServicesStandIn, Talk, frames, produced, read
+from tests.unit.test_session import PolicyTalk, frames, produced, query, read
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
 OUT_OF_ORDER, UNKNOWN_PRODUCER_ID, INVALID_RECORD = 45, 59, 87
@@ -61,25 +57,8 @@ _POLICIES = {
 MADE_UP = MADE_UP_IDS_FROM + 5
 
 
-class Process(ServicesStandIn):
-    def __init__(self, **services: Any) -> None:
-        super().__init__(**services)
-        self.partition_counts = {"count-checked": 6, "count-checked-safe": 6}
-        self.confirmed_at = dict.fromkeys(self.partition_counts, float("inf"))
-
-    def policy(self, topic: str) -> TopicPolicy | None:
-        return _POLICIES.get(topic)
-
-
-class Levels(Talk):
-    """One session before such a process. `may_write` – it has proved that before."""
-
-    process = Process
-
-    def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
-        super().__init__(rewriters, **services)
-        if may_write:
-            self.session._core.proofs.may_write = dict.fromkeys([*_POLICIES, "unchecked"], float("inf"))
+class Levels(PolicyTalk):
+    policies = _POLICIES
 
     def produces(self, *records: tuple[str, int, Any], **options: Any) -> None:
         self.client(query(*records, **options))
@@ -101,24 +80,8 @@ class Levels(Talk):
         (one,) = self.ups()
         return one
 
-    def reported(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
-        return read(self.answer())
-
     def downgraded(self, topic: str, why: str = "message_format") -> None:
         assert self.next(m.Downgraded) == m.Downgraded(topic, why, 1)
-
-
-def query(
-    *parts: tuple[str, int, Any], level: bytes | None = None, correlation: int = 1, version: int = 9, acks: int = -1
-) -> bytes:
-    """A Produce request; `level` – contents of the tagged field 254 of its header."""
-    topics: dict[str, list[PartitionData]] = {}
-    for topic, partition, records in parts:
-        topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
-    tags = b"" if level is None else join_tags([(7, b"theirs"), (LEVEL_TAG, level), (300, b"later")])
-    named = tuple(TopicData(name, None, tuple(data)) for name, data in topics.items())
-    request = ProduceRequest(version, correlation, "test", tags, None, acks, 3000, named)
-    return b"".join(encode_produce_request(request))
 
 
 def idempotent(value: bytes = b"v", sequence: int = 0, producer_id: int = 9, **more: Any) -> memoryview:

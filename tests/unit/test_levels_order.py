@@ -25,7 +25,8 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from tests.support.batches import batch
-from tests.unit.test_levels import OLD_FORMAT, Levels, idempotent, query
+from tests.unit.test_levels import OLD_FORMAT, Levels, idempotent
+from tests.unit.test_session import query
 
 SEEDS = range(150)
 _REQUESTS = 40

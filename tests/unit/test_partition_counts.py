@@ -21,29 +21,28 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import (
-    PartitionData,
     PartitionResult,
     ProduceRequest,
-    TopicData,
     encode_produce_request,
     parse_produce_request,
 )
 from tests.support.batches import batch
 from tests.support.sequencer_calls import Call, call
 from tests.unit.test_session import (
+    COUNT_FIELD,
     HEARTBEAT,
+    PolicyTalk,
     ServicesStandIn,
-    Talk,
     Unchanged,
     frames,
     produced,
+    query,
     read,
     request,
     response,
 )
 
 NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, INVALID_RECORD = 6, 7, 29, 37, 87
-COUNT_FIELD = 253
 METADATA = 3
 _POLICIES = {
     "count-checked": TopicPolicy(count_check=Check.ON),
@@ -56,27 +55,8 @@ _POLICIES = {
 }
 
 
-class Process(ServicesStandIn):
-    """Its topics have 6 partitions, and its metadata is fresh."""
-
-    def __init__(self, **services: Any) -> None:
-        super().__init__(**services)
-        self.partition_counts = dict.fromkeys(_POLICIES, 6)
-        self.confirmed_at = dict.fromkeys(_POLICIES, float("inf"))
-
-    def policy(self, topic: str) -> TopicPolicy | None:
-        return _POLICIES.get(topic)
-
-
-class Barriers(Talk):
-    """One session before such a process. `may_write` – it has proved that before."""
-
-    process = Process
-
-    def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
-        super().__init__(rewriters, **services)
-        if may_write:
-            self.session._core.proofs.may_write = dict.fromkeys(_POLICIES, float("inf"))
+class Barriers(PolicyTalk):
+    policies = _POLICIES
 
     def appends(self, records: memoryview, topic: str = "count-checked", **options: Any) -> Self:
         """The client sends the records for partition 2."""
@@ -93,9 +73,6 @@ class Barriers(Talk):
 
     def sent_up(self) -> ProduceRequest:
         return parse_produce_request(memoryview(self.upstream())[4:])
-
-    def reported(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
-        return read(self.answer())
 
     def refusals(self) -> list[str]:
         counts = [c for c in self.commands if isinstance(c, m.Count)]
@@ -119,25 +96,6 @@ class Barriers(Talk):
     def waits(self) -> None:
         self.silent()
         assert self.session.at_barrier
-
-
-def query(
-    *parts: tuple[str, int, Any],
-    instance_id: bytes | None = None,
-    correlation: int = 1,
-    version: int = 9,
-    acks: int = 1,
-    timeout_ms: int = 3000,
-) -> bytes:
-    """A Produce request: (topic, partition, records). `tag` – contents of the field 253 of each topic."""
-    topics: dict[str, list[PartitionData]] = {}
-    for topic, partition, records in parts:
-        topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
-    tags = b"" if instance_id is None else join_tags([(7, b"theirs"), (COUNT_FIELD, instance_id), (300, b"later")])
-    data = tuple(TopicData(name, None, tuple(partitions), tags) for name, partitions in topics.items())
-    return b"".join(
-        encode_produce_request(ProduceRequest(version, correlation, "test", b"", None, acks, timeout_ms, data))
-    )
 
 
 def saying(count: object, *values: bytes) -> memoryview:
@@ -183,7 +141,7 @@ def test_append_is_in_flight_until_kafka_answers() -> None:
 
 
 def test_partition_count_field_is_removed_and_others_kept() -> None:
-    talk = Barriers().appends(V, instance_id=struct.pack(">i", 6))
+    talk = Barriers().appends(V, count=struct.pack(">i", 6))
     assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
 
 
@@ -568,11 +526,11 @@ def test_fast_path_does_not_skip_the_count_check(
 # ---------------------------------------------------------------------------------------------------- in the dispatcher
 
 
-class InDispatcher(Process):
+class InDispatcher(ServicesStandIn):
     """The barriers are the dispatcher's. It has one connection, whose client may write everything."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(policies=_POLICIES)
         self.dispatcher = Dispatcher(self, Unchanged(), g.SequencerLimits(), HeaderNames())  # type: ignore[arg-type]
         self.sequencers = self.dispatcher
         self.session = self.dispatcher.open(1, "proxy.local", 0.0)

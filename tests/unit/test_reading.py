@@ -25,8 +25,8 @@ from tests.support import bytewise
 from tests.support.batches import expecting
 from tests.support.line_counts import lines_of
 from tests.support.sequencer_calls import Call
-from tests.unit.test_partition_counts import Barriers, query
-from tests.unit.test_session import Talk, produce, read, request
+from tests.unit.test_partition_counts import Barriers
+from tests.unit.test_session import Talk, produce, query, read, request
 
 WHERE = TopicPartition("checked", 0)
 #: Deflate does not shrink them below what is read here.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from uuid import UUID
 
 import pytest
@@ -31,7 +31,16 @@ from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, END_T
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.batch_scan import HeaderNames
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
-from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
+from fencepost_proxy.wire.primitives import join_tags
+from fencepost_proxy.wire.produce import (
+    LEVEL_TAG,
+    NodeEndpoint,
+    PartitionData,
+    PartitionResult,
+    TopicData,
+    encode_produce_request,
+    parse_produce_request,
+)
 from fencepost_proxy.wire.produce import ProduceRequest as ProduceRequestFrame
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
@@ -41,6 +50,7 @@ from tests.support.sequencer_calls import Call, SequencerCalls, call
 C = TypeVar("C")
 T_ID = UUID(int=77)
 HEARTBEAT, METADATA = 12, 3
+COUNT_FIELD = 253
 MISMATCH = PartitionResult(0, 44, 57, -1, 3, error_message="OFFSET_MISMATCH …")
 NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
@@ -74,9 +84,13 @@ class ServicesStandIn(Counting):
     unknown_topics: frozenset[str] = frozenset()
     topic_names: dict[UUID, str] = field(default_factory=dict)
     unknown_topic_ids: dict[UUID, float] = field(default_factory=dict)
+    #: If given: of topics with 6 partitions. Metadata is fresh.
+    policies: Mapping[str, TopicPolicy] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.partition_counts = dict.fromkeys(self.policies or (), 6)
+        self.confirmed_at = dict.fromkeys(self.policies or (), float("inf"))
 
     def alone(self, now: float) -> bool:
         return self.is_alone
@@ -91,6 +105,8 @@ class ServicesStandIn(Counting):
         return self.is_fresh
 
     def policy(self, topic: str) -> TopicPolicy | None:
+        if self.policies is not None:
+            return self.policies.get(topic)
         return TopicPolicy(Check.ON) if topic.startswith("checked") else None
 
     def topic_id(self, topic: str) -> UUID | None:
@@ -119,10 +135,8 @@ class Unchanged:
 class Talk:
     """One session before a `process`; `commands` are those that no assertion has consumed yet."""
 
-    process: Callable[..., Any] = ServicesStandIn
-
     def __init__(self, rewriters: Any = None, **services: Any) -> None:
-        self.services = self.process(**services)
+        self.services: Any = ServicesStandIn(**services)
         self.session = Session(1, "proxy.local", self.services, rewriters or Unchanged(), 0.0)
         self.commands: list[m.Command | Call] = []
         self.services.sequencers.record = self._record
@@ -269,6 +283,43 @@ class Talk:
         requested = self.next(m.ReadBatches)
         requested.read()
         self.report(m.BatchesRead(requested.token))
+
+
+class PolicyTalk(Talk):
+    """One session before a process with these policies. `may_write` – it has proved that before."""
+
+    policies: ClassVar[dict[str, TopicPolicy]]
+
+    def __init__(self, *, may_write: bool = True, rewriters: object = None, **services: Any) -> None:
+        super().__init__(rewriters, policies=self.policies, **services)
+        if may_write:
+            self.session._core.proofs.may_write = dict.fromkeys([*self.policies, "unchecked"], float("inf"))
+
+    def reported(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+        return read(self.answer())
+
+
+def query(
+    *parts: tuple[str, int, Any],
+    level: bytes | None = None,
+    count: bytes | None = None,
+    correlation: int = 1,
+    version: int = 9,
+    acks: int = -1,
+    timeout_ms: int = 3000,
+) -> bytes:
+    """A Produce request: (topic, partition, records). `level`, `count`: the tagged fields 254 of its header, and 253 of
+    each topic."""
+    topics: dict[str, list[PartitionData]] = {}
+    for topic, partition, records in parts:
+        topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
+    header, tags = (
+        b"" if contents is None else join_tags([(7, b"theirs"), (tag, contents), (300, b"later")])
+        for tag, contents in ((LEVEL_TAG, level), (COUNT_FIELD, count))
+    )
+    data = tuple(TopicData(name, None, tuple(partitions), tags) for name, partitions in topics.items())
+    request = ProduceRequestFrame(version, correlation, "test", header, None, acks, timeout_ms, data)
+    return b"".join(encode_produce_request(request))
 
 
 def frame(body: bytes) -> bytes:
