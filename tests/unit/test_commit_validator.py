@@ -160,13 +160,6 @@ def test_nonempty_transaction_is_not_taken_for_its_predecessor() -> None:
     assert world.decision().outcome is Outcome.REFUSE
 
 
-def test_a_sequence_that_wraps() -> None:
-    world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 10)})
-    world.appends(A, SEQUENCE_MODULUS - 1, 10, 10)
-    world.appends(A, 0, 11, 11, count=2)
-    assert world.decision().outcome is Outcome.PASS
-
-
 def test_unrecorded_refusal_is_reported_immediately() -> None:
     world = World()
     world.table.failed(TXN, append(A, 0, 5), 44, "OFFSET_MISMATCH", was_sent=False)
@@ -320,11 +313,6 @@ def test_append_refused_retriably_elsewhere_and_missing_is_unresolved(
     assert world.decision().reason == "append_unresolved"
 
 
-def test_retriable_refusal_on_unwritten_partition_is_unresolved() -> None:
-    world = World(abort_only_records=(abort_only((B, 0)),), producers={A: None, B: None})
-    assert world.decision().reason == "append_unresolved"
-
-
 def test_own_abort_only_record_is_resolved_from_memory() -> None:
     world = World(producers={A: ProducerAt(EPOCH, 0, 10)})
     one = append(A, 0, 10)
@@ -361,26 +349,6 @@ def test_possible_gaps_cause_unpacking_of_passed_batches(why: str) -> None:
     assert [each for each in world.queried if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10)]
 
 
-def test_commit_is_validated_from_log_alone() -> None:
-    log = (logged(10, 0, 10), logged(13, 1), logged(20, 2, 20))
-    world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
-    assert world.decision().outcome is Outcome.PASS
-
-
-def test_violation_between_two_passed_appends_is_found() -> None:
-    """The first and the last are known here, but are not adjacent."""
-    log = (logged(10, 0, 10), logged(12, 1, 11), logged(13, 2, 13))
-    world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})
-    world.appends(A, 0, 10, 10)
-    world.appends(A, 2, 13, 13)
-    assert world.decision().reason == "violation"
-
-
-def test_an_expectation_that_can_hold_nowhere() -> None:
-    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: (Logged(10, 2, EPOCH, 0, conditional=True),)})
-    assert world.decision().reason == "violation"
-
-
 def test_violation_on_another_partition_is_found() -> None:
     world = World(
         transaction=TransactionIs(True, ID, EPOCH, "Ongoing", frozenset({A, B, FREE})),
@@ -402,64 +370,54 @@ def test_expected_offset_missing_from_log_cannot_be_proved() -> None:
     assert world.decision().outcome is Outcome.PASS
 
 
-def test_the_log_does_not_reach_back() -> None:
-    world = World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, out_of_range=True)
-    assert world.decision().reason == "cannot_be_proved"
+def on_a(
+    sequence: int, first: int | None, *log: Logged, here: tuple[tuple[int, int | None, int], ...] = (), v2: bool = True
+) -> World:
+    """The leader of A has this last sequence, and knows where the transaction begins. `here`: sequence, expected offset
+    and offset of appends through this process."""
+    world = World(v2=v2, producers={A: ProducerAt(EPOCH, sequence, first)}, logs={A: log})
+    for each in here:
+        world.appends(A, *each)
+    return world
 
 
-@pytest.mark.parametrize("log", [(), (logged(10, 0, 10),)])
-def test_log_and_leader_disagreeing_defers_the_commit(log: tuple[Logged, ...]) -> None:
-    world = World(producers={A: ProducerAt(EPOCH, 1, 10)}, logs={A: log})
-    assert world.decision().outcome is Outcome.LATER
+AT_10, COMMIT, ABORT = logged(10, 0, 10), marker(11, Marker.COMMIT), marker(11, Marker.ABORT)
+MARKED = ((0, 10, 10), (1, 12, 12))
 
 
-# ---- markers
-
-
-def test_a_marker_before_its_time_under_v2() -> None:
-    """Each transaction has a different epoch, so what ended in this epoch was part of this one."""
-    world = World(producers={A: ProducerAt(EPOCH, 0, None)})
-    assert world.decision().reason == "aborted"
-    world.appends(A, 0, 10, 10)
-    assert world.decision().reason == "aborted"
-
-
-def test_append_after_early_marker_is_aborted_under_v2() -> None:
-    """Its first sequence is 0; the open part of the log begins with another."""
-    world = World(producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: (logged(12, 1, 12),)})
-    assert world.decision().reason == "aborted"
-
-
-def test_previous_v1_transaction_ended_at_another_process() -> None:
-    """Both have the same epoch; only the marker separates them."""
-    log = (logged(10, 0, 10), marker(11, Marker.COMMIT), logged(12, 1, 12))
-    world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
-    world.appends(A, 0, 10, 10)
-    world.appends(A, 1, 12, 12)
-    assert world.decision().outcome is Outcome.PASS
-
-
-def test_previous_v1_transactions_appends_are_not_required() -> None:
-    log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
-    world = World(v2=False, producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log})
-    world.appends(A, 0, 10, 10)
-    assert world.decision().outcome is Outcome.PASS
-
-
-def test_partly_aborted_v1_transaction_is_refused() -> None:
-    log = (logged(10, 0, 10), marker(11, Marker.ABORT), logged(12, 1, 12))
-    world = World(v2=False, producers={A: ProducerAt(EPOCH, 1, 12)}, logs={A: log})
-    world.appends(A, 0, 10, 10)
-    world.appends(A, 1, 12, 12)
-    assert world.decision().reason == "aborted"
-
-
-def test_added_but_unwritten_partition_passes() -> None:
-    """Also if an earlier transaction of that epoch wrote it."""
-    world = World(v2=False, producers={A: None})
-    assert world.decision().outcome is Outcome.PASS
-    world.producers = {A: ProducerAt(EPOCH, 4, None)}
-    assert world.decision().outcome is Outcome.PASS
+@pytest.mark.parametrize(
+    ("world", "stated"),
+    [
+        (on_a(2, 10, AT_10, logged(13, 1), logged(20, 2, 20)), Outcome.PASS),
+        (on_a(1, 10, here=((SEQUENCE_MODULUS - 1, 10, 10), (0, 11, 11), (1, None, 12)), v2=False), Outcome.PASS),
+        # The first and the last are known here, but are not adjacent.
+        (on_a(2, 10, AT_10, logged(12, 1, 11), logged(13, 2, 13), here=((0, 10, 10), (2, 13, 13))), "violation"),
+        # An expectation that can hold nowhere.
+        (on_a(0, 10, Logged(10, 2, EPOCH, 0, conditional=True)), "violation"),
+        # Log and leader disagree.
+        (on_a(1, 10), Outcome.LATER),
+        (on_a(1, 10, AT_10), Outcome.LATER),
+        # Each v2 transaction has a different epoch, so what ended in this epoch was part of this one.
+        (on_a(0, None), "aborted"),
+        (on_a(0, None, here=((0, 10, 10),)), "aborted"),
+        # Its first sequence is 0; the open part of the log begins with another.
+        (on_a(1, 12, logged(12, 1, 12)), "aborted"),
+        # Under v1 both transactions have the same epoch; only the marker separates them.
+        (on_a(1, 12, AT_10, COMMIT, logged(12, 1, 12), here=MARKED, v2=False), Outcome.PASS),
+        (on_a(0, None, AT_10, COMMIT, here=((0, 10, 10),), v2=False), Outcome.PASS),
+        (on_a(1, 12, AT_10, ABORT, logged(12, 1, 12), here=MARKED, v2=False), "aborted"),
+        # It was added and not written, or by an earlier transaction of that epoch.
+        (World(v2=False, producers={A: None}), Outcome.PASS),
+        (on_a(4, None, v2=False), Outcome.PASS),
+        # The log does not reach back.
+        (World(producers={A: ProducerAt(EPOCH, 0, 10)}, logs={A: None}, out_of_range=True), "cannot_be_proved"),
+        (World(abort_only_records=(abort_only((B, 0)),), producers={A: None, B: None}), "append_unresolved"),
+        (World(transaction=TransactionIs(True, ID, EPOCH - 1, "CompleteCommit")), Outcome.LATER),
+    ],
+)
+def test_decision_follows_from_log_and_leader(world: World, stated: Outcome | str) -> None:
+    decision = world.decision()
+    assert stated in (decision.outcome, decision.reason)
 
 
 def test_partition_unknown_to_coordinator_cannot_be_proved() -> None:
@@ -486,11 +444,6 @@ def test_partition_unknown_to_coordinator_cannot_be_proved() -> None:
 )
 def test_kafka_itself_answers(found: TransactionIs) -> None:
     assert World(transaction=found).decision().outcome is Outcome.PASS
-
-
-def test_lagging_coordinator_defers_the_commit() -> None:
-    world = World(transaction=TransactionIs(True, ID, EPOCH - 1, "CompleteCommit"))
-    assert world.decision().outcome is Outcome.LATER
 
 
 def test_unknown_facts_always_defer_the_commit() -> None:
