@@ -175,7 +175,7 @@ ROWS = [
                 appended(i),
                 via="second",
             )
-            for i in (9, 10, 11)
+            for i in (0, 9, 10, 11)
         ),
     ),
     row(

@@ -318,15 +318,6 @@ def test_what_needs_no_read_is_not_read_ahead() -> None:
     talk.acknowledged(pending, 10)
 
 
-def test_true_topic_counts_unfenced_appends_in_sequence_offset() -> None:
-    talk = confirmed(Check.ON)
-    own = talk.sends(batch(b"x", b"y", producer=(5, 0, 0)))
-    assert own.placement.fence is None
-    talk.acknowledged(own, 10)
-    assert talk.sends(expecting(12, b"z")).placement.fence == g.Fence(SHARED, 0, 10)
-    assert talk.sends(batch(b"without producer id")).placement.fence == g.Fence(SHARED, 0, 11)
-
-
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
@@ -378,15 +369,6 @@ def test_partial_resend_says_how_many_records_are_there(
     message = talk.mismatch(pending, expected=4, actual=20)
     assert message.endswith(f" POSSIBLY_YOURS: {count} of 3 of these records are in the log") is (count > 0)
     assert ("POSSIBLY_YOURS" in message) is (count > 0)
-
-
-def test_resend_beyond_the_log_end_counts_what_is_there() -> None:
-    talk = confirmed()
-    pending = talk.submit(outbox(11, b"a", b"b", b"c"))
-    talk.snapshot(13, next_sequence=13)
-    talk.read(pending, in_log(outbox(11, b"a"), 11), at=11)
-    talk.read(pending, in_log(outbox(12, b"b"), 12), at=12)
-    assert "2 of 3 of these" in talk.mismatch(pending, expected=11, actual=13)
 
 
 def test_resend_without_write_ids_is_possibly_yours() -> None:
@@ -907,16 +889,6 @@ def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
     talk.fails(talk.submit(expecting(12, b"a", timestamp_ms=limit_ms)), OLD_TIMESTAMP)
 
 
-def test_old_batch_on_true_topic_is_sent_unfenced() -> None:
-    talk = confirmed(Check.ON)
-    old = talk.sends(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
-    assert old.placement.fence == g.NO_PRODUCER
-    waiting = talk.submit(expecting(11, b"b"))
-    talk.silent()
-    talk.acknowledged(old, 10)
-    assert talk.admitted(waiting) == g.Fence(SHARED, 0, 10)
-
-
 def test_old_unconditional_batches_on_true_topic_need_no_read() -> None:
     """A load of old records by a producer that is not idempotent."""
     talk = confirmed(Check.ON)
@@ -1218,16 +1190,6 @@ def test_log_before_the_fence_base_is_no_violation(talk: Talk) -> None:
 # -------------------------------------------------------------------------------------- rules 12, 13: fence unconfirmed
 
 
-def test_unconfirmed_sequencer_sends_one_append_alone(talk: Talk) -> None:
-    first = talk.submit(expecting(10, b"a"))
-    talk.snapshot(10)
-    talk.admitted(first)
-    second = talk.submit(expecting(11, b"b"))
-    talk.silent()
-    talk.acknowledged(first, 10)
-    assert talk.admitted(second) == g.Fence(SHARED, 0, 11)
-
-
 def test_unconfirmed_admission_expires(talk: Talk) -> None:
     pending = talk.submit(expecting(10, b"a"))
     talk.snapshot(10)
@@ -1267,14 +1229,6 @@ def test_new_append_keeps_the_fence_confirmed() -> None:
 # ------------------------------------------------------------------------------------------------------- pipelining
 
 
-def test_pipelined_appends_are_sent_before_acknowledgements() -> None:
-    talk = confirmed()
-    pipelined = [talk.sends(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
-    assert [pending.placement.fence for pending in pipelined] == [g.Fence(SHARED, 0, at) for at in (10, 12, 14)]
-    for i, pending in enumerate(pipelined):
-        talk.acknowledged(pending, 10 + 2 * i)
-
-
 @pytest.mark.parametrize(("alone", "connection"), [(False, 1), (True, 2)], ids=["live instances", "another connection"])
 def test_append_waits_for_those_in_flight(alone: bool, connection: int) -> None:
     talk = confirmed(alone=alone)
@@ -1310,13 +1264,6 @@ def test_no_pipeline_while_a_lost_append_may_be_queued() -> None:
     talk.acknowledged(second, 11)
     talk.admitted(third)
     talk.sends(expecting(13, b"d"), connection=2)
-
-
-def test_takeover_delays_no_appends_on_required_topics() -> None:
-    talk = Talk(taken_over=False)
-    pending = talk.submit(expecting(10, b"a"))
-    talk.snapshot(10)
-    talk.admitted(pending)
 
 
 def test_takeover_delays_conditional_appends_on_true_topics() -> None:
@@ -1456,14 +1403,6 @@ def test_retry_is_a_mismatch_if_the_log_has_another_history(check: Check) -> Non
     assert "POSSIBLY_YOURS" not in talk.mismatch(retry, expected=11, actual=14)
 
 
-def test_lost_unconditional_append_is_appended_again() -> None:
-    talk, retry = retried_under_another_leader(Check.ON, expected=False)
-    talk.read(retry, g.NotYet(11), at=12)
-    talk.next(g.LostRecords)
-    talk.snapshot(11, next_sequence=11)
-    assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
-
-
 def test_successor_of_a_remembered_append_waits_for_its_read() -> None:
     talk, retry = retried_under_another_leader(Check.ON, expected=False)
     successor = talk.submit(batch(b"d", producer=(5, 0, 3)), connection=2)
@@ -1545,14 +1484,6 @@ def retry_of_absent_batch(end: int) -> tuple[Talk, g.PendingAppend]:
     return talk, retry
 
 
-def test_retry_of_unresolved_batch_is_sought_in_log() -> None:
-    talk = confirmed(Check.ON)
-    records = unresolved(talk)
-    retry = talk.submit(records, connection=2)
-    talk.read(retry, in_log(records, 11), at=11)
-    talk.accepted(retry, 11)  # the first attempt was appended meanwhile
-
-
 def test_absent_unresolved_batch_is_retried_with_same_sequence() -> None:
     talk, retry = retry_of_absent_batch(11)
     assert talk.admitted(retry) == g.Fence(SHARED, 0, 11)
@@ -1578,12 +1509,6 @@ def test_later_append_passes_a_waiting_one_but_not_a_retry() -> None:
     assert talk.admitted(later) == g.Fence(SHARED, 0, 11)
     talk.report(g.BatchRead(read.pending, in_log(other.records, 10)))
     talk.mismatch(retry, expected=10, actual=11)
-
-
-def test_first_try_appended_before_retry_is_not_repeated() -> None:
-    talk, retry = retry_of_absent_batch(12)  # it was queued, and was appended after that read
-    talk.read(retry, in_log(retry.records, 11), at=11)
-    talk.accepted(retry, 11)
 
 
 def test_retry_is_fenced_again_when_sequence_was_taken() -> None:
@@ -2134,16 +2059,6 @@ def test_later_appends_wait_for_acknowledged_transactional_retry() -> None:
 # ---- a transaction joins
 
 
-def test_join_waits_for_fenced_appends_in_flight() -> None:
-    talk = confirmed(Check.ON)
-    pending = talk.sends(expecting(10, b"a"))
-    talk.call("join", "app", 7)
-    talk.silent()
-    assert talk.sequencer.issued.issue(object, talk.now) is None  # type: ignore[arg-type]
-    talk.acknowledged(pending, 10)
-    assert talk.next(g.MayJoin) == g.MayJoin(7)
-
-
 def test_join_waits_for_in_doubt_appends() -> None:
     """Otherwise the marker takes the offset at which the sequencer looks for the in-doubt batch: the client gets 44,
     and Kafka appends the batch after the marker."""
@@ -2243,32 +2158,7 @@ def test_the_queue_is_bounded() -> None:
     talk.fails(talk.submit(expecting(10, b"a")), NOT_LEADER, "queue is full")
 
 
-def test_appends_are_admitted_in_submission_order() -> None:
-    talk = confirmed()
-    first = talk.sends(expecting(10, b"a"))
-    waiting = [talk.submit(expecting(11 + i, b"x"), connection=2 + i) for i in range(3)]
-    talk.acknowledged(first, 10)
-    for i, pending in enumerate(waiting):
-        talk.admitted(pending)
-        talk.silent()
-        talk.acknowledged(pending, 11 + i)
-
-
 # ---------------------------------------------------------------------------------------------- unconditional appends
-
-
-def test_retry_keeps_original_producer_after_later_fenced_append() -> None:
-    talk = confirmed(Check.ON)
-    first = talk.sends(batch(b"x", producer=(5, 0, 0)))
-    talk.acknowledged(first, 10)  # the answer does not reach its client
-    fenced = talk.sends(expecting(11, b"a", producer=(5, 0, 1)))
-    talk.acknowledged(fenced, 11)
-    retry = talk.sends(first.records, connection=2)
-    assert retry.placement.kind is g.AppendMode.PASS_THROUGH
-    talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())  # Kafka knows it by its sequence
-    talk.accepted(retry, 10)
-    fences = [each.placement.fence for each in (first, fenced, retry, talk.sends(batch(b"y", producer=(5, 0, 2))))]
-    assert fences == [None, g.Fence(SHARED, 0, 10), None, g.Fence(SHARED, 0, 11)]
 
 
 def test_idempotent_unconditional_appends_run_together_unfenced() -> None:
