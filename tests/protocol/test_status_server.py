@@ -70,16 +70,25 @@ async def status_server(
         await server.close()
 
 
-async def send(address: Address, request: bytes) -> tuple[int, dict[str, str], bytes]:
+async def send_raw(address: Address, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
     try:
-        writer.write(request)
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        return await reader.read()
     finally:
         writer.close()
+
+
+async def send(address: Address, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = (await send_raw(address, request)).partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return int(status.split(" ")[1]), headers, body
+
+
+async def get_json(address: Address, path: str = "/status.json") -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((await get(address, path))[2])
+    return answer
 
 
 async def get(address: Address, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
@@ -128,9 +137,9 @@ async def test_readiness_is_503_with_reasons_and_liveness_200() -> None:
         status, _, body = await get(address, "/readyz")
         assert (status, body) == (503, b"not ready\nthe state topic is not loaded\n")
         assert (await get(address, "/livez"))[0] == 200
-        problems = json.loads((await get(address, "/status.json"))[2])["problems"]
+        problems = (await get_json(address))["problems"]
         assert (problems[0]["what"], problems[0]["do"]) == ("Not ready: the state topic is not loaded", "Wait.")
-        assert json.loads((await get(address, "/status.json"))[2])["not_ready"] == ["the state topic is not loaded"]
+        assert (await get_json(address))["not_ready"] == ["the state topic is not loaded"]
 
     async with status_server() as address:
         assert (await get(address, "/readyz"))[::2] == (200, b"ready\n")
@@ -220,13 +229,9 @@ async def test_head_has_the_length_but_no_body() -> None:
 async def test_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.1)
 
-    async with status_server() as address:
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(b"GET / HT")
-        async with asyncio.timeout(60):
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b""
-        writer.close()
+    async with status_server() as address, asyncio.timeout(60):
+        with suppress(ConnectionResetError):
+            assert await send_raw(address, b"GET / HT") == b""
 
 
 async def test_page_slower_than_the_request_limit_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,11 +253,8 @@ async def test_page_slower_than_its_own_limit_is_cut_off(monkeypatch: pytest.Mon
         raise AssertionError
 
     async with status_server(lists=lists) as address, asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(b"GET /topics.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
+            assert await send_raw(address, b"GET /topics.json HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
 
 
 async def test_query_has_at_most_16_fields() -> None:
@@ -268,7 +270,7 @@ async def test_json_texts_are_clipped_at_400_characters() -> None:
     rows = tuple(CheckedTopicStatus(name, REQUIRED, 6) for name in names)
 
     async with status_server(lists=canned({"topics": rows})) as address:
-        shown = json.loads((await get(address, "/topics.json"))[2])["rows"]
+        shown = (await get_json(address, "/topics.json"))["rows"]
         assert [row["topic"] for row in shown] == ["a" * 400, "b" * 400 + "…"]
 
 
@@ -347,7 +349,7 @@ async def test_snapshot_is_newer_than_its_request() -> None:
 
     async with status_server(counted) as address:
         for started in range(50):
-            assert json.loads((await get(address, "/status.json"))[2])["connections"] == started
+            assert (await get_json(address))["connections"] == started
 
 
 async def test_snapshot_crash_is_500_and_server_continues() -> None:
@@ -371,12 +373,12 @@ async def test_list_comes_in_linked_parts() -> None:
         found: list[str] = []
         target: str | None = "/topics.json?limit=500"
         while target is not None:
-            answer = json.loads((await get(address, target))[2])
+            answer = await get_json(address, target)
             assert (answer["matching"], answer["offset"]) == (1_234, len(found))
             found += [each["topic"] for each in answer["rows"]]
             target = answer["next"]
         assert found == [each.topic for each in rows]
-        one = json.loads((await get(address, "/topics.json?search=-00007"))[2])
+        one = await get_json(address, "/topics.json?search=-00007")
         assert [each["topic"] for each in one["rows"]] == ["orders-00007"]
 
 
@@ -399,19 +401,19 @@ async def test_many_thresholds_are_served_whole_in_small_parts() -> None:
         found: list[Any] = []
         target: str | None = "/expansions.json"
         while target is not None:
-            answer = json.loads((await get(address, target))[2])
+            answer = await get_json(address, target)
             assert len(answer["rows"]) == 1
             found += answer["rows"]
             target = answer["next"]
         assert [(each["topic"], len(each["thresholds"])) for each in found] == [(f"t{n}", 15_000) for n in range(4)]
-        assert len(json.loads((await get(address, "/status.json"))[2])["expansions"]) == 1
+        assert len((await get_json(address))["expansions"]) == 1
 
 
 async def test_overview_has_the_first_rows_of_each_list() -> None:
     rows = [CheckedTopicStatus(f"t{number}", REQUIRED, 1) for number in range(300)]
     async with status_server(lists=canned({"topics": rows})) as address:
         for query, expected in (("", 100), ("?limit=20", 20)):
-            status = json.loads((await get(address, f"/status.json{query}"))[2])
+            status = await get_json(address, f"/status.json{query}")
             assert (len(status["checked_topics"]), status["totals"]["checked_topics"]) == (expected, 300)
         assert (await get(address, "/status.json?limit=101"))[0] == 400
 
@@ -429,7 +431,7 @@ async def test_numbers_are_numbers_within_their_bounds(query: str) -> None:
 async def test_unknown_numbers_are_null_in_json() -> None:
     unknown = replace(READY, state_lease_seconds=float("-inf"), added_seconds=(0.001, float("inf")))
     async with status_server(lambda: unknown) as address:
-        status = json.loads((await get(address, "/status.json"))[2])
+        status = await get_json(address)
         assert (status["state_lease_seconds"], status["added_seconds"]) == (None, [0.001, None])
 
 
@@ -637,12 +639,3 @@ async def test_page_uses_tls_with_the_present_certificate(tmp_path: Path) -> Non
         assert before != after
         with suppress(ConnectionError):
             assert not (await send_raw(address, b"GET /livez HTTP/1.1\r\n\r\n")).startswith(b"HTTP"), "not in plaintext"
-
-
-async def send_raw(address: Address, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(request)
-    try:
-        return await reader.read()
-    finally:
-        writer.close()
