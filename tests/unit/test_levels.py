@@ -39,7 +39,6 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
-from tests.support.sequencer_calls import Call
 from tests.unit.test_session import PolicyTalk, frames, produced, query, read
 
 TIMED_OUT, NOT_LEADER, NOT_AUTHORIZED, NOT_PERMITTED, OLD_FORMAT, POLICY_VIOLATION = 7, 6, 29, 31, 43, 44
@@ -105,24 +104,6 @@ def talk() -> Levels:
 
 
 # --------------------------------------------------------------------------------------------------------- answers
-
-
-@pytest.mark.parametrize(
-    ("producer_id", "level", "code"),
-    [
-        (-1, Level.OFF, None),
-        (-1, Level.SAFE, None),
-        (-1, Level.REQUIRED, POLICY_VIOLATION),
-        (9, Level.REQUIRED, None),
-        (MADE_UP, Level.SAFE, None),
-        (MADE_UP, Level.OFF, NOT_PERMITTED),
-        (MADE_UP, Level.REQUIRED, NOT_PERMITTED),
-        (MADE_UP_IDS_FROM - 1, Level.OFF, None),
-    ],
-)
-def test_the_policy(producer_id: int, level: Level, code: int | None) -> None:
-    refusal = check_level(Append("t", 3, 1, None, producer_id=producer_id), level)
-    assert (None if refusal is None else refusal.error_code) == code
 
 
 def test_idempotent_and_transactional_batches_pass(talk: Levels) -> None:
@@ -191,21 +172,6 @@ def test_level_field_affects_only_its_own_request(talk: Levels) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- sent without an id
-
-
-def test_batch_refused_as_idempotent_is_resent_without_id(talk: Levels) -> None:
-    sent = idempotent(b"value", 7)
-    assert producer(talk.forwards(("safe", 0, sent))) == (9, 0, 7)
-    talk.says(("safe", 0, OLD_FORMAT, -1))
-    talk.downgraded("safe")
-    again = talk.up()
-    assert (producer(again), again.acks, again.timeout_ms) == (NO_PRODUCER, -1, 3000)
-    (data,) = again.topics[0].partitions
-    assert data.records is not None
-    assert data.records[61:] == sent[61:]
-    talk.says(("safe", 0, 0, 33))
-    assert talk.reported() == {("safe", 0): (0, 33, None)}
-    assert talk.session.drained
 
 
 def test_later_batches_omit_the_id_until_expiry(talk: Levels) -> None:
@@ -427,6 +393,7 @@ def test_made_up_ids_are_unique_and_not_kafkas() -> None:
     ids = {make_up_producer_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(MADE_UP_IDS_FROM <= each < 1 << 63 for each in ids)
+    assert check_level(Append("t", 3, 1, None, producer_id=MADE_UP_IDS_FROM - 1), Level.OFF) is None
 
 
 def test_made_up_id_is_removed(talk: Levels) -> None:
@@ -439,13 +406,6 @@ def test_made_up_id_is_removed(talk: Levels) -> None:
     talk.downgraded("checked-safe", "not_permitted")
     pending = talk.submitted()
     assert (pending.append.producer_id, pending.append.expected_base_offset) == (-1, 4)
-
-
-def test_checked_topic_may_also_require_idempotence(talk: Levels) -> None:
-    talk.produces(("checked-required", 0, expecting(4, b"v")), correlation=1)
-    talk.fails(POLICY_VIOLATION, ("checked-required", 0))
-    talk.produces(("checked-required", 0, expecting(4, b"v", producer=(9, 0, 0))), correlation=2)
-    assert talk.submitted().append.producer_id == 9
 
 
 _KNOWN = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
@@ -533,20 +493,6 @@ def test_last_known_log_start_replaces_a_missing_one(talk: Levels) -> None:
 
 def test_unknown_producers_error_is_relayed() -> None:
     assert answered(Levels(), OUT_OF_ORDER, -1, correlation=1, start=11) == OUT_OF_ORDER
-
-
-def test_checked_topic_tracks_its_producers_too(talk: Levels) -> None:
-    for correlation, (code, base, start, reported) in enumerate(
-        [(0, 10, 0, 0), (OUT_OF_ORDER, -1, 11, UNKNOWN_PRODUCER_ID)]
-    ):
-        talk.produces(("checked", 0, idempotent(sequence=correlation)), correlation=correlation)
-        pending = talk.admitted(fenced=False)
-        talk.upstream()
-        talk.kafka(_with_start(produced(("checked", 0, code, base), correlation=correlation), start))
-        _, (_, result) = talk.next(Call)
-        assert result.error_code == reported
-        talk.complete(pending, result)
-        talk.answer()
 
 
 def test_log_start_in_any_result_is_remembered(talk: Levels) -> None:

@@ -926,33 +926,12 @@ def test_append_waiting_at_another_sequencer_still_fails() -> None:
 # ----------------------------------------------------------------------------------------------------------------- ends
 
 
-def test_lost_client_keeps_upstream_until_outcome_is_known(talk: Talk) -> None:
-    pending = talk.sends()
-    talk.report(m.ClientLost())
-    talk.silent()
-    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
-    talk.next(m.CloseUpstream)
-    talk.silent()
-    assert talk.services.free_bytes == 1 << 20
-
-
 def test_silent_upstream_of_lost_client_is_closed_eventually(talk: Talk) -> None:
     pending = talk.sends()
     talk.report(m.ClientLost())
     talk.tick(talk.services.request_timeout_seconds + 1)
     talk.next(m.CloseUpstream)
     talk.lost(pending)
-
-
-def test_append_on_broken_connection_is_in_doubt(talk: Talk) -> None:
-    pending = talk.sends()
-    talk.report(m.UpstreamLost("the broker closed the connection"))
-    talk.lost(pending)
-    assert talk.next(m.CloseClient).fault is None
-    talk.report(m.ClientLost())
-    talk.silent()  # it is closed already
-    assert talk.session.finished
-    assert talk.services.free_bytes == 1 << 20
 
 
 @pytest.mark.parametrize("end", [m.ClientLost(), m.UpstreamLost("the broker closed the connection")])
@@ -1516,8 +1495,11 @@ def test_lost_upstream_leaves_only_sent_appends_in_doubt() -> None:
     talk.report(m.UpstreamLost("lost"))
     talk.canceled(second)
     talk.lost(first)
-    talk.next(m.CloseClient)
-    talk.silent()
+    assert talk.next(m.CloseClient).fault is None
+    talk.report(m.ClientLost())
+    talk.silent()  # it is closed already
+    assert talk.session.finished
+    assert talk.services.free_bytes == 1 << 20
 
 
 @pytest.mark.parametrize("answered", [False, True])
