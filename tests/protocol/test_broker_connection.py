@@ -318,7 +318,7 @@ async def test_waiters_share_one_attempt_despite_short_deadline() -> None:
     server.close()
 
 
-def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -328,16 +328,13 @@ def test_refused_connection_is_retried_with_longer_pauses(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(asyncio, "sleep", recorded)
 
-    async def story() -> None:
-        with refusing() as address:
-            limits = replace(LIMITS, reconnect_backoff_max_seconds=0.25)
-            proxied = PooledConnection(address, limits=limits, client_id="test")
-            for _ in range(6):
-                with pytest.raises(UpstreamUnavailable, match="cannot connect"):
-                    await proxied.connected(deadline_in(PATIENCE_SECONDS))
-            await proxied.close()
-
-    asyncio.run(story())
+    with refusing() as address:
+        limits = replace(LIMITS, reconnect_backoff_max_seconds=0.25)
+        proxied = PooledConnection(address, limits=limits, client_id="test")
+        for _ in range(6):
+            with pytest.raises(UpstreamUnavailable, match="cannot connect"):
+                await proxied.connected(deadline_in(PATIENCE_SECONDS))
+        await proxied.close()
 
     longest = [0, 0.05, 0.1, 0.2, 0.25, 0.25]
     assert len(pauses) == len(longest)

@@ -230,17 +230,14 @@ def test_the_list_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["10.0.0.1", "10.0.0.2"], False, State.OK),
     ],
 )
-def test_home_address_must_lead_to_one_proxy(
+async def test_home_address_must_lead_to_one_proxy(
     hosts: list[str], homes: bool, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def look_up(*_: object, **__: object) -> list[object]:
         return [(socket.AF_INET6 if ":" in each else socket.AF_INET, 1, 6, "", (each, 0)) for each in hosts]
 
-    async def run() -> Finding:
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-        return await checking._resolves("proxies", alone=homes)
-
-    found = asyncio.run(run())
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    found = await checking._resolves("proxies", alone=homes)
     assert found.state is state
     assert ("leads to this proxy alone" in found.todo) is (state is State.WARNING)
     assert ("must lead to this proxy alone" in found.reported) is (homes and state is State.OK)

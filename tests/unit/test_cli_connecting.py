@@ -102,14 +102,12 @@ def test_unreachable_leader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(failed.value).startswith(expected)
 
 
-def test_unrelated_service_is_not_waited_for() -> None:
-    async def serve() -> None:
-        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.close()
+async def test_unrelated_service_is_not_waited_for() -> None:
 
-        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
-            port: int = server.sockets[0].getsockname()[1]
-            with pytest.raises(CannotQuery, match=f"cannot connect to 127.0.0.1:{port}: "):
-                await asyncio.to_thread(connecting.require_connection, config(f"127.0.0.1:{port}"), SECONDS)
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
 
-    asyncio.run(serve())
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        with pytest.raises(CannotQuery, match=f"cannot connect to 127.0.0.1:{port}: "):
+            await asyncio.to_thread(connecting.require_connection, config(f"127.0.0.1:{port}"), SECONDS)

@@ -204,8 +204,10 @@ ASYNC = pytest.mark.parametrize(
 
 @ASYNC
 @pytest.mark.parametrize("first_is_cancelled", [False, True])
-def test_second_task_is_refused_at_once(use_of: Callable[[Any], Callable[[], Any]], first_is_cancelled: bool) -> None:
-    async def scenario() -> None:
+async def test_second_task_is_refused_at_once(
+    use_of: Callable[[Any], Callable[[], Any]], first_is_cancelled: bool
+) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
         hold = AsyncHold()
         use = use_of(hold)
         first = asyncio.ensure_future(use())
@@ -222,11 +224,9 @@ def test_second_task_is_refused_at_once(use_of: Callable[[Any], Callable[[], Any
         if use_of is not _async_log_writer or not first_is_cancelled:  # that one must be read first
             await use()
 
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_SECONDS))
 
-
-def test_cancelled_append_counts_as_used_until_it_is_aborted() -> None:
-    async def scenario() -> None:
+async def test_cancelled_append_counts_as_used_until_it_is_aborted() -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
         sending, aborting = AsyncHold(), AsyncHold()
         producer = Producer(sending)
         producer.abort = aborting  # type: ignore[method-assign, assignment]
@@ -246,24 +246,19 @@ def test_cancelled_append_counts_as_used_until_it_is_aborted() -> None:
             await asyncio.sleep(0)
         await run_async(writer.append(APPENDED))
 
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_SECONDS))
 
-
-def test_loop_that_breaks_is_over_at_once() -> None:
+async def test_loop_that_breaks_is_over_at_once() -> None:
     """An asynchronous generator would be closed by the event loop, later."""
 
-    async def scenario() -> None:
-        reader = LogReaderBase([("t", 0)], Consumer(_nothing), POLICY)
-        async for _, record in reader._loop():
-            if record.offset == 1:
-                break
-        assert [record.offset async for _, record in reader._loop()] == [1]
-
-    asyncio.run(scenario())
+    reader = LogReaderBase([("t", 0)], Consumer(_nothing), POLICY)
+    async for _, record in reader._loop():
+        if record.offset == 1:
+            break
+    assert [record.offset async for _, record in reader._loop()] == [1]
 
 
-def test_two_tasks_on_one_loop_are_refused() -> None:
-    async def scenario() -> None:
+async def test_two_tasks_on_one_loop_are_refused() -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
         hold = AsyncHold()
         reader = LogReaderBase([("t", 0)], Consumer(hold), POLICY)
         loop = reader._loop()
@@ -274,5 +269,3 @@ def test_two_tasks_on_one_loop_are_refused() -> None:
         hold.leave.set()
         assert (await first)[1].offset == 0
         assert [record.offset async for _, record in loop] == [1]
-
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_SECONDS))

@@ -315,8 +315,8 @@ def test_cancelled_call_is_not_appended_if_undecided_and_harms_no_other() -> Non
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_end_of_the_event_loop_ends_waiting_calls() -> None:
-    async def scenario() -> None:
+async def test_end_of_the_event_loop_ends_waiting_calls() -> None:
+    async with asyncio.timeout(20):
         writer = FakeLogWriter(Partition.quiet(), 0.0)
         sending, never = asyncio.Event(), asyncio.Event()
 
@@ -333,5 +333,3 @@ def test_end_of_the_event_loop_ends_waiting_calls() -> None:
         log._worker.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))

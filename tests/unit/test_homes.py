@@ -49,35 +49,31 @@ def listening() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_process_that_does_not_accept_is_no_home() -> None:
-    async def run() -> None:
-        here = Address("127.0.0.1", 1)
-        with listening() as other:
-            address = Address(*other.getsockname())
-            homes = Homes(here, lambda: BROKERS, lambda: [address])
-            assert homes.of(BROKERS[0]) is None, "here until it is known"
-            await homes.update()
-            assert Counter(map(homes.of, BROKERS)) == {None: 50, address: 50}
+async def test_process_that_does_not_accept_is_no_home() -> None:
+
+    here = Address("127.0.0.1", 1)
+    with listening() as other:
+        address = Address(*other.getsockname())
+        homes = Homes(here, lambda: BROKERS, lambda: [address])
+        assert homes.of(BROKERS[0]) is None, "here until it is known"
         await homes.update()
-        assert set(map(homes.of, BROKERS)) == {None, address}, "one failure may be by chance"
+        assert Counter(map(homes.of, BROKERS)) == {None: 50, address: 50}
+    await homes.update()
+    assert set(map(homes.of, BROKERS)) == {None, address}, "one failure may be by chance"
+    await homes.update()
+    assert set(map(homes.of, BROKERS)) == {None}
+
+
+async def test_failed_probe_of_a_home_is_repeated_soon() -> None:
+
+    with listening() as other:
+        address = Address(*other.getsockname())
+        homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [address])
         await homes.update()
-        assert set(map(homes.of, BROKERS)) == {None}
-
-    asyncio.run(run())
-
-
-def test_failed_probe_of_a_home_is_repeated_soon() -> None:
-    async def run() -> None:
-        with listening() as other:
-            address = Address(*other.getsockname())
-            homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [address])
-            await homes.update()
-        running = asyncio.create_task(homes.run())
-        await asyncio.sleep(0.7)
-        assert set(map(homes.of, BROKERS)) == {None}
-        running.cancel()
-
-    asyncio.run(run())
+    running = asyncio.create_task(homes.run())
+    await asyncio.sleep(0.7)
+    assert set(map(homes.of, BROKERS)) == {None}
+    running.cancel()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "a..b", "x" * 70, "no\0name"])
@@ -87,19 +83,17 @@ def test_process_that_never_accepted_is_no_home(host: str) -> None:
     assert set(map(homes.of, BROKERS)) == {None}
 
 
-def test_retiring_process_names_the_others() -> None:
-    async def run() -> None:
-        with listening() as other:
-            address = Address(*other.getsockname())
-            homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [address])
-            homes.retiring = True
-            await homes.update()
-            assert set(map(homes.of, BROKERS)) == {address}
-        await homes.update()
-        await homes.update()
-        assert set(map(homes.of, BROKERS)) == {None}, "it is the last one"
+async def test_retiring_process_names_the_others() -> None:
 
-    asyncio.run(run())
+    with listening() as other:
+        address = Address(*other.getsockname())
+        homes = Homes(Address("127.0.0.1", 1), lambda: BROKERS, lambda: [address])
+        homes.retiring = True
+        await homes.update()
+        assert set(map(homes.of, BROKERS)) == {address}
+    await homes.update()
+    await homes.update()
+    assert set(map(homes.of, BROKERS)) == {None}, "it is the last one"
 
 
 def test_address_of_a_broker_is_that_of_its_home() -> None:
@@ -148,37 +142,34 @@ class Names:
         return self._real("127.0.0.1", port, **options)
 
 
-def test_slow_lookups_of_dead_names_delay_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_lookups_of_dead_names_delay_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names(monkeypatch)
     names.dead = {f"dead-{number}" for number in range(20)}
 
-    async def run() -> None:
-        with listening() as other:
-            port = other.getsockname()[1]
-            here, live, late = (Address(each, port) for each in ("here", "live", "late"))
-            others = [live]
-            homes = Homes(here, lambda: BROKERS, lambda: others)
-            await homes.update()
-            assert set(map(homes.of, BROKERS)) == {None, live}
-            others += [Address(each, port) for each in sorted(names.dead)[:4]]
-            await homes.update()
-            others += [Address(each, port) for each in sorted(names.dead)[4:]]
-            await homes.update()
-            began = time.monotonic()
-            await homes.update()
-            assert time.monotonic() - began < 0.09, "no home waits for a process that did not accept"
-            assert len([each for each in names.looked_up if each in names.dead]) <= 16
-            names.dead.add("live")
-            monkeypatch.setattr("fencepost_proxy.cluster.connecting._LOOKUP_SECONDS", 0.0)
-            for _ in range(4):
-                await homes.update()
-            assert set(map(homes.of, BROKERS)) == {None, live}, "its last address is used"
-            assert names.looked_up["dead-0"] == 1, "a slow lookup is not repeated"
-            others.append(late)
-            names.over.set()
-            for _ in range(4):
-                await homes.update()
-            assert late in set(map(homes.of, BROKERS))
-
     monkeypatch.setattr("fencepost_proxy.services.homes._PROBE_SECONDS", 0.1)
-    asyncio.run(run())
+    with listening() as other:
+        port = other.getsockname()[1]
+        here, live, late = (Address(each, port) for each in ("here", "live", "late"))
+        others = [live]
+        homes = Homes(here, lambda: BROKERS, lambda: others)
+        await homes.update()
+        assert set(map(homes.of, BROKERS)) == {None, live}
+        others += [Address(each, port) for each in sorted(names.dead)[:4]]
+        await homes.update()
+        others += [Address(each, port) for each in sorted(names.dead)[4:]]
+        await homes.update()
+        began = time.monotonic()
+        await homes.update()
+        assert time.monotonic() - began < 0.09, "no home waits for a process that did not accept"
+        assert len([each for each in names.looked_up if each in names.dead]) <= 16
+        names.dead.add("live")
+        monkeypatch.setattr("fencepost_proxy.cluster.connecting._LOOKUP_SECONDS", 0.0)
+        for _ in range(4):
+            await homes.update()
+        assert set(map(homes.of, BROKERS)) == {None, live}, "its last address is used"
+        assert names.looked_up["dead-0"] == 1, "a slow lookup is not repeated"
+        others.append(late)
+        names.over.set()
+        for _ in range(4):
+            await homes.update()
+        assert late in set(map(homes.of, BROKERS))

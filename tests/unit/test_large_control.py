@@ -307,21 +307,18 @@ def test_many_state_topic_entries_are_removed_quickly() -> None:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_thread_changes_is_changed_in_event_loop() -> None:
+async def test_what_thread_changes_is_changed_in_event_loop() -> None:
     requests = Proxy(ProxyConfig((Address("kafka", 9092),)))._requests
 
     def fails() -> None:
         raise LookupError("as in the loop")
 
-    async def main() -> None:
-        requests._loop = asyncio.get_running_loop()
-        here = threading.get_ident()
-        assert requests.in_loop(threading.get_ident) == here
-        assert await asyncio.to_thread(requests.in_loop, threading.get_ident) == here
-        with pytest.raises(LookupError, match="as in the loop"):
-            await asyncio.to_thread(requests.in_loop, fails)
-
-    asyncio.run(main())
+    requests._loop = asyncio.get_running_loop()
+    here = threading.get_ident()
+    assert requests.in_loop(threading.get_ident) == here
+    assert await asyncio.to_thread(requests.in_loop, threading.get_ident) == here
+    with pytest.raises(LookupError, match="as in the loop"):
+        await asyncio.to_thread(requests.in_loop, fails)
 
 
 def test_lost_client_reserves_no_memory_during_work() -> None:

@@ -21,7 +21,7 @@ from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.services import transactions as product
 from fencepost_proxy.services.transactions import Commits
 from fencepost_proxy.session.frames.messages import ValidateCommit
-from fencepost_proxy.transactions.commit_validator import V2_FROM, Decision, Logged, LogIs, Outcome, ReadBack
+from fencepost_proxy.transactions.commit_validator import V2_FROM, Logged, LogIs, Outcome, ReadBack
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import NodeId, Offset, TopicPartition
 from fencepost_proxy.wire.batch_scan import HeaderNames, scan_batch
@@ -144,36 +144,33 @@ def offsets(log: LogIs) -> list[tuple[int, int | None]]:
     return [(each.base_offset, each.expected) for each in log.batches or ()]
 
 
-def test_log_is_read_over_several_fetches(scans: Scans) -> None:
+async def test_log_is_read_over_several_fetches(scans: Scans) -> None:
     log = Log([at(START + i) for i in range(7)], fetched=3)
 
-    found = asyncio.run(read(commits_on(log)))
+    found = await read(commits_on(log))
 
     assert offsets(found) == [(START + i, START + i) for i in range(7)]
     assert log.offsets == [START, START + 3, START + 6]
 
 
-def test_next_try_goes_on_where_a_fetch_failed(scans: Scans) -> None:
+async def test_next_try_goes_on_where_a_fetch_failed(scans: Scans) -> None:
     async def fails_once(offset: int) -> None:
         if offset == START + 4 and log.offsets.count(offset) == 1:
             raise UpstreamUnavailable("no leader")
 
     log = Log([at(START + i) for i in range(6)], fetched=2, before_fetch=fails_once)
 
-    async def story() -> LogIs:
-        commits = commits_on(log)
-        with pytest.raises(UpstreamUnavailable):
-            await read(commits)
-        return await read(commits)
-
-    found = asyncio.run(story())
+    commits = commits_on(log)
+    with pytest.raises(UpstreamUnavailable):
+        await read(commits)
+    found = await read(commits)
 
     assert offsets(found) == [(START + i, START + i) for i in range(6)]
     assert scans.offsets == [START + i for i in range(6)]
     assert log.offsets == [START, START + 2, START + 4, START + 4]
 
 
-def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each slice is one batch; the commit reaches its deadline during the third."""
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
@@ -186,25 +183,22 @@ def test_batch_is_unpacked_once_despite_a_cancelled_commit(scans: Scans, monkeyp
 
     scans.then = blocks
 
-    async def story() -> LogIs:
-        commits = commits_on(log)
-        first_try = asyncio.create_task(read(commits))
-        await until_async(third.is_set, "the third read")
-        first_try.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first_try
-        second_try = asyncio.create_task(read(commits))
-        await asyncio.sleep(0)
-        proceed.set()
-        return await second_try
-
-    found = asyncio.run(story())
+    commits = commits_on(log)
+    first_try = asyncio.create_task(read(commits))
+    await until_async(third.is_set, "the third read")
+    first_try.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first_try
+    second_try = asyncio.create_task(read(commits))
+    await asyncio.sleep(0)
+    proceed.set()
+    found = await second_try
 
     assert offsets(found) == [(START + i, START + i) for i in range(5)]
     assert scans.offsets == [START + i for i in range(5)]
 
 
-def test_repeated_commit_tries_read_each_batch_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_commit_tries_read_each_batch_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
 
     async def both(offset: int) -> None:
@@ -213,11 +207,8 @@ def test_repeated_commit_tries_read_each_batch_once(scans: Scans, monkeypatch: p
 
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)], before_fetch=both)
 
-    async def story() -> list[LogIs]:
-        commits = commits_on(log)
-        return await asyncio.gather(read(commits), read(commits))
-
-    one, other = asyncio.run(story())
+    commits = commits_on(log)
+    one, other = await asyncio.gather(read(commits), read(commits))
 
     assert offsets(one) == offsets(other) == [(START + i, START + i) for i in range(5)]
     assert scans.offsets == [START + i for i in range(5)]
@@ -226,88 +217,77 @@ def test_repeated_commit_tries_read_each_batch_once(scans: Scans, monkeypatch: p
 @pytest.mark.parametrize(
     ("compression", "size", "here"), [(GZIP, 1, True), (GZIP, 2_000_000, False), (0, 70_000, False)]
 )
-def test_large_unpacked_batches_are_read_in_a_thread(scans: Scans, compression: int, size: int, here: bool) -> None:
-    asyncio.run(read(commits_on(Log([at(START, compression=compression, size=size)]))))
+async def test_large_unpacked_batches_are_read_in_a_thread(
+    scans: Scans, compression: int, size: int, here: bool
+) -> None:
+    await read(commits_on(Log([at(START, compression=compression, size=size)])))
 
     assert scans.offsets == [START]
     assert (scans.threads == {threading.get_ident()}) is here
 
 
-def test_batches_that_were_checked_here_are_not_unpacked(scans: Scans) -> None:
+async def test_batches_that_were_checked_here_are_not_unpacked(scans: Scans) -> None:
     log = Log([at(START + i) for i in range(5)])
 
-    found = asyncio.run(read(commits_on(log), ReadBack(ID, TP, START, (START + 1, START + 4))))
+    found = await read(commits_on(log), ReadBack(ID, TP, START, (START + 1, START + 4)))
 
     assert scans.offsets == [START, START + 4]
     assert found.batches is not None
     assert found.batches[2] == Logged(START + 2, 1, EPOCH, 2)
 
 
-def test_batches_of_other_producers_are_not_unpacked(scans: Scans) -> None:
+async def test_batches_of_other_producers_are_not_unpacked(scans: Scans) -> None:
     other = bytes(batch(b"v", base_offset=START + 1, producer=(ID + 1, 0, 0)))
 
-    found = asyncio.run(read(commits_on(Log([at(START), other, at(START + 2)]))))
+    found = await read(commits_on(Log([at(START), other, at(START + 2)])))
 
     assert scans.offsets == [START, START + 2]
     assert [each.base_offset for each in found.batches or ()] == [START, START + 2]
 
 
-def test_another_leader_is_read_from_the_start(scans: Scans) -> None:
+async def test_another_leader_is_read_from_the_start(scans: Scans) -> None:
     log = Log([at(START + i) for i in range(3)])
 
-    async def story() -> None:
-        commits = commits_on(log)
-        await read(commits)
-        await read(commits)
-        log.leader_epoch += 1
-        await read(commits)
-
-    asyncio.run(story())
+    commits = commits_on(log)
+    await read(commits)
+    await read(commits)
+    log.leader_epoch += 1
+    await read(commits)
 
     assert scans.offsets == [START, START + 1, START + 2] * 2
 
 
-def test_slow_commit_succeeds_at_a_later_try(scans: Scans) -> None:
+async def test_slow_commit_succeeds_at_a_later_try(scans: Scans) -> None:
     """Then its log is forgotten."""
     log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(6)])
     scans.then = lambda: time.sleep(0.3)
     requested = ValidateCommit(1, "transfer", ID, EPOCH, V2_FROM)
 
-    async def story() -> tuple[list[Outcome], int]:
-        commits = commits_on(log, Limits(commit_wait_seconds=0.5))
-        outcomes = [Outcome.LATER]
-        while outcomes[-1] is Outcome.LATER and len(outcomes) < 30:
-            outcomes.append((await commits.validate(requested, COORDINATOR)).outcome)
-        return outcomes, len(commits._read)
-
-    outcomes, remembered = asyncio.run(story())
+    commits = commits_on(log, Limits(commit_wait_seconds=0.5))
+    outcomes = [Outcome.LATER]
+    while outcomes[-1] is Outcome.LATER and len(outcomes) < 30:
+        outcomes.append((await commits.validate(requested, COORDINATOR)).outcome)
 
     assert len(outcomes) > 2
     assert outcomes[-1] is Outcome.PASS
     assert scans.offsets == [START + i for i in range(6)]
-    assert remembered == 0
+    assert len(commits._read) == 0
 
 
 @pytest.mark.parametrize("node_id", [ANOTHER, None])
-def test_commit_through_another_broker_than_its_coordinator_is_none(scans: Scans, node_id: NodeId | None) -> None:
+async def test_commit_through_another_broker_than_its_coordinator_is_none(scans: Scans, node_id: NodeId | None) -> None:
     log = Log([at(START)])
 
-    async def story() -> Decision:
-        return await commits_on(log).validate(ValidateCommit(1, "transfer", ID, EPOCH, V2_FROM), node_id)
-
-    decision = asyncio.run(story())
+    decision = await commits_on(log).validate(ValidateCommit(1, "transfer", ID, EPOCH, V2_FROM), node_id)
 
     assert (decision.outcome, decision.later) == (Outcome.LATER, Error.NOT_COORDINATOR)
 
 
-def test_only_so_many_batches_are_remembered(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_batches_are_remembered(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_REMEMBERED_MAX", 10)
     log = Log([at(START + i) for i in range(3)])
 
-    async def story() -> int:
-        commits = commits_on(log)
-        for end in range(20):
-            await read(commits, ReadBack(ID, TP, START, (0, end)))
-        return len(commits._read)
-
-    assert asyncio.run(story()) <= 3
+    commits = commits_on(log)
+    for end in range(20):
+        await read(commits, ReadBack(ID, TP, START, (0, end)))
+    assert (len(commits._read)) <= 3

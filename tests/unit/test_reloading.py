@@ -216,7 +216,7 @@ def test_reload_signal_during_start_is_applied_later(write: Write) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_proxy_uses_reloaded_limits_certificates_and_logging(
+async def test_proxy_uses_reloaded_limits_certificates_and_logging(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the proxy keeps outside the configuration."""
@@ -231,25 +231,22 @@ def test_proxy_uses_reloaded_limits_certificates_and_logging(
     limits += '[log]\nlevel = "debug"\n'
     after = changes(before, loaded(write(text.format(two.certificate, two.key, limits + sasl.format("two"))))).config
 
-    async def reload() -> None:
-        proxy = Proxy(before)
-        context, ends = proxy._certificates.listener, proxy._certificates.not_after()
-        assert proxy._memory.reserve(100_000_000)
+    proxy = Proxy(before)
+    context, ends = proxy._certificates.listener, proxy._certificates.not_after()
+    assert proxy._memory.reserve(100_000_000)
 
-        proxy.reload(after)
+    proxy.reload(after)
 
-        assert proxy._live.config == after
-        login = proxy._cluster.kafka.pool.bootstrap[0]._access.sasl
-        assert login is not None
-        assert login.token_file == Path("/two"), "for the next login"
-        assert proxy._services.in_flight_requests_max == 7
-        assert proxy._services.sequencer_wait_max_seconds == 1.0
-        assert proxy._certificates.listener is not context
-        assert proxy._certificates.not_after() != ends
-        # Bytes that are already buffered count.
-        assert not proxy._memory.reserve(100_000_001)
-        assert proxy._memory.reserve(100_000_000)
-        await proxy.close()
-
-    asyncio.run(reload())
+    assert proxy._live.config == after
+    login = proxy._cluster.kafka.pool.bootstrap[0]._access.sasl
+    assert login is not None
+    assert login.token_file == Path("/two"), "for the next login"
+    assert proxy._services.in_flight_requests_max == 7
+    assert proxy._services.sequencer_wait_max_seconds == 1.0
+    assert proxy._certificates.listener is not context
+    assert proxy._certificates.not_after() != ends
+    # Bytes that are already buffered count.
+    assert not proxy._memory.reserve(100_000_001)
+    assert proxy._memory.reserve(100_000_000)
+    await proxy.close()
     assert logged == [("debug", "console")]
