@@ -14,14 +14,17 @@ from tests.kit import checker
 from tests.kit.history import OK, History, listed
 from tests.kit.java import JavaProducers
 from tests.kit.stage import NODES
+from tests.kit.writers import REOPENED, Crew
 from tests.soak import stage as stages
 from tests.soak.faults import Faults
 from tests.soak.stage import PROXIES, Stage
-from tests.soak.writers import KINDS, REOPENED, Crew, connect_to_leader
+from tests.soak.writers import KINDS, connect_to_leader
 from tests.support.raw import Closed, batch
 from tests.support.writers import reported_by
 
 _PROGRESS_SECONDS = 5.0
+#: The share of wrong expected offsets.
+_WRONG = 0.06
 _JOIN_SECONDS = 75.0
 _HEARTBEAT_SECONDS = 90.0
 #: Other writers may overtake a probe repeatedly, so the probe ends them after this time.
@@ -103,7 +106,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
             stage.create(topic, on=[leader, *(node_id for node_id in NODES if node_id != leader)])
             history.topic(topic, mode, one_proxy=mode == "true")
         with JavaProducers(plan.directory / "java.log") as java:
-            crew = Crew(stage, history, java, plan.seed, plan.pace_seconds)
+            crew = Crew(stage.bootstrap, history, java, pace_seconds=plan.pace_seconds, seed=plan.seed, wrong=_WRONG)
             writers = [
                 KINDS[kind](kind, crew, topic, proxy)
                 for topic, each in WRITERS.items()

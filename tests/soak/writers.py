@@ -1,176 +1,27 @@
-"""Writers: one thread for each kind of client, which continues after every error.
-
-Every record's value is a unique id. Writers of a partition share the log end that they know (`Ends`), and mostly expect
-it, sometimes an impossible offset.
-"""
+"""The kinds of writers of a soak: raw requests, and those of `tests/kit/writers.py`."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import random
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-import confluent_kafka
-
-import fencepost
 from fencepost import RetryPolicy
-from tests.kit import producers
-from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, History, Manner, Operation, Reported
-from tests.kit.java import JavaError, JavaProducers
-from tests.kit.threads import Worker
-from tests.soak.stage import PROXIES, Stage
-from tests.support import clients
+from tests.kit.history import TRY_AGAIN, UNKNOWN, Manner, Reported
+from tests.kit.writers import ClientWriter, LogWriter, Transactional, Writer
+from tests.soak.stage import PROXIES
 from tests.support.raw import Closed, Connection, Producer, batch, produce_request
-from tests.support.writers import NOT_LEADER, reported_by, reported_by_message
+from tests.support.writers import NOT_LEADER, reported_by
 
 #: How long a client may retry, and how long one request may take.
 DELIVERY_SECONDS = 12.0
 REQUEST_SECONDS = 4.0
-#: How long a writer waits for a library that should have given up.
-_ANSWER_SECONDS = 40.0
-_CLOSE_SECONDS = 8.0
 _REQUEST_MS = int(REQUEST_SECONDS * 1000)
 _SOCKET_SECONDS = 7.0
-REOPENED = "client reopened"
-_ONCE = Manner()
-
-
-def reported_by_future(future: Future[Any]) -> Reported:
-    found = producers.outcome(future, _ANSWER_SECONDS)
-    return reported_by_error(found) if isinstance(found, Exception) else Reported(OK, offset=found)
-
-
-def reported_by_error(error: BaseException) -> Reported:
-    """The outcome of an exception from a client or our adapter."""
-    kind = type(error).__name__
-    more: dict[str, Any] = {"code": kind, "detail": str(error)[:200]}
-    if isinstance(error, fencepost.OffsetMismatchError):
-        return Reported(REFUSED, actual=error.actual, possibly_yours=error.possibly_yours, **more)
-    if isinstance(error, fencepost.OffsetViolationError):
-        return Reported(VIOLATION, offset=error.appended_at, **more)
-    if isinstance(error, fencepost.CheckIsOffError | fencepost.NotAtEndError):
-        return Reported(REFUSED, **more)  # nothing was sent
-    if isinstance(error, JavaError):
-        if error.kind == "PolicyViolationException":
-            return reported_by_message(error.message, 44)
-        return Reported(UNKNOWN, code=error.kind, detail=error.message[:200])
-    if kind == "PolicyViolationError":
-        return reported_by_message(str(error), 44)
-    if isinstance(error, confluent_kafka.KafkaException):
-        failed = error.args[0]
-        more["code"] = failed.name()
-        return Reported(REFUSED if failed.code() == confluent_kafka.KafkaError.POLICY_VIOLATION else UNKNOWN, **more)
-    return Reported(UNKNOWN, **more)
-
-
-class Ends:
-    """The log ends that the writers of a topic assume."""
-
-    def __init__(self) -> None:
-        self._ends: dict[str, int] = {}
-
-    def last_observed(self, topic: str, reported: Reported, count: int = 1) -> None:
-        if reported.outcome == OK and reported.offset is not None:
-            self._ends[topic] = reported.offset + count
-        elif reported.actual is not None and reported.actual >= 0:
-            self._ends[topic] = reported.actual
-
-    def of(self, topic: str) -> int:
-        return self._ends.get(topic, 0)
-
-
-class Crew:
-    """Shared state of all writers of a run."""
-
-    def __init__(self, stage: Stage, history: History, java: JavaProducers, seed: int, pace_seconds: float) -> None:
-        self.stage = stage
-        self.history = history
-        self.java = java
-        self.seed = seed
-        self.pace_seconds = pace_seconds
-        self.ends = Ends()
-        self.over = threading.Event()
-
-
-class Writer(Worker):
-    """Calls `open`, then `step` repeatedly. After an exception or too many unknown outcomes it reopens its client.
-
-    `kind` – its name in `KINDS`. `conditional` – whether it states expected offsets.
-    """
-
-    def __init__(
-        self, kind: str, crew: Crew, topic: str, proxy: str, *, manner: Manner = _ONCE, conditional: bool = True
-    ) -> None:
-        super().__init__(f"{kind}-{topic}/{proxy}", crew.over)
-        self.kind, self.manner, self.conditional = kind, manner, conditional
-        self.crew = crew
-        self.topic = topic
-        self.proxy = proxy
-        self.random = random.Random(f"{crew.seed}/{self.name}")
-        self._numbers = itertools.count(1)
-        self._unknown_in_a_row = 0
-
-    @property
-    def bootstrap(self) -> str:
-        return self.crew.stage.bootstrap(self.proxy)
-
-    def work(self) -> None:
-        while not self.over.is_set():
-            self._unknown_in_a_row = 0
-            try:
-                self.open()
-                while not self.over.is_set() and self._unknown_in_a_row < 3:
-                    self.step()
-                    self.over.wait(self.random.uniform(0.3, 1.7) * self.crew.pace_seconds)
-            except Exception as error:
-                self.crew.history.event(REOPENED, f"{self.kind} {type(error).__name__}: {error}")
-                self.over.wait(0.3)
-            finally:
-                # a library may wait indefinitely
-                closing = threading.Thread(target=self._close_quietly, daemon=True)
-                closing.start()
-                closing.join(_CLOSE_SECONDS)
-
-    def _close_quietly(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
-
-    def open(self) -> None: ...
-
-    def step(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    # ---- for subclasses
-
-    def new_id(self) -> str:
-        return f"{self.name}/{next(self._numbers)}"
-
-    def expectation(self) -> int:
-        """Mostly the log end; sometimes an offset after or before it."""
-        end = self.crew.ends.of(self.topic)
-        if self.random.random() < 0.06:
-            return max(0, end + self.random.choice([-3, -1, 1, 2, 100]))
-        return end
-
-    def call(self, ids: Sequence[str], expected: int | None, **more: Any) -> Operation:
-        return self.crew.history.call(self.name, self.topic, ids, expected=expected, manner=self.manner, **more)
-
-    def reported(self, operation: Operation, reported: Reported) -> Reported:
-        self.crew.history.reported(operation, reported)
-        self.crew.ends.last_observed(self.topic, reported, len(operation.ids))
-        self._unknown_in_a_row = self._unknown_in_a_row + 1 if reported.outcome == UNKNOWN else 0
-        return reported
-
-
-# --- raw requests -----------------------------------------------------------------------------------------------------
 
 
 class RawWriter(Writer):
@@ -249,7 +100,7 @@ class RawRetrier(RawWriter):
         while True:
             try:
                 if self._open is None:
-                    self._open = self.connect(self.crew.stage.bootstrap(self.random.choice(proxies)))
+                    self._open = self.connect(self.crew.address(self.random.choice(proxies)))
                 reported = reported_by(self._open.append(self.topic, records, timeout_ms=_REQUEST_MS))
             except (OSError, Closed, AssertionError) as error:
                 reported = Reported(UNKNOWN, code=type(error).__name__)
@@ -280,7 +131,11 @@ def connect_to_leader(bootstrap: str, topic: str, timeout_seconds: float) -> Con
     return Connection(brokers[leader], timeout_seconds=timeout_seconds)
 
 
-# --- the Python libraries -------------------------------------------------------------------------------------------
+# --- the kinds --------------------------------------------------------------------------------------------------------
+
+_IDEMPOTENT, _NOT_IDEMPOTENT = {"enable_idempotence": True}, {"enable_idempotence": False}
+_NAMED, _SEQUENCED = Manner(named=True, resends=True), Manner(resends=True, idempotent=True)
+_SILENT = replace(_SEQUENCED, sees_messages=False)
 
 
 def _configs(library: str, **more: Any) -> dict[str, Any]:
@@ -312,120 +167,19 @@ def _configs(library: str, **more: Any) -> dict[str, Any]:
     return found | more
 
 
-class ClientWriter(Writer):
-    """A producer of one of the four clients, or of our library for it. Sends one record, or up to `at_once`.
-
-    Ours adds write-ids. With another, `manner.named` writers state them.
-    """
-
-    def __init__(self, *place: Any, client: str, ours: bool = False, at_once: int = 1, **more: Any) -> None:
-        settings = more.pop("settings", {})
-        super().__init__(*place, **more)
-        self._client, self._states_ids, self._at_once = client, self.manner.named and not ours, at_once
-        self._settings = settings | ({"kind": producers.OURS[client]} if ours else {})
-
-    def open(self) -> None:
-        settings = _configs(self._client, **self._settings)
-        self.producer = producers.start(
-            self._client, self.crew.java, self.bootstrap, seconds=_ANSWER_SECONDS, **settings
-        )
-
-    def step(self) -> None:
-        first, sent = self.expectation(), []
-        for delta in range(self.random.randint(1, self._at_once)):
-            each, expected = self.new_id(), first + delta if self.conditional else None
-            operation = self.call([each], expected)
-            sent.append((operation, self.send(each, expected)))
-        for operation, future in sent:
-            self.reported(operation, reported_by_future(future))
-
-    def send(self, each: str, expected: int | None) -> Future[Any]:
-        """What the client raises is its outcome, too."""
-        future: Future[Any] = Future()
-        write_id = each if self._states_ids and expected is not None else None
-        try:
-            return self.producer.send(self.topic, each, expected=expected, write_id=write_id)
-        except Exception as error:
-            future.set_exception(error)
-            return future
-
-    def close(self) -> None:
-        self.producer.close()
+def _client(
+    client: str, manner: Manner, settings: Mapping[str, Any] = MappingProxyType({}), **more: Any
+) -> Callable[..., Writer]:
+    return partial(ClientWriter, client=client, manner=manner, settings=_configs(client, **settings), **more)
 
 
-class LogWriter(Writer):
-    """KIP-27's worked example: reads to the end, appends a batch, resolves unknown outcomes."""
-
-    def __init__(self, *place: Any, client: str) -> None:
-        super().__init__(*place, manner=Manner(named=True, resends=True, reads_end=True))
-        self._client = client
-
-    def open(self) -> None:
-        policy = RetryPolicy(attempt_seconds=REQUEST_SECONDS, total_seconds=3 * DELIVERY_SECONDS)
-        self.log = clients.log_writer(self._client, self.topic, self.bootstrap, policy)
-        self.log.read_to_end(lambda _: None)
-
-    def step(self) -> None:
-        expected = self.log.next_offset
-        ids = [self.new_id() for _ in range(self.random.randint(1, 4))]
-        operation = self.call(ids, expected)
-        try:
-            offset = self.log.append([fencepost.Record(each.encode()) for each in ids])
-        except Exception as error:
-            self.reported(operation, reported_by_error(error))
-            if not isinstance(error, fencepost.OffsetMismatchError | fencepost.InDoubtError):
-                raise
-            self.log.read_to_end(lambda _: None)
-        else:
-            self.reported(operation, Reported(OK, offset=offset))
-
-    def close(self) -> None:
-        self.log.close()
+def _log(client: str) -> Callable[..., Writer]:
+    policy = RetryPolicy(attempt_seconds=REQUEST_SECONDS, total_seconds=3 * DELIVERY_SECONDS)
+    return partial(LogWriter, client=client, policy=policy)
 
 
-class Transactional(ClientWriter):
-    """A transaction of a few records, some with an expected offset; then commit or abort."""
-
-    def __init__(self, *place: Any, client: str) -> None:
-        manner = Manner(resends=True, sees_messages=client == "java", idempotent=True)
-        super().__init__(*place, client=client, manner=manner)
-        self._settings = {"transactional_id": self.name, "transaction_timeout_ms": 15_000}
-        self._transactions = itertools.count(1)
-
-    def step(self) -> None:
-        name = f"{self.name}/transaction {next(self._transactions)}"
-        commit = self.random.random() < 0.65
-        self.producer.begin()
-        accepted = True
-        try:
-            for _ in range(self.random.randint(1, 4)):
-                expected = self.expectation() if self.random.random() < 0.3 else None
-                each = self.new_id()
-                operation = self.call([each], expected, transaction=name)
-                reported = reported_by_future(self.send(each, expected))
-                self.reported(operation, reported)
-                accepted = accepted and reported.outcome == OK
-                if not accepted:
-                    break
-            if commit and accepted:
-                self.producer.commit()
-            else:
-                self.producer.abort()
-        except Exception:
-            self.crew.history.transactions[name] = UNKNOWN
-            raise
-        self.crew.history.transactions[name] = "committed" if commit and accepted else "aborted"
-
-
-# --- the kinds --------------------------------------------------------------------------------------------------------
-
-_IDEMPOTENT, _NOT_IDEMPOTENT = {"enable_idempotence": True}, {"enable_idempotence": False}
-_NAMED, _SEQUENCED = Manner(named=True, resends=True), Manner(resends=True, idempotent=True)
-_SILENT = replace(_SEQUENCED, sees_messages=False)
-
-
-def _client(client: str, manner: Manner, **more: Any) -> Callable[..., Writer]:
-    return partial(ClientWriter, client=client, manner=manner, **more)
+def _transactional(client: str) -> Callable[..., Writer]:
+    return partial(Transactional, client=client, settings=_configs(client))
 
 
 #: Kind → a writer of (kind, crew, topic, proxy). A pipeline's requests, or its records, go out together; a plain writer
@@ -453,10 +207,10 @@ KINDS: dict[str, Callable[..., Writer]] = {
     "confluent-plain": _client("confluent-kafka", _SILENT, conditional=False, settings=_IDEMPOTENT),
     "aiokafka-plain": _client("aiokafka", Manner(resends=True, sees_messages=False), conditional=False),
     "java-plain": _client("java", _SEQUENCED, conditional=False, at_once=3),
-    "kafka-python-log": partial(LogWriter, client="kafka-python"),
-    "aiokafka-log": partial(LogWriter, client="aiokafka"),
-    "confluent-log": partial(LogWriter, client="confluent-kafka"),
-    "confluent-transactional": partial(Transactional, client="confluent-kafka"),
-    "java-transactional": partial(Transactional, client="java"),
-    "aiokafka-transactional": partial(Transactional, client="aiokafka"),
+    "kafka-python-log": _log("kafka-python"),
+    "aiokafka-log": _log("aiokafka"),
+    "confluent-log": _log("confluent-kafka"),
+    "confluent-transactional": _transactional("confluent-kafka"),
+    "java-transactional": _transactional("java"),
+    "aiokafka-transactional": _transactional("aiokafka"),
 }

@@ -8,7 +8,7 @@ from kafka.errors import KafkaTimeoutError, PolicyViolationError
 
 from fencepost import CheckIsOffError, InDoubtError, OffsetMismatchError, OffsetViolationError
 from tests.kit.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION
-from tests.soak.writers import reported_by_error
+from tests.kit.writers import reported_by_error
 from tests.support.raw import Answer
 from tests.support.writers import reported_by
 
