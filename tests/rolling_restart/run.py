@@ -12,13 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.kit.checker import Decision, check, report
-from tests.kit.history import OK, History, Operation
+from tests.kit.history import OK, History, Manner, Operation
 from tests.kit.java import JavaProducers
 from tests.kit.producers import CLIENTS
 from tests.kit.threads import working
 from tests.kit.waiting import until
-from tests.rolling_restart.transactions import ConditionalTransactions, Transactions
-from tests.rolling_restart.writers import PARTITIONS, Conditional, Plain, Shared, Writer, finish
+from tests.kit.writers import ClientWriter, Crew, LogWriter, Writer
+from tests.rolling_restart.transactions import PARTITIONS, ConditionalTransactions, Transactions
+from tests.support.clients import LIBRARIES
 from tests.support.kafka import unique_topic
 from tests.support.members import MEMBERS, Member
 from tests.support.raw import Connection
@@ -30,6 +31,28 @@ PATIENCE_SECONDS = 150.0
 #: Appends of each writer that are required before and after each step, so that each step happens under load.
 _CONTINUE = 30
 _COMMIT_EVERY_SECONDS = 0.5
+#: Longer than the delivery timeout of any client.
+_REPORTED_SECONDS = 180.0
+_PAUSE_SECONDS = 0.05
+_IDEMPOTENT = {"acks": "all", "enable_idempotence": True}
+#: Without expected offsets: the client's usual configuration, with acks=all and idempotence, and ten records in flight.
+PLAIN: Mapping[str, Callable[..., Writer]] = {
+    client: partial(
+        ClientWriter,
+        client=client,
+        conditional=False,
+        at_once=10,
+        partitions=PARTITIONS,
+        settings=_IDEMPOTENT,
+        manner=Manner(resends=True, idempotent=True),
+    )
+    for client in CLIENTS
+}
+#: The only writers of their topics: `LogWriter` of the client library, and Kafka's Java producer with headers.
+CONDITIONAL: Mapping[str, Callable[..., Writer]] = {
+    "java": partial(ClientWriter, client="java", settings={"acks": "all"}, manner=Manner(named=True, resends=True)),
+    **{client: partial(LogWriter, client=client) for client in LIBRARIES},
+}
 #: One for each client.
 READERS = ("java-eager", "kafka-python-eager", "aiokafka-eager", "librdkafka-eager")
 #: Clients that try the other addresses of `bootstrap.servers` when all known brokers are unreachable: librdkafka
@@ -74,7 +97,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        committed = all(each.appended for each in self.transactions)
+        committed = all(each.accepted for each in self.transactions)
         return committed and not self.failed and not self.decision.findings and all(each.holds for each in self.read)
 
     def table(self) -> str:
@@ -121,22 +144,22 @@ def run(
         partitions[topic] = count
         return topic
 
-    unchecked, checked = created("plain", PARTITIONS), created("checked", 1, "true")
-    required = {client: created(f"required-{client}", 1, "required") for client in CLIENTS}
-    transactional = {client: created(f"plain-{client}", PARTITIONS) for client in CLIENTS}
+    unchecked = created("plain", PARTITIONS)
     with ExitStack() as stack:
         java = stack.enter_context(JavaProducers(stage.directory / "java.log"))
-        shared = Shared(kafka, bootstrap, history, java)
+        crew = Crew(lambda _: bootstrap, history, java, pace_seconds=_PAUSE_SECONDS, answer_seconds=_REPORTED_SECONDS)
         transactions = [
-            *(Transactions(client, topic, shared) for client, topic in transactional.items()),
-            ConditionalTransactions(checked, shared),
+            *(Transactions(each, crew, created(f"transactions-{each}", PARTITIONS), kafka) for each in CLIENTS),
+            ConditionalTransactions("java", crew, created("checked", 1, "true"), kafka),
         ]
-        writers = [
-            *(Plain(client, unchecked, shared) for client in CLIENTS),
-            *(Conditional(client, topic, shared) for client, topic in required.items()),
+        writers: list[Writer] = [
+            *(plain(each, crew, unchecked, "") for each, plain in PLAIN.items()),
+            *(alone(each, crew, created(f"required-{each}", 1, "required"), "") for each, alone in CONDITIONAL.items()),
             *transactions,
         ]
-        stack.callback(finish, writers)
+        stack.callback(_finish, writers)
+        for each in writers:
+            each.start()
         groups = {
             name: stack.enter_context(Member(MEMBERS[name], bootstrap, unchecked, f"{name}-{unchecked}"))
             for name in readers
@@ -159,7 +182,7 @@ def run(
                     proxy.restart()
                     _continue(writers, groups)
                     say(f"roll {number + 1}: {proxy.bootstrap} was down; all clients continue")
-            finish(writers)
+            _finish(writers)
             for topic, count in partitions.items():
                 history.read_log(stage.log, topic, range(count), committed_at=kafka)
             stored = {each.id for part in range(PARTITIONS) for each in history.logs[unchecked, part]}
@@ -174,16 +197,25 @@ def run(
     return Result(history, check(history), tuple(transactions), read, tuple(stops))
 
 
+def _finish(writers: Sequence[Writer]) -> None:
+    """Also if one of them hangs."""
+    with ExitStack() as stack:
+        for each in writers:
+            each.stop()
+            stack.callback(each.join, 2 * _REPORTED_SECONDS)
+
+
 def _continue(writers: Sequence[Writer], groups: Mapping[str, Member]) -> None:
     """Wait for progress of all clients. Requests in flight at the call do not count."""
-    before = {writer: writer.progress() for writer in writers}
+    before = {writer: writer.accepted for writer in writers}
+
+    def continued(writer: Writer) -> bool:
+        writer.raise_error()
+        return writer.accepted >= before[writer] + _CONTINUE
+
     read = {name: len(member.read) for name, member in groups.items()}
     for writer in writers:
-        until(
-            lambda w=writer: w.progress() >= before[w] + _CONTINUE,
-            f"{writer.name} to continue",
-            seconds=PATIENCE_SECONDS,
-        )
+        until(partial(continued, writer), f"{writer.name} to continue", seconds=PATIENCE_SECONDS)
     for name, member in groups.items():
         until(
             lambda n=name, m=member: len(m.read) >= read[n] + _CONTINUE,

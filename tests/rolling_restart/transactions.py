@@ -14,12 +14,13 @@ from collections import Counter
 from typing import Any
 
 from tests.kit import producers
-from tests.kit.history import read_committed
+from tests.kit.history import OK, Manner, Reported, read_committed
 from tests.kit.producers import Producer
 from tests.kit.waiting import until
-from tests.rolling_restart.writers import PARTITIONS, Shared, Writer
+from tests.kit.writers import Crew, Writer, reported_by_error
 from tests.support.raw import Log
 
+PARTITIONS = 3
 _RECORDS = 6
 #: The writer itself aborts every fifth transaction.
 _ABORT_EVERY = 5
@@ -33,12 +34,14 @@ _PAUSE_SECONDS = 0.05
 
 
 class Transactions(Writer):
-    """The only writer of its topic. Values begin with the attempt, "NAME/NUMBER.TRY"."""
+    """The only writer of its topic. Values begin with the attempt, "NAME/NUMBER.TRY". `kafka` – Kafka's own bootstrap
+    address."""
 
     partitions = PARTITIONS
 
-    def __init__(self, client: str, topic: str, shared: Shared, kind: str = "transactions") -> None:
-        self._client = client
+    def __init__(self, client: str, crew: Crew, topic: str, kafka: str) -> None:
+        super().__init__(client, crew, topic, "", manner=Manner(resends=True, idempotent=True))
+        self._client, self._kafka = client, kafka
         self._seconds = _JAVA_SECONDS if client == "java" else _REPORTED_SECONDS
         self._producer: Producer | None = None
         self._open: str | None = None
@@ -48,7 +51,6 @@ class Transactions(Writer):
         self.again: Counter[str] = Counter()
         self.producers = 0
         self.longest_seconds = 0.0
-        super().__init__(f"{client}-{kind}", topic, shared)
 
     def note_open(self) -> None:
         """Record the open transaction when a proxy ended: it must continue through another proxy."""
@@ -56,7 +58,7 @@ class Transactions(Writer):
             self.open_then.add(self._open)
 
     def __str__(self) -> str:
-        everything = self._shared.history.transactions
+        everything = self.crew.history.transactions
         mine = {name: ended for name, ended in everything.items() if name.startswith(f"{self.name}/")}
         ended = Counter(mine.values())
         again = sum(count for what, count in self.again.items() if not what.startswith(("abort", "init")))
@@ -96,19 +98,19 @@ class Transactions(Writer):
         except Exception as error:
             self._failed(step, error)
         else:
-            self._shared.history.transactions[name] = "aborted" if aborts else "committed"
+            self.crew.history.transactions[name] = "aborted" if aborts else "committed"
             return True
         finally:
             self._open = None
         if self._producer is None or self._is_aborted(self._producer):
-            self._shared.history.transactions[name] = "aborted"
+            self.crew.history.transactions[name] = "aborted"
             return False
         # The next producer determines the outcome when it starts.
         self._close()
         self._renew()
-        committed = [read_committed(self._shared.kafka, self.topic, each) for each in range(self.partitions)]
+        committed = [read_committed(self._kafka, self.topic, each) for each in range(self.partitions)]
         is_committed = any(value.startswith(f"{name}/") for values in committed for value in values.values())
-        self._shared.history.transactions[name] = "committed" if is_committed else "aborted"
+        self.crew.history.transactions[name] = "committed" if is_committed else "aborted"
         return is_committed
 
     def _begin(self, producer: Producer) -> None:
@@ -119,14 +121,18 @@ class Transactions(Writer):
         sent = []
         for number in range(_RECORDS):
             value, partition, expected = f"{name}/{number}", number % self.partitions, self._expected(number)
-            operation = self._call(value, expected, partition=partition, transaction=name)
+            operation = self.call([value], expected, partition=partition, transaction=name)
             sent.append((operation, producer.send(self.topic, value, partition=partition, expected=expected)))
-        outcomes = [producers.outcome(future, self._seconds) for _, future in sent]
-        for (operation, _), outcome in zip(sent, outcomes, strict=True):
-            self._reported(operation, outcome)
-        for outcome in outcomes:
+        failed = []
+        for operation, future in sent:
+            outcome = producers.outcome(future, self._seconds)
             if isinstance(outcome, Exception):
-                raise outcome
+                failed.append(outcome)
+                self.reported(operation, reported_by_error(outcome))
+            else:
+                self.reported(operation, Reported(OK, offset=outcome))
+        for error in failed:
+            raise error
 
     def _expected(self, number: int) -> int | None:
         return None
@@ -151,8 +157,8 @@ class Transactions(Writer):
             settings["delivery_timeout_ms"] = int(_REPORTED_SECONDS * 1000)
         return producers.start(
             self._client,
-            self._shared.java,
-            self._shared.bootstrap,
+            self.crew.java,
+            self.bootstrap,
             seconds=self._seconds,
             transaction_timeout_ms=_TIMEOUT_MS,
             **settings,
@@ -183,9 +189,7 @@ class ConditionalTransactions(Transactions):
 
     partitions = 1
 
-    def __init__(self, topic: str, shared: Shared) -> None:
-        self._next = 0
-        super().__init__("java", topic, shared, kind="conditional-transactions")
+    _next = 0
 
     def _begin(self, producer: Producer) -> None:
         self._next = until(
@@ -195,7 +199,7 @@ class ConditionalTransactions(Transactions):
 
     def _log_end(self) -> int | None:
         """Transaction markers appear later than the EndTxn response."""
-        batches = Log(self._shared.kafka).batches(self.topic)
+        batches = Log(self._kafka).batches(self.topic)
         if not batches:
             return 0
         return batches[-1].next_offset if batches[-1].is_control else None
