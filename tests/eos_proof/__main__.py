@@ -8,31 +8,28 @@ Exit status 1: with transactions, an input was not in the output exactly once; o
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import replace
 from math import inf
 
 from tests.eos_proof import run as proof
-from tests.kit.proofs import Proof
+from tests.kit.campaigns import Campaign, campaign, leave
 
 PROOF, PLAIN, DIRECT = "through the proxy", "without transactions", "without the proxy"
+ARGUMENTS = {
+    "--kills": {"type": int, "default": 50},
+    "--minutes": {"type": float, "default": inf, "help": "no kill after this time"},
+    "--controls": {"type": int, "default": 8, "metavar": "KILLS", "help": "in each of the controls; 0: none"},
+    "--clients": {"default": ",".join(proof.CLIENTS), "help": "by commas"},
+    "--victims": {"default": ",".join(proof.VICTIMS), "help": "what is killed in turn, by commas"},
+}
+ONLY = {
+    flag: {"action": "store_const", "dest": "only", "const": run, "help": f"only {run}"}
+    for flag, run in (("--no-transactions", PLAIN), ("--direct", DIRECT))
+}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.eos_proof")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=inf, help="no kill after this time")
-    parser.add_argument("--controls", type=int, default=8, metavar="KILLS", help="in each of the controls; 0: none")
-    parser.add_argument("--clients", default=",".join(proof.CLIENTS), help="by commas")
-    parser.add_argument("--victims", default=",".join(proof.VICTIMS), help="what is killed in turn, by commas")
-    only = parser.add_mutually_exclusive_group()
-    without = "only without transactions"
-    only.add_argument("--no-transactions", action="store_const", dest="only", const=PLAIN, help=without)
-    only.add_argument("--direct", action="store_const", dest="only", const=DIRECT, help="only without the proxy")
-    parser.add_argument("--keep", action="store_true", help="keep the logs of proxies and applications in any case")
-    options = parser.parse_args()
-    this = Proof("eos")
+def prove(this: Campaign) -> bool:
+    options = this.options
     plan = proof.Plan(
         options.kills,
         clients=tuple(options.clients.split(",")),
@@ -64,8 +61,8 @@ def main() -> int:
         for client, counts in result.counts.items():
             for what, times in {**counts.stood_still, **counts.gave_up}.items():
                 print(f"{name}, {client}: {what}, {times} times")
-    return this.end(holds, keep=options.keep)
+    return holds
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(campaign("eos_proof", prove, ARGUMENTS, only_one=ONLY))

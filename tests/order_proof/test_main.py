@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.campaigns import campaign
 from tests.order_proof import __main__ as command
 from tests.order_proof import run as proof
 from tests.order_proof.observed import Decision, Observed
@@ -44,6 +44,5 @@ def test_missing_records_fail_the_unordered_run_too(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(proof, "stage", stage)
     monkeypatch.setattr(proof, "run", run)
-    monkeypatch.setattr(sys, "argv", ["order_proof"])
-    assert command.main() == status
+    assert campaign("order_proof", command.prove, command.ARGUMENTS, only_one=command.FORMS, words=[]) == status
     assert ("the logs are in" in capsys.readouterr().out) == bool(status)

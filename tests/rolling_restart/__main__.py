@@ -6,32 +6,26 @@ status 1: a send failed; a record is missing, duplicated or out of order; or a g
 
 from __future__ import annotations
 
-import argparse
-import sys
 from typing import get_args
 
-from tests.kit.proofs import Proof
+from tests.kit.campaigns import Campaign, campaign, leave
 from tests.rolling_restart.run import QUERY_THE_OTHER, READERS, run
 from tests.rolling_restart.stage import Know, two_proxies
 from tests.support.kafka import running_kafka
 from tests.support.proxy import CHECKED_BY_NAME
 
+_KNOW = "the clients' bootstrap addresses: of both proxies, of the first only, or of a load balancer"
+_STAY_AWAY = "restart a proxy after clients made progress through the other one"
+ARGUMENTS = {
+    "--rolls": {"type": int, "default": 3, "help": "how often both proxies are restarted"},
+    "--brokers": {"type": int, "default": 3},
+    "--know": {"choices": get_args(Know), "default": "both", "help": _KNOW},
+    "--stay-away": {"action": "store_true", "help": _STAY_AWAY},
+}
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.rolling_restart")
-    parser.add_argument("--rolls", type=int, default=3, help="how often both proxies are restarted")
-    parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument(
-        "--know",
-        choices=get_args(Know),
-        default="both",
-        help="the clients' bootstrap addresses: of both proxies, of the first only, or of a load balancer",
-    )
-    parser.add_argument(
-        "--stay-away", action="store_true", help="restart a proxy after clients made progress through the other one"
-    )
-    options = parser.parse_args()
-    this = Proof("rolling")
+
+def prove(this: Campaign) -> bool:
+    options = this.options
     with (
         running_kafka(options.brokers) as kafka,
         two_proxies(kafka, this.directory, CHECKED_BY_NAME, know=options.know) as stage,
@@ -45,8 +39,8 @@ def main() -> int:
         )
     print(f"\nclients were given the address of {options.know}\n\n{result.table()}", flush=True)
     print("\nnothing failed, nothing is there twice, nothing is lost" if result.holds else "\nIT DOES NOT HOLD")
-    return this.end(result.holds, keep=True)
+    return result.holds
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(campaign("rolling_restart", prove, ARGUMENTS, keep=True))
