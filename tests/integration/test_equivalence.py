@@ -11,7 +11,6 @@ import re
 import select
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -37,6 +36,7 @@ from tests.support.raw import Connection, Log, batch
 from tests.support.rejoining import keep_on_joining
 from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection
 from tests.support.three_brokers import leaders_listener
+from tests.support.tools import at_both
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
@@ -632,8 +632,7 @@ def _addresses(bootstrap: str, secured: Secured | None = None) -> dict[str, str]
 
 
 def compare(play: Callable[[str], str], direct: str, proxy: ProxyProcess) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        observed, proxied = pool.map(play, [direct, proxy.bootstrap])
+    observed, proxied = at_both(play, direct, proxy.bootstrap)
 
     print(proxy.log[-2000:])
     at = next((index for index, pair in enumerate(zip(proxied, observed, strict=False)) if pair[0] != pair[1]), None)

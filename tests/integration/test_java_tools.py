@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -18,18 +17,16 @@ import kafka as kafka_python
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
-from fencepost_dev.tools import MAIN_CLASSES, compile_java, run_java, run_tool
-from fencepost_proxy.types import Address
+from fencepost_dev.tools import compile_java, run_java, run_tool
+from tests.integration.test_equivalence import _addresses
 from tests.support.kafka import kafka_version, unique_topic
-from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
+from tests.support.tools import Command, at_both, run_script
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
 
 SOURCES = Path(__file__).parents[1] / "java"
 METADATA = 3
-#: In 3.9.2; see `fencepost_dev.tools`.
-OLDER = {"kafka-console-producer": "kafka.tools.ConsoleProducer"}
 
 
 def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, int, str]]:
@@ -37,7 +34,7 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
     topic, group = f"{prefix}-topic", f"{prefix}-group"
     here = ("--bootstrap-server", bootstrap)
     # Consumers end after a number of records or a timeout.
-    commands: list[tuple[str, str, tuple[str, ...]]] = [
+    commands: list[Command] = [
         ("kafka-topics", "", (*here, "--create", "--topic", topic, "--partitions", "2")),
         ("kafka-topics", "", (*here, "--create", "--topic", topic)),
         ("kafka-topics", "", (*here, "--describe", "--topic", topic)),
@@ -67,37 +64,13 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
         ("kafka-consumer-groups", "", (*here, "--delete", "--group", group)),
         ("kafka-topics", "", (*here, "--delete", "--topic", topic)),
     ]  # fmt: skip
-    script = directory / f"{prefix}.tools"
-    script.write_text(
-        "".join(
-            # A change reaches the brokers one by one, and the next tool may query another broker.
-            "\t".join([_main_class(tool), stdin, *arguments])
-            + ("\npause\t3000\n" if tool in ("kafka-topics", "kafka-configs") else "\n")
-            for tool, stdin, arguments in commands
-        )
-    )
-    classes = compile_java([SOURCES / "ToolRunner.java"], version=kafka_version())
-    printed = run_java(
-        "ToolRunner", [str(script)], classes=classes, version=kafka_version(), timeout_seconds=400
-    ).output
-    parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
+    ran = run_script(commands, directory / f"{prefix}.tools", pause_after=("kafka-topics", "kafka-configs"))
     names = _addresses(bootstrap)
-    ran = zip(commands, parts[::2], parts[1::2], strict=True)
-    return [(tool, int(code), _plain(tool, text, prefix, names)) for (tool, _, _), code, text in ran]
+    return [(tool, code, _plain(tool, text, prefix, names)) for tool, code, text in ran]
 
 
 def _is_old() -> bool:
     return kafka_version().startswith(("3.", "4.0"))
-
-
-def _main_class(tool: str) -> str:
-    return OLDER.get(tool, MAIN_CLASSES[tool]) if kafka_version().startswith("3.") else MAIN_CLASSES[tool]
-
-
-def _addresses(bootstrap: str) -> dict[str, str]:
-    with RawConnection(Address.parse(bootstrap.partition(",")[0])) as connection:
-        brokers = connection.query(METADATA, 9, {"Topics": []})["Brokers"]
-    return {f"{each['Host']}:{each['Port']}": f"broker-{each['NodeId']}" for each in brokers}
 
 
 def _plain(tool: str, text: str, prefix: str, names: dict[str, str]) -> str:
@@ -147,7 +120,7 @@ def test_quorum_is_described_with_the_proxys_addresses(kafka3: KafkaCluster, pro
 
     direct = {node_id: [f"CONTROLLER://{kafka3.address(node_id, 'CONTROLLER')}"] for node_id in kafka3.node_ids}
     names = {name: address for address, name in _addresses(proxied3.bootstrap).items()}
-    proxied = {node_id: [f"CONTROLLER://{names[f'broker-{node_id}']}"] for node_id in kafka3.node_ids}
+    proxied = {node_id: [f"CONTROLLER://{names[f'broker {node_id}']}"] for node_id in kafka3.node_ids}
     for queried in (of_kafka_python, of_the_tool):
         assert queried(kafka3.bootstrap) == direct
         assert queried(proxied3.bootstrap) == proxied
@@ -160,11 +133,9 @@ def test_kafka_tools_behave_the_same_through_proxy(
     cluster: KafkaCluster = request.getfixturevalue("kafka" if brokers == 1 else "kafka3")
     proxy: ProxyProcess = request.getfixturevalue("proxied" if brokers == 1 else "proxied3")
 
-    with ThreadPoolExecutor(2) as pool:
-        direct, proxied = pool.map(
-            lambda bootstrap: run_tools(bootstrap, unique_topic("tools"), tmp_path),
-            [cluster.bootstrap, proxy.bootstrap],
-        )
+    direct, proxied = at_both(
+        lambda bootstrap: run_tools(bootstrap, unique_topic("tools"), tmp_path), cluster.bootstrap, proxy.bootstrap
+    )
 
     for one, other in zip(direct, proxied, strict=True):
         print(other)
@@ -215,8 +186,7 @@ def test_streams_application_counts_exactly_once_through_proxy(
         assert len(updates) == 3 * len(lines)
         return {word: max(number for other, number in updates if other == word) for word, _ in updates}
 
-    with ThreadPoolExecutor(2) as pool:
-        direct, through = pool.map(count, [kafka.bootstrap, proxied.bootstrap])
+    direct, through = at_both(count, kafka.bootstrap, proxied.bootstrap)
 
     assert through == direct == expected
 

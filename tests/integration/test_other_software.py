@@ -29,6 +29,7 @@ from tests.support.kafka import kafka_version, running_kafka, unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
+from tests.support.tools import at_both
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
@@ -61,10 +62,7 @@ def test_admin_tools_see_the_same_through_proxy(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     """Each call of Java's Admin client that such tools use for their screens, at Kafka and through the proxy."""
-    with ThreadPoolExecutor(2) as pool:
-        direct, observed = pool.map(
-            lambda bootstrap: screens(bootstrap, tmp_path), [kafka.bootstrap, proxied.bootstrap]
-        )
+    direct, observed = at_both(lambda bootstrap: screens(bootstrap, tmp_path), kafka.bootstrap, proxied.bootstrap)
     say(f"{len(observed)} lines, of {len([line for line in observed if not line.startswith('  ')])} calls")
     # Kafka does not report virtual configs.
     assert [line for line in observed if line.strip().partition("=")[0] not in VIRTUAL_CONFIGS] == direct

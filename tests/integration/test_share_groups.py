@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
-from fencepost_dev.tools import MAIN_CLASSES, compile_java, run_java
 from fencepost_proxy.types import Address
 from tests.kit.waiting import until
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
+from tests.support.tools import Command, at_both, run_script
 
 pytestmark = [
     pytest.mark.kafka,
@@ -34,7 +33,7 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
     """(tool, exit code, what it printed) of each, without names and times."""
     topic, group = f"{prefix}-topic", f"{prefix}-group"
     here = ("--bootstrap-server", bootstrap)
-    commands: list[tuple[str, str, tuple[str, ...]]] = [
+    commands: list[Command] = [
         ("kafka-topics", "", (*here, "--create", "--topic", topic, "--partitions", "2")),
         ("kafka-configs", "", (
             *here, "--alter", "--entity-type", "groups", "--entity-name", group,
@@ -57,20 +56,8 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
         ("kafka-share-groups", "", (*here, "--delete", "--group", group)),
         ("kafka-topics", "", (*here, "--delete", "--topic", topic)),
     ]  # fmt: skip
-    script = directory / f"{prefix}.tools"
-    script.write_text(
-        "".join(
-            "\t".join([MAIN_CLASSES[tool], stdin, *arguments]) + "\npause\t3000\n"
-            for tool, stdin, arguments in commands
-        )
-    )
-    classes = compile_java([SOURCES / "ToolRunner.java"], version=kafka_version())
-    printed = run_java(
-        "ToolRunner", [str(script)], classes=classes, version=kafka_version(), timeout_seconds=400
-    ).output
-    parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
-    ran = zip(commands, parts[::2], parts[1::2], strict=True)
-    return [(tool, int(code), _normal(tool, text, prefix)) for (tool, _, _), code, text in ran]
+    ran = run_script(commands, directory / f"{prefix}.tools", pause_after={tool for tool, _, _ in commands})
+    return [(tool, code, _normal(tool, text, prefix)) for tool, code, text in ran]
 
 
 def _normal(tool: str, text: str, prefix: str) -> object:
@@ -96,11 +83,9 @@ def _events(text: str) -> dict[str, object]:
 def test_share_group_tools_behave_the_same_through_proxy(
     kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
 ) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        direct, through = pool.map(
-            lambda bootstrap: run_tools(bootstrap, unique_topic("share"), tmp_path),
-            [kafka.bootstrap, proxied.bootstrap],
-        )
+    direct, through = at_both(
+        lambda bootstrap: run_tools(bootstrap, unique_topic("share"), tmp_path), kafka.bootstrap, proxied.bootstrap
+    )
 
     for one, other in zip(direct, through, strict=True):
         print(other)
