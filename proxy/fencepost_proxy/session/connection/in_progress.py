@@ -17,22 +17,20 @@ class InProgress:
     _state: ConnectionState
     _holds: ReadHolds
     _queue: ResponseQueue
-    _waits: dict[Steps[None], Wait] = field(default_factory=dict)
+    _waits: list[Wait] = field(default_factory=list)
 
     def begin(self, steps: Steps[None]) -> None:
         self._proceed(steps, partial(next, steps))
 
     def end_late(self, now: float) -> None:
-        late = [steps for steps, wait in self._waits.items() if wait.until <= now]
-        for steps in late if not self._state.client_closed else ():
-            wait = self._take(steps)
-            self._proceed(steps, partial(steps.throw, TooLate(wait.late)))
+        late = [wait for wait in self._waits if wait.until <= now]
+        for wait in late if not self._state.client_closed else ():
+            self._proceed(wait.steps, partial(self._take(wait).throw, TooLate(wait.late)))
 
     def end(self) -> None:
         """The connection to Kafka ends."""
-        for steps in [steps for steps, wait in self._waits.items() if not wait.outlives]:
-            self._take(steps)
-            self._proceed(steps, partial(steps.throw, ConnectionEnded()))
+        for wait in [wait for wait in self._waits if not wait.outlives]:
+            self._proceed(wait.steps, partial(self._take(wait).throw, ConnectionEnded()))
 
     def _proceed(self, steps: Steps[None], proceed: Callable[[], Wait]) -> None:
         try:
@@ -42,23 +40,23 @@ class InProgress:
         except TooLate as late:
             self._queue.close(f"{late}")
             return
-        self._waits[steps] = wait
+        wait.steps = steps
+        self._waits.append(wait)
         if wait.before_sending:
             self._holds.waits_for = wait.before_sending
-        wait.start(partial(self._resume, steps, wait))
+        wait.start(partial(self._resume, wait))
 
-    def _resume(self, steps: Steps[None], wait: Wait, result: object = None) -> None:
-        if self._waits.get(steps) is not wait:
+    def _resume(self, wait: Wait, result: object = None) -> None:
+        if wait not in self._waits:
             return  # it was too late, or its connection has ended
         state = self._state
         client_closed = state.client_closed and not self._holds.is_silent
         if wait.before_sending and (client_closed or state.upstream_closed or state.closing):
             return  # nothing more is sent; `end` comes
-        self._take(steps)
-        self._proceed(steps, partial(steps.send, result))
+        self._proceed(wait.steps, partial(self._take(wait).send, result))
 
-    def _take(self, steps: Steps[None]) -> Wait:
-        wait = self._waits.pop(steps)
+    def _take(self, wait: Wait) -> Steps[None]:
+        self._waits.remove(wait)
         if wait.before_sending:
             self._holds.waits_for = ""
-        return wait
+        return wait.steps

@@ -7,7 +7,7 @@ A request yields a `Wait` and continues with its result, at once or during a lat
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -38,6 +38,7 @@ class Wait:
     until: float = float("inf")
     late: str = ""
     outlives: bool = False
+    steps: Steps[None] = field(init=False)  # set by `InProgress`
 
 
 #: A request, or a part of one that returns a result (`yield from`).

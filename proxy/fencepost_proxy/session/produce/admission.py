@@ -72,9 +72,7 @@ class Admission:
             self._queue.answer_by[produce] = produce.answer_by
         if sent and first:
             self._observation.forwarded(max(0.0, self._state.now - produce.received.at - produce.sequencer_seconds))
-        if not sent:
-            self._holds.made_here += not produce.sent
-            self._completion.finish(produce)
+        self._holds.made_here += not produce.sent
 
     def _read_ahead(self, produce: ProduceExchange) -> None:
         """A partition waits until those before it are admitted, but not until their log ends are read."""
@@ -330,7 +328,7 @@ class Admission:
                 for key in produce.partitions:
                     if key not in produce.sent and key not in produce.results:
                         produce.results.refuse(key, retriable(key, "TRY_AGAIN not sent: its connection ended"))
-                self._completion.finish(produce)
+                self._resume(None)
                 return
             self._transactions.end_appends(produce)
             self._barriers.leave(produce, unsent=True)

@@ -48,6 +48,7 @@ from fencepost_proxy.session.frames.services import Services
 from fencepost_proxy.session.frames.steps import Resume, Steps, Wait
 from fencepost_proxy.session.produce.admission import Admission
 from fencepost_proxy.session.produce.barriers import Barriers, policies_but_for
+from fencepost_proxy.session.produce.completion import Completion
 from fencepost_proxy.session.produce.drafts import Drafts, due_by, longest_wait
 from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
 from fencepost_proxy.session.produce.topic_ids import NONE_NAMELESS, TopicIds
@@ -82,6 +83,7 @@ class Arrival:
     _drafts: Drafts
     _levels: IdempotenceChecks
     _admission: Admission
+    _completion: Completion
     _news: Resume | None = None  # continues a request that waits before its sequencers
 
     @property
@@ -125,6 +127,8 @@ class Arrival:
             waits = self._check_before_sequencers(produce)
         self._fail_pipelines(produce)
         yield from self._admission.send(produce)
+        if produce in self._queue.in_flight:
+            yield from self._completion.answer(produce)
 
     def _read(self, whole: ProduceRequest, starts_at: int) -> Steps[ProduceExchange | None]:
         """Name its topics, check the client's permissions, and read its batches. None: it may not use its transactional

@@ -120,4 +120,5 @@ class CheckedAppends:
             self.drafts,
             self.levels,
             self.admission,
+            self.completion,
         )

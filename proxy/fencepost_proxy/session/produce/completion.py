@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
@@ -16,7 +17,7 @@ from fencepost_proxy.session.connection.response_queue import ResponseQueue
 from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
 from fencepost_proxy.session.frames.services import Memory, Observation, Sequencers, Settings
-from fencepost_proxy.session.frames.steps import Steps
+from fencepost_proxy.session.frames.steps import Steps, Wait
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID, Forwarding
 from fencepost_proxy.session.produce.idempotence import IdempotenceChecks
@@ -133,18 +134,22 @@ class Completion:
         self._pipelines.fail_with(produce, pending, result)
 
     def finish(self, produce: ProduceExchange) -> None:
-        """Answer it, once each partition has a result."""
+        """Continue its `answer`, if that can go on."""
         self._barriers.leave(produce)
         answering = produce.answering
-        if produce not in self._queue.in_flight or not produce.complete:
+        if answering.resume is None or not produce.complete:
             return
-        if not answering.begun:
-            answering.begun = True
-            self._in_progress.begin(self._answer(produce))
-        elif answering.resume is not None and not (answering.open_records or self._refusals.is_awaited(produce)):
-            answering.resume()  # its client needs no answer of Kafka any more
+        # It waits for results; or for Kafka's answer to a query, which its client does not need any more.
+        if not answering.begun or not (answering.open_records or self._refusals.is_awaited(produce)):
+            answering.resume()
 
-    def _answer(self, produce: ProduceExchange) -> Steps[None]:
+    def answer(self, produce: ProduceExchange) -> Steps[None]:
+        """The rest of its life, from when it is in flight: results of all partitions, and its response."""
+        answering = produce.answering
+        if not produce.complete:
+            yield Wait(partial(setattr, answering, "resume"))
+        answering.begun, answering.resume = True, None
+        self._barriers.leave(produce)
         yield from self._refusals.confirm(produce)
         if produce.request.transactional_id is not None:
             yield from self._transactions.record(produce)
@@ -237,6 +242,7 @@ class Completion:
         queue.from_upstream.append(self._forwarding.response_of(produce, PRODUCE_BY_ID, names, queried))
         queue.in_flight[produce] = None
         queue.answer_by[produce] = produce.answer_by
+        self._in_progress.begin(self.answer(produce))
 
 
 def _for_names(result: PartitionResult) -> PartitionResult:
