@@ -903,7 +903,7 @@ MUTANTS = (
         "acks-0-fails-silently",
         "an append with acks=0 fails silently",
         ("silent",),
-        edit(Completion, "_answer", ("failed is not None", "False")),
+        edit(Completion, "answer", ("failed is not None", "False")),
         rule="acks=0: an error closes the connection",
     ),
     Mutant(

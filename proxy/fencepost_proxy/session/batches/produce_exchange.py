@@ -141,9 +141,9 @@ class Submission:
 
 @dataclass(slots=True, eq=False)
 class Answering:
-    """What its answer waits for once each partition has a result.
+    """What its answer waits for. `resume` – continues `Completion.answer`.
 
-    `begun` – it is being put together. `resume` – continues that. `starts_queried` – for log starts.
+    `begun` – each partition has a result, and it is being put together. `starts_queried` – for log starts.
     `stated` – topics for which Kafka has answered whether the client may write.
     `open_records` – records of failed appends of a transaction that are not stored yet; None: not determined.
     """
