@@ -80,8 +80,6 @@ class CheckedAppends:
             core.in_progress,
             holds.throttling,
             services,
-            services,
-            services,
             producers,
             sequencers,
             self.transactions,

@@ -16,7 +16,7 @@ from fencepost_proxy.session.connection.read_holds import Throttling
 from fencepost_proxy.session.connection.response_queue import ResponseQueue
 from fencepost_proxy.session.connection.state import ConnectionState
 from fencepost_proxy.session.frames.messages import Count, LateAppends, TopicStale
-from fencepost_proxy.session.frames.services import Memory, Observation, Sequencers, Settings
+from fencepost_proxy.session.frames.services import Sequencers, Services
 from fencepost_proxy.session.frames.steps import Steps, Wait
 from fencepost_proxy.session.produce.barriers import Barriers
 from fencepost_proxy.session.produce.forwarding import PRODUCE_BY_ID, Forwarding
@@ -25,9 +25,7 @@ from fencepost_proxy.session.produce.refusals import Refusals
 from fencepost_proxy.session.transactions.appends import TransactionalAppends
 from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.produce import (
-    PartitionResult,
-)
+from fencepost_proxy.wire.produce import PartitionResult
 
 #: Errors that show that the known topic id or leaders are outdated.
 _STALE = frozenset(
@@ -48,9 +46,7 @@ class Completion:
     _proofs: Proofs
     _in_progress: InProgress
     _throttling: Throttling
-    _observation: Observation
-    _memory: Memory
-    _settings: Settings
+    _services: Services
     _producers: IdempotenceMemory
     _sequencers: Sequencers
     _transactions: TransactionalAppends
@@ -104,7 +100,7 @@ class Completion:
             self._throttling.is_answered(pending)
             pending.sending.may_write = self._proofs.has_proved(key.topic)
             if result.error_code:
-                self._observation.kafka_refused(result.error_code)
+                self._services.kafka_refused(result.error_code)
             decision = self._sequencers.answered(pending, result)
             if decision is not None:
                 self.complete(produce, pending, self.final_result(decision))
@@ -124,12 +120,7 @@ class Completion:
             self._transactions.was_appended(pending, result)
         return result
 
-    def complete(
-        self,
-        produce: ProduceExchange,
-        pending: PendingAppend,
-        result: PartitionResult,
-    ) -> None:
+    def complete(self, produce: ProduceExchange, pending: PendingAppend, result: PartitionResult) -> None:
         produce.results.answer(pending.partition, result)
         self._pipelines.fail_with(produce, pending, result)
 
@@ -158,7 +149,7 @@ class Completion:
         del self._queue.in_flight[produce]
         self._queue.answer_by.pop(produce, None)
         if produce.silent:
-            self._memory.release(produce.pending_response.reserved_bytes)
+            self._services.release(produce.pending_response.reserved_bytes)
             failed = next((r for r in produce.results.values() if r.error_code), None)
             if failed is not None:
                 raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
@@ -207,7 +198,7 @@ class Completion:
         """
         partition = pending_appends[0].partition
         produces = [self.sent_produce_of(pending) for pending in pending_appends]
-        if self._settings.clients_log_in and not self._proofs.has_proved(partition.topic):
+        if self._services.clients_log_in and not self._proofs.has_proved(partition.topic):
             return  # without logins, each client has the proxy's permissions
         if any(
             each is None or each.checks.count_checked is not None or each.checks.leveled is not None
