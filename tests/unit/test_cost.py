@@ -79,48 +79,52 @@ class Cost:
 BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
     (3, 11): {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
-        "Heartbeat, relayed":                            Cost(   1034,    2193,       0,       0,    3830),
-        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10825,    3656,       0,       0,    3886),
-        "Produce, unchecked, 1 KB":                      Cost(   1315,    2448,       0,       0,    4362),
-        "Produce, checked, unconditional":               Cost(  11436,   16760,       0,       0,    6301),
-        "Produce, conditional by header":                Cost(  11754,   16851,       0,       0,    6305),
-        "Produce, conditional by base offset":           Cost(  11409,   16752,       0,       0,    6293),
-        "Produce, conditional, 100 records":             Cost(  12241,   60286,       0,       0,    6337),
-        "Produce, conditional, 5 in flight, all five":   Cost(  61604,  189432,       0,       0,    6337),
-        "Produce, conditional, 10 partitions":           Cost(  59814,   64695,       0,       0,    6337),
+        "Heartbeat, relayed":                            Cost(   1034,    2193,       0,       0,    3798),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10825,    3656,       0,       0,    3854),
+        "Produce, unchecked, 1 KB":                      Cost(   1315,    2448,       0,       0,    4418),
+        "Produce, checked, unconditional":               Cost(  11386,   17663,       0,       0,    6229),
+        "Produce, conditional by header":                Cost(  11704,   17754,       0,       0,    6233),
+        "Produce, conditional by base offset":           Cost(  11359,   17663,       0,       0,    6221),
+        "Produce, conditional, 100 records":             Cost(  12191,   61197,       0,       0,    6265),
+        "Produce, conditional, 5 in flight, all five":   Cost(  61330,  214176,       0,       0,    6265),
+        "Produce, conditional, 10 partitions":           Cost(  60088,   65732,       0,       0,    6265),
     },
     (3, 12): {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
-        "Heartbeat, relayed":                            Cost(    948,    2121,       0,       0,    3830),
-        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10001,    3481,       0,       0,    3886),
-        "Produce, unchecked, 1 KB":                      Cost(   1214,    2352,       0,       0,    4354),
-        "Produce, checked, unconditional":               Cost(  10654,   16385,       0,       0,    6277),
-        "Produce, conditional by header":                Cost(  10949,   16539,       0,       0,    6281),
-        "Produce, conditional by base offset":           Cost(  10624,   16432,       0,       0,    6269),
-        "Produce, conditional, 100 records":             Cost(  11418,   60013,       0,       0,    6313),
-        "Produce, conditional, 5 in flight, all five":   Cost(  57408,  187603,       0,       0,    6313),
-        "Produce, conditional, 10 partitions":           Cost(  56157,   64542,       0,       0,    6313),
+        "Heartbeat, relayed":                            Cost(    948,    2121,       0,       0,    3798),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10001,    3481,       0,       0,    3854),
+        "Produce, unchecked, 1 KB":                      Cost(   1214,    2352,       0,       0,    4410),
+        "Produce, checked, unconditional":               Cost(  10612,   17343,       0,       0,    6205),
+        "Produce, conditional by header":                Cost(  10907,   17426,       0,       0,    6209),
+        "Produce, conditional by base offset":           Cost(  10582,   17280,       0,       0,    6197),
+        "Produce, conditional, 100 records":             Cost(  11376,   60743,       0,       0,    6241),
+        "Produce, conditional, 5 in flight, all five":   Cost(  57174,  211667,       0,       0,    6241),
+        "Produce, conditional, 10 partitions":           Cost(  56421,   65382,       0,       0,    6241),
     },
     (3, 13): {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
-        "Heartbeat, relayed":                            Cost(    937,    2090,       0,       0,    3894),
-        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10363,    3417,       0,       0,    3886),
-        "Produce, unchecked, 1 KB":                      Cost(   1192,    2224,       0,       0,    4418),
-        "Produce, checked, unconditional":               Cost(  10446,   16242,       0,       0,    6277),
-        "Produce, conditional by header":                Cost(  10710,   16325,       0,       0,    6281),
-        "Produce, conditional by base offset":           Cost(  10414,   16234,       0,       0,    6269),
-        "Produce, conditional, 100 records":             Cost(  11157,   59752,       0,       0,    6313),
-        "Produce, conditional, 5 in flight, all five":   Cost(  56094,  184936,       0,       0,    6313),
-        "Produce, conditional, 10 partitions":           Cost(  54489,   64279,       0,       0,    6313),
+        "Heartbeat, relayed":                            Cost(    937,    2090,       0,       0,    3862),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(  10363,    3417,       0,       0,    3854),
+        "Produce, unchecked, 1 KB":                      Cost(   1192,    2224,       0,       0,    4474),
+        "Produce, checked, unconditional":               Cost(  10412,   17082,       0,       0,    6205),
+        "Produce, conditional by header":                Cost(  10676,   17165,       0,       0,    6209),
+        "Produce, conditional by base offset":           Cost(  10380,   17066,       0,       0,    6197),
+        "Produce, conditional, 100 records":             Cost(  11123,   60592,       0,       0,    6241),
+        "Produce, conditional, 5 in flight, all five":   Cost(  55896,  209392,       0,       0,    6241),
+        "Produce, conditional, 10 partitions":           Cost(  54707,   65183,       0,       0,    6241),
     },
 }
 # fmt: on
+
+#: Of one conditional append and its response without native code: calls, and files that define what is called.
+WALK_MAX: Final = (363, 56)
 
 # ------------------------------------------------------------------------------------------------------- the dialogues
 
 _ROOT = Path(__file__).parents[2]
 _FETCH, _HEARTBEAT = 1, 12
 _IN_PIECES = "Fetch of 1 MiB, relayed in pieces of 64 KiB"
+_BY_HEADER = "Produce, conditional by header"
 _PIPELINED = "Produce, conditional, 5 in flight, all five"
 #: What is sent at once, and taken from the other end before more is: any socket holds that much.
 _PIECE_BYTES = 64 * 1024
@@ -338,7 +342,7 @@ CASES: Final[dict[str, Dialogue]] = {
     _IN_PIECES: _relayed(_FETCH, 12, 16 * _PIECE_BYTES - 8),
     "Produce, unchecked, 1 KB": _unchecked,
     "Produce, checked, unconditional": _checked("checked", lambda offset: batch(b"v" * 100)),
-    "Produce, conditional by header": _checked("required", lambda offset: expecting(offset, b"v" * 100)),
+    _BY_HEADER: _checked("required", lambda offset: expecting(offset, b"v" * 100)),
     "Produce, conditional by base offset": _checked("based", lambda offset: batch(b"v" * 100, base_offset=offset)),
     "Produce, conditional, 100 records": _checked(
         "required", lambda offset: expecting(offset, *[b"v" * 100] * 100), records=100
@@ -359,6 +363,7 @@ _CONNECTIONS = 20
 _STAND_INS = frozenset(
     {__file__, *(each.__code__.co_filename for each in (ServicesStandIn.policy, ServicesStandIn.release))}
 )
+_PACKAGES = frozenset({"fencepost_proxy", "fencepost_policies"})
 _NOTHING_MUCH = CASES["Heartbeat, relayed"](0)
 
 Report = Callable[[Sequence[Piece]], None]
@@ -492,6 +497,31 @@ def _idle_bytes(dialogue: Dialogue) -> int:
         return (_resolved()[1] - before) // _CONNECTIONS
 
 
+def walk(name: str) -> list[tuple[int, str, str]]:
+    """The functions that one request and its response pass, in order: depth, name and file."""
+    dialogue, found, depth = CASES[name], [], 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal depth
+        path = Path(frame.f_code.co_filename)
+        if event in ("call", "return") and _PACKAGES & set(path.parts) and path != Path(__file__):
+            if event == "call":
+                found.append((depth, frame.f_code.co_qualname, "/".join(path.parts[-2:])))
+            depth += 1 if event == "call" else -1
+
+    with Stage() as stage:
+        connection = stage.connect()
+        for stated in [dialogue(number) for number in range(_WARM_UP + 1)]:
+            found.clear()
+            sys.setprofile(called)
+            try:
+                for each in stated:
+                    stage.report(connection, each)
+            finally:
+                sys.setprofile(None)
+    return found
+
+
 # -------------------------------------------------------------------------------------------------------------- budgets
 
 
@@ -512,13 +542,18 @@ def _budgets() -> dict[str, Cost]:
 
 
 def _measured(*arguments: str, native: bool = False) -> dict[str, Cost]:
+    printed = _printed("--json", *arguments, native=native)
+    return {name: Cost(*figures) for name, figures in json.loads(printed).items()}
+
+
+def _printed(*arguments: str, native: bool) -> str:
     """In a separate process: allocations by threads of other tests would be counted, too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment["FENCEPOST_NATIVE"] = "on" if native else "off"
-    command = [sys.executable, "-m", "tests.unit.test_cost", "--json", *arguments]
+    command = [sys.executable, "-m", "tests.unit.test_cost", *arguments]
     done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name: Cost(*figures) for name, figures in json.loads(done.stdout).items()}
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -531,6 +566,12 @@ def costs() -> dict[str, Cost]:
 def test_a_request_costs_no_more_than_its_budget(name: str, costs: dict[str, Cost]) -> None:
     found = too_much(costs[name], _budgets()[name])
     assert not found, f"{name}: {'; '.join(found)}. The head of {Path(__file__).name} says what to do"
+
+
+def test_a_conditional_append_passes_no_more_functions_and_files() -> None:
+    calls = [line.split() for line in _printed("--walk", _BY_HEADER, native=False).splitlines()]
+    assert len(calls) <= WALK_MAX[0]
+    assert len({file for _, file in calls}) <= WALK_MAX[1]
 
 
 @pytest.mark.skipif(MODULE is None, reason="fencepost_native is not built: make native")
@@ -586,12 +627,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.unit.test_cost", description="Prints the table of budgets.")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--walk", choices=CASES, help="print the functions that one such request passes, and stop")
     parser.add_argument("--waste", choices=_WASTE)
     options = parser.parse_args()
     side_module._READ_SECONDS_MAX = float("inf")  # being counted takes long
     if options.waste:
         _waste(options.waste)
-    if options.json:
+    if options.walk:
+        for depth, function, file in walk(options.walk):
+            print(f"{'  ' * depth}{function.replace(' ', '')} {file}")
+    elif options.json:
         print(json.dumps({name: astuple(measure(name)) for name in options.case or CASES}))
     else:
         print(table())
