@@ -328,7 +328,7 @@ class Admission:
                 for key in produce.partitions:
                     if key not in produce.sent and key not in produce.results:
                         produce.results.refuse(key, retriable(key, "TRY_AGAIN not sent: its connection ended"))
-                self._resume(None)
+                self._completion.begin(produce)
                 return
             self._transactions.end_appends(produce)
             self._barriers.leave(produce, unsent=True)

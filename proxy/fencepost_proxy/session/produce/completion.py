@@ -124,6 +124,10 @@ class Completion:
         produce.results.answer(pending.partition, result)
         self._pipelines.fail_with(produce, pending, result)
 
+    def begin(self, produce: ProduceExchange) -> None:
+        """Answer it, without the steps that sent it."""
+        self._in_progress.begin(self.answer(produce))
+
     def finish(self, produce: ProduceExchange) -> None:
         """Continue its `answer`, if that can go on."""
         self._barriers.leave(produce)
@@ -233,7 +237,7 @@ class Completion:
         queue.from_upstream.append(self._forwarding.response_of(produce, PRODUCE_BY_ID, names, queried))
         queue.in_flight[produce] = None
         queue.answer_by[produce] = produce.answer_by
-        self._in_progress.begin(self.answer(produce))
+        self.begin(produce)
 
 
 def _for_names(result: PartitionResult) -> PartitionResult:
