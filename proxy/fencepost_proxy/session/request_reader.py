@@ -221,6 +221,7 @@ class RequestReader:
 
     def _request(self, frame: memoryview, now: float) -> None:
         """A whole request, or a login token."""
+        self._holds.silent = False
         if self._logins.tokens is not None:
             self._logins.token(self._logins.tokens, frame)
             return

@@ -327,7 +327,7 @@ class Session:
             state.upstream_closed
             or self._queue.in_flight
             or holds.waiting_produce
-            or holds.is_silent
+            or holds.silent_waits
             or self._core.threads.answers
         ):
             self._leave_all()
@@ -350,7 +350,7 @@ class Session:
         still sent, as a broker handles what it received before a connection ended."""
         self.state.client_closed = True
         self._lost_until = now + self.state.services.request_timeout_seconds
-        if self._appends.made and not self._holds.is_silent:
+        if self._appends.made and not self._holds.silent_waits:
             self._appends.admission.cancel_waiting()
         self._queue.client_lost()
 

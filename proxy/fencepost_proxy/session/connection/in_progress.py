@@ -50,7 +50,7 @@ class InProgress:
         if wait not in self._waits:
             return  # it was too late, or its connection has ended
         state = self._state
-        client_closed = state.client_closed and not self._holds.is_silent
+        client_closed = state.client_closed and not self._holds.silent_waits
         if wait.before_sending and (client_closed or state.upstream_closed or state.closing):
             return  # nothing more is sent; `end` comes
         self._proceed(wait.steps, partial(self._take(wait).send, result))

@@ -87,7 +87,7 @@ class Throttling:
 class ReadHolds:
     """- `waiting_produce` – the request that waits for a sequencer, a barrier or metadata.
     - `waits_for` – what another request waits for before it is sent; empty if none does.
-    - `is_silent` – the request that waits has acks=0: it is sent although its client may have disconnected.
+    - `silent` – the last request that was not relayed has acks=0.
     - `draining_until` – no further request is started; then the connection closes.
     - `made_here` – answers without Kafka since the last read outside the fast path.
     - `quota` – what is left of it until `QuotaRenewed`.
@@ -100,7 +100,7 @@ class ReadHolds:
     throttling: Throttling
     waiting_produce: ProduceExchange | None = None
     waits_for: str = ""
-    is_silent: bool = False
+    silent: bool = False
     draining_until: float | None = None
     draining_because: str = ""
     client_paused: bool = False
@@ -118,6 +118,11 @@ class ReadHolds:
             or self.quota_is_used_up
             or self.throttling.blocks(open_requests)
         )
+
+    @property
+    def silent_waits(self) -> bool:
+        """The request that waits has acks=0: it is sent although its client may have disconnected."""
+        return self.silent and (self.waiting_produce is not None or bool(self.waits_for))
 
     @property
     def quota_is_used_up(self) -> bool:

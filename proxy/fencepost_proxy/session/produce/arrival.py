@@ -96,14 +96,9 @@ class Arrival:
         try:
             whole = whole or parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
         except LimitError:
-            whole = None
-        self._holds.is_silent = whole is None or whole.acks == 0
-        try:
-            yield from self._produce_many(frame) if whole is None else self._produce(whole, frame)
-        finally:
-            self._holds.is_silent = False
-
-    def _produce(self, whole: ProduceRequest, frame: memoryview) -> Steps[None]:
+            yield from self._produce_many(frame)
+            return
+        self._holds.silent = whole.acks == 0
         self._state.client_id = whole.client_id
         produce = yield from self._read(whole, starts_at=self._state.read_bytes - len(frame))
         if produce is None:
@@ -266,9 +261,10 @@ class Arrival:
     def _produce_many(self, frame: memoryview) -> Steps[None]:
         """It has too many partitions to be read. Check only its topics, some at a time."""
         services, many = self._services, ManyPartitions(frame)
+        self._holds.silent = True  # perhaps
         yield from self._threads.read(many.read)
         request, nameless, probed = many.stated(), NONE_NAMELESS, 0
-        self._holds.is_silent = request.acks == 0
+        self._holds.silent = request.acks == 0
         while True:
             if not services.fresh(self._state.now):
                 self._queue.close("the topic configs are not (re)read yet, and a request has many partitions")
