@@ -17,6 +17,7 @@ from tests.simulation.history import History
 from tests.support.sequencer_view import SequencerView, view_of
 
 _LATE_SECONDS = 1.0
+_Pipeline = tuple[TopicPartition, int, int]
 
 
 class WatchedDispatcher(Dispatcher):
@@ -41,8 +42,8 @@ class WatchedDispatcher(Dispatcher):
         self._submits = 0
         self._order: dict[g.PendingAppend, int] = {}
         self._overtakable: set[g.PendingAppend] = set()
-        #: The last failed append of each pipeline: its order, and when. Independent batches have their own entry.
-        self._failed: dict[tuple[tuple[TopicPartition, int, int], bool], tuple[int, float]] = {}
+        #: Failed appends by pipeline, whether they are independent, and batch: place in the order, and when it failed.
+        self._failed: dict[tuple[_Pipeline, bool], dict[tuple[int, bytes], tuple[int, float]]] = {}
 
     @override
     def submit(self, pending: g.PendingAppend) -> g.Admit | g.Answer | None:
@@ -98,7 +99,8 @@ class WatchedDispatcher(Dispatcher):
                 self._overtakable.discard(pending)
                 order = self._order.pop(pending, 0)
                 if result.error_code and pending.placement.attempts:
-                    self._failed[_pipeline(pending), _is_independent(pending)] = order, self._sim.now
+                    failed = self._failed.setdefault((_pipeline(pending), _is_independent(pending)), {})
+                    failed[_batch(pending)] = order, self._sim.now
             case _:
                 pass
 
@@ -132,9 +134,12 @@ class WatchedDispatcher(Dispatcher):
             for t in view_of(sequencer, self._sim.now).being_read
             if t.placement.attempts and _pipeline(t) == _pipeline(pending) and self._order[t] < mine
         ]
-        failed = [self._failed.get((_pipeline(pending), False), (0, 0.0))]
-        if not _is_independent(pending):
-            failed.append(self._failed.get((_pipeline(pending), True), (0, 0.0)))
+        failed = [
+            found
+            for independent in ((False,) if _is_independent(pending) else (False, True))
+            for batch, found in self._failed.get((_pipeline(pending), independent), {}).items()
+            if batch != _batch(pending)  # its own first try
+        ]
         if before or any(0 < order < mine and failed_at >= pending.submitted_at for order, failed_at in failed):
             self._record(f"APPENDED AFTER FAILURE: {sequencer.partition}: a batch is resent after a failed predecessor")
 
@@ -167,8 +172,12 @@ class WatchedDispatcher(Dispatcher):
         ]
 
 
-def _pipeline(pending: g.PendingAppend) -> tuple[TopicPartition, int, int]:
+def _pipeline(pending: g.PendingAppend) -> _Pipeline:
     return pending.partition, pending.connection, pending.append.producer_id
+
+
+def _batch(pending: g.PendingAppend) -> tuple[int, bytes]:
+    return pending.append.base_sequence, pending.digest
 
 
 def _is_independent(pending: g.PendingAppend) -> bool:
