@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,26 +18,11 @@ from fencepost._reading import BlockingLogReader, LogReaderBase
 from fencepost._steps import run, run_async
 from fencepost._transactional_writer import BlockingTransactionalWriter, TransactionalWriterBase
 from tests.support.faulty_log import FakeConsumer
+from tests.unit.test_client_log_writer import Partition
 
 POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
 WAIT_SECONDS = 20.0
 APPENDED: dict[Any, Any] = {("t", 0): (0, [Record(b"x")])}
-
-
-class Log:
-    """Two records. `calls`: of the consumer's and the producer's methods that do I/O."""
-
-    def __init__(self) -> None:
-        self.rng = random.Random(0)
-        self.calls: list[str] = []
-
-    def something_happens(self) -> None: ...
-
-    def stable(self, partition: int) -> int:
-        return 2
-
-    def committed(self, partition: int, offset: int) -> tuple[bytes, bytes]:
-        return b"%d" % offset, b"id"
 
 
 class BlockingHold:
@@ -97,7 +81,9 @@ class Consumer(FakeConsumer):
     """`held`: called at each read of the log bounds."""
 
     def __init__(self, held: Callable[[], Any]) -> None:
-        super().__init__(Log(), 0.0)
+        log = Partition.quiet()
+        log.log += [(b"0", b"id"), (b"1", b"id")]
+        super().__init__(log, 0.0)
         self._held = held
 
     def bounds(self, topic: str, partition: int) -> Any:
@@ -118,26 +104,6 @@ def _writer(kind: Any, held: Callable[[], Any]) -> Any:
     return writer
 
 
-def _blocking_log_writer(held: Any) -> tuple[Any, Callable[[], Any]]:
-    writer = _writer(BlockingLogWriter, held)
-    return writer, lambda: writer.append([Record(b"x")])
-
-
-def _blocking_log_reader(held: Any) -> tuple[Any, Callable[[], Any]]:
-    reader = BlockingLogReader([("t", 0)], Consumer(held), POLICY)
-    return reader, lambda: reader.read_to_end(lambda *_: None)
-
-
-def _blocking_transactional_writer(held: Any) -> tuple[Any, Callable[[], Any]]:
-    writer = BlockingTransactionalWriter("w", Producer(held), Consumer(_nothing), POLICY)
-    return writer, lambda: writer.append(APPENDED)
-
-
-def _blocking_consumer(held: Any) -> tuple[Any, Callable[[], Any]]:
-    reads = _ordered_reads()
-    return reads, lambda: run(reads.fetch(0, lambda _: held()))
-
-
 def _ordered_reads() -> OrderedReads:
     return OrderedReads(
         (),
@@ -150,12 +116,37 @@ def _ordered_reads() -> OrderedReads:
     )
 
 
-@pytest.mark.parametrize(
-    "use_of", [_blocking_log_writer, _blocking_log_reader, _blocking_transactional_writer, _blocking_consumer]
-)
-def test_second_thread_is_refused_at_once(use_of: Callable[[Any], tuple[Any, Callable[[], Any]]]) -> None:
+def _use_of(what: str, held: Any, *, blocking: bool) -> Callable[[], Any]:
+    """A call of a writer, reader or consumer."""
+    if what == "log reader" and blocking:
+        reader = BlockingLogReader([("t", 0)], Consumer(held), POLICY)
+        return lambda: reader.read_to_end(lambda *_: None)
+    if what == "log reader":
+        loop = LogReaderBase([("t", 0)], Consumer(held), POLICY)
+
+        async def read() -> list[Any]:
+            return [record async for record in loop._loop()]
+
+        return read
+    if what == "consumer":
+        reads = _ordered_reads()
+        return lambda: (run if blocking else run_async)(reads.fetch(0, lambda _: held()))
+    writer: Any
+    if what == "log writer":
+        writer, appended = _writer(BlockingLogWriter if blocking else LogWriterBase, held), [Record(b"x")]
+    else:
+        kind = BlockingTransactionalWriter if blocking else TransactionalWriterBase
+        writer, appended = kind("w", Producer(held), Consumer(_nothing), POLICY), APPENDED
+    return lambda: writer.append(appended) if blocking else run_async(writer.append(appended))
+
+
+each_use = pytest.mark.parametrize("what", ["log writer", "log reader", "transactional writer", "consumer"])
+
+
+@each_use
+def test_second_thread_is_refused_at_once(what: str) -> None:
     hold = BlockingHold()
-    _used, use = use_of(hold)
+    use = _use_of(what, hold, blocking=True)
     first: list[Any] = []
     thread = threading.Thread(target=lambda: first.append(use()))
     thread.start()
@@ -173,43 +164,12 @@ def test_second_thread_is_refused_at_once(use_of: Callable[[Any], tuple[Any, Cal
     assert isinstance(use_again, type(first[0]))
 
 
-def _async_log_writer(held: Any) -> Callable[[], Any]:
-    writer: LogWriterBase = _writer(LogWriterBase, held)
-    return lambda: run_async(writer.append([Record(b"x")]))
-
-
-def _async_log_reader(held: Any) -> Callable[[], Any]:
-    reader = LogReaderBase([("t", 0)], Consumer(held), POLICY)
-
-    async def read() -> list[Any]:
-        return [record async for record in reader._loop()]
-
-    return read
-
-
-def _async_transactional_writer(held: Any) -> Callable[[], Any]:
-    writer = TransactionalWriterBase("w", Producer(held), Consumer(_nothing), POLICY)
-    return lambda: run_async(writer.append(APPENDED))
-
-
-def _async_consumer(held: Any) -> Callable[[], Any]:
-    reads = _ordered_reads()
-    return lambda: run_async(reads.fetch(0, lambda _: held()))
-
-
-ASYNC = pytest.mark.parametrize(
-    "use_of", [_async_log_writer, _async_log_reader, _async_transactional_writer, _async_consumer]
-)
-
-
-@ASYNC
+@each_use
 @pytest.mark.parametrize("first_is_cancelled", [False, True])
-async def test_second_task_is_refused_at_once(
-    use_of: Callable[[Any], Callable[[], Any]], first_is_cancelled: bool
-) -> None:
+async def test_second_task_is_refused_at_once(what: str, first_is_cancelled: bool) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         hold = AsyncHold()
-        use = use_of(hold)
+        use = _use_of(what, hold, blocking=False)
         first = asyncio.ensure_future(use())
         await hold.entered.wait()
         with pytest.raises(ConcurrentUseError):
@@ -221,7 +181,7 @@ async def test_second_task_is_refused_at_once(
         hold.leave.set()
         if not first_is_cancelled:
             await first
-        if use_of is not _async_log_writer or not first_is_cancelled:  # that one must be read first
+        if what != "log writer" or not first_is_cancelled:  # that one must be read first
             await use()
 
 
