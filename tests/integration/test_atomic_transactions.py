@@ -7,7 +7,7 @@ from Kafka directly.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from kafka.protocol.producer import EndTxnRequest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
-from tests.support.fixtures import kafka_fixture
+from tests.support.fixtures import kafka_fixture, proxies_fixture
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess, blocked_by
 from tests.support.raw import Connection, Log, batch
 from tests.support.stopping_validator import Stops
@@ -39,17 +39,7 @@ both_protocols = pytest.mark.parametrize("protocol", [1, 2])
 cluster = kafka_fixture()
 
 
-@pytest.fixture(scope="module")
-def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
-    directory = tmp_path_factory.mktemp("atomic")
-    with (
-        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as one,
-        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as other,
-    ):
-        yield [one, other]
-        for proxy in (one, other):
-            assert "Traceback" not in proxy.log
-            assert "crashed" not in proxy.log
+proxies = proxies_fixture(of="cluster", config=CONFIG, unexpected=("Traceback", "crashed"))
 
 
 @dataclass

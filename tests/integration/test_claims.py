@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.threads import working
+from tests.support.fixtures import proxies_fixture
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, Log, batch, produce_request
@@ -103,13 +104,7 @@ def check(log: Log, topic: str, *pipelines: Pipeline, partition: int = 0) -> int
     return sum(each.is_control for each in batches)
 
 
-@pytest.fixture
-def proxies(kafka: KafkaCluster, tmp_path: Path) -> Iterator[list[ProxyProcess]]:
-    with (
-        ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG) as one,
-        ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG) as other,
-    ):
-        yield [one, other]
+proxies = proxies_fixture(scope="function", config=CONFIG)
 
 
 def test_partition_is_claimed_and_taken_over_from_a_killed_process(

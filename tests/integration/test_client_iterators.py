@@ -21,7 +21,7 @@ import fencepost.kafka_python
 from fencepost import ConcurrentUseError, LogRecord, NotAtEndError, PositionLostError, Record, RetryPolicy
 from tests.support import clients
 from tests.support.clients import LIBRARIES
-from tests.support.kafka import running_kafka
+from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [
@@ -41,14 +41,9 @@ _BIG_BYTES, _BIG = 20_000, 2500
 _PEAK_BYTES = 25_000_000
 
 
-@pytest.fixture(scope="module")
-def own_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """With a Kafka that does not create topics when a client requests them, as aiokafka does."""
-    with (
-        running_kafka(1, properties={"auto.create.topics.enable": "false"}) as kafka,
-        ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_CONFIG) as process,
-    ):
-        yield process
+#: It does not create topics when a client requests them, as aiokafka does.
+own_kafka = kafka_fixture(properties={"auto.create.topics.enable": "false"})
+own_proxy = proxy_fixture(of="own_kafka", config=_CONFIG)
 
 
 @pytest.fixture

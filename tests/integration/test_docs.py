@@ -13,7 +13,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from tests.kit.waiting import until
 from tests.support.clients import create_topic, set_check
 from tests.support.docs import ROOT, Command, blocks, commands
-from tests.support.kafka import running_kafka, unique_topic
+from tests.support.fixtures import kafka_fixture, proxy_fixture
+from tests.support.kafka import unique_topic
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
 from tests.support.spark import create, running_spark
@@ -46,11 +46,9 @@ QUICKSTART = ROOT / "docs" / "quickstart.md"
 _KNOWN_SECONDS = 90.0
 
 
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """A proxy with a separate Kafka: an expansion would wait for the killed proxies of other tests."""
-    with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
-        yield process
+#: Separate: an expansion would wait for the killed proxies of other tests.
+own_kafka = kafka_fixture()
+proxy = proxy_fixture(of="own_kafka")
 
 
 def on_topic(text: str, shown: str, topic: str) -> str:

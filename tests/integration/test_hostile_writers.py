@@ -9,8 +9,7 @@ prints the rates.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from kafka.protocol.admin import CreatePartitionsRequest
@@ -18,6 +17,7 @@ from kafka.protocol.admin import CreatePartitionsRequest
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
 from tests.support import raw
+from tests.support.fixtures import proxy_fixture
 from tests.support.good_writer import LEAST, kept_rate
 from tests.support.hostile import WAYS, WIDE_PARTITIONS, WITH_LOGINS
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
@@ -27,11 +27,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 OK, UNKNOWN_PARTITION = 0, 3
 
 
-@pytest.fixture
-def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    arguments = ("--status", "127.0.0.1:0")
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=CHECKED_WITH_LONG_LEASE, arguments=arguments) as process:
-        yield process
+proxy = proxy_fixture(scope="function", config=CHECKED_WITH_LONG_LEASE, arguments=("--status", "127.0.0.1:0"))
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in WITH_LOGINS])

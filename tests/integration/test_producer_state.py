@@ -26,7 +26,7 @@ from fencepost_proxy.types import Address
 from fencepost_proxy.wire.batch import parse_batch_header
 from tests.kit.waiting import until
 from tests.support.batches import now_ms
-from tests.support.fixtures import kafka_fixture
+from tests.support.fixtures import kafka_fixture, proxies_fixture
 from tests.support.kafka import unique_topic
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
@@ -68,18 +68,8 @@ COMPACTED = {
 cluster = kafka_fixture(1, properties=SETTINGS)
 
 
-@pytest.fixture(scope="module")
-def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
-    """Two proxies, so that one of them has not handled the earlier appends."""
-    directory = tmp_path_factory.mktemp("forgetful")
-    with (
-        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as first,
-        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as second,
-    ):
-        yield [first, second]
-        for proxy in (first, second):
-            assert "Traceback" not in proxy.log
-            assert "crashed" not in proxy.log
+#: Two, so that one of them has not handled the earlier appends.
+proxies = proxies_fixture(of="cluster", config=CONFIG, unexpected=("Traceback", "crashed"))
 
 
 # --- one checked partition and its writer's responses -----------------------------------------------------------------

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from kafka.protocol.admin import DeleteRecordsRequest
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.threads import working
 from tests.kit.waiting import until
-from tests.support.fixtures import kafka_fixture
+from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch
 from tests.support.writers import Ledger, Writer, writing
@@ -51,12 +51,7 @@ def log(cluster: KafkaCluster) -> Log:
     return Log(cluster.bootstrap)
 
 
-@pytest.fixture
-def proxy(cluster: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    with ProxyProcess(cluster.bootstrap, tmp_path, config=CONFIG) as process:
-        yield process
-        assert "Traceback" not in process.log
-        assert "crashed" not in process.log
+proxy = proxy_fixture(of="cluster", scope="function", config=CONFIG, unexpected=("Traceback", "crashed"))
 
 
 def checked_topic(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:

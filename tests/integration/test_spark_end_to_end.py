@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import confluent_kafka
@@ -17,6 +17,7 @@ from kafka.partitioner import murmur2
 
 from fencepost_dev.cluster import KafkaCluster
 from tests.kit.waiting import until
+from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Log
 from tests.support.spark import QUERY_SECONDS, SPARK_MARKERS, contents, create, expand, session_of
@@ -34,10 +35,7 @@ _CONFIG = """
 """
 
 
-@pytest.fixture
-def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=_CONFIG) as process:
-        yield process
+proxy = proxy_fixture(scope="function", config=_CONFIG)
 
 
 def _produce(proxy: ProxyProcess, topic: str, partitions: int, numbers: range) -> None:

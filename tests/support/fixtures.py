@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -23,16 +24,40 @@ def kafka_fixture(brokers: int = 1, **settings: Any) -> Any:
     return cluster
 
 
-def proxy_fixture(*, of: str = "kafka", unexpected: Sequence[str] = (), **settings: Any) -> Any:
+@contextmanager
+def _running(
+    count: int, request: pytest.FixtureRequest, *, of: str = "kafka", unexpected: Sequence[str] = (), **settings: Any
+) -> Iterator[list[ProxyProcess]]:
+    kafka = request.getfixturevalue(of)
+    directory = request.getfixturevalue("tmp_path_factory").mktemp("proxy")
+    with ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            now = {name: value() if callable(value) else value for name, value in settings.items()}
+            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, directory, **now)))
+        yield started
+        for process in started:
+            assert not [text for text in unexpected if text in process.log], process.log
+
+
+def proxy_fixture(*, scope: Any = "module", **settings: Any) -> Any:
     """`of` – the fixture of its Kafka. `unexpected` – what its log must not contain. `settings` – of `ProxyProcess`, or
     functions that return them when it starts."""
 
-    @pytest.fixture(scope="module")
-    def proxy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-        kafka = request.getfixturevalue(of)
-        now = {name: value() if callable(value) else value for name, value in settings.items()}
-        with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), **now) as process:
+    @pytest.fixture(scope=scope)
+    def proxy(request: pytest.FixtureRequest) -> Iterator[ProxyProcess]:
+        with _running(1, request, **settings) as (process,):
             yield process
-            assert not [text for text in unexpected if text in process.log], process.log
 
     return proxy
+
+
+def proxies_fixture(*, scope: Any = "module", **settings: Any) -> Any:
+    """As `proxy_fixture`: two proxies with the same settings."""
+
+    @pytest.fixture(scope=scope)
+    def proxies(request: pytest.FixtureRequest) -> Iterator[list[ProxyProcess]]:
+        with _running(2, request, **settings) as started:
+            yield started
+
+    return proxies
